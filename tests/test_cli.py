@@ -203,9 +203,13 @@ def test_corpus_option_out_of_range(made: Made, run: Run, tmp_path, option, valu
         ("wordpiece", "--min-frequency=0", "min_frequency is 0"),
         ("wordpiece", "--character-coverage=1.5", "character_coverage is 1.5"),
         ("unigram", "--character-coverage=0.5", "character_coverage is 0.5"),
-        ("unigram", "--limit-alphabet=0", "--limit-alphabet works only with --kind wordpiece"),
-        ("bpe", "--min-frequency=3", "--min-frequency works only with --kind wordpiece"),
-        ("bpe", "--keep-accents", "--keep-accents works only with --kind wordpiece"),
+        (
+            "unigram",
+            "--limit-alphabet=0",
+            "--limit-alphabet cannot be used with --kind unigram or bpe",
+        ),
+        ("bpe", "--min-frequency=3", "--min-frequency cannot be used with --kind unigram or bpe"),
+        ("bpe", "--keep-accents", "--keep-accents cannot be used with --kind unigram or bpe"),
     ],
 )
 def test_options_of_a_vocabulary_that_cannot_be(made: Made, run: Run, tmp_path, kind, option, said):

@@ -1,4 +1,4 @@
-"""`python -m bert_jax.cli`: the command line without its script."""
+"""Entry point of `python -m bert_jax.cli`, which works without the script `bert-jax`."""
 
 import sys
 

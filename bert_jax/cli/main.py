@@ -1,10 +1,17 @@
-"""The `bert-jax` command: a class for each verb, imported when the verb is used.
+"""The `bert-jax` command. Each verb is a class that is imported only when the verb is used.
 
-Exit codes: 0: done, or SIGTERM stopped a run with everything saved; 1: a check failed, or a plan
-does not fit; 2: input that the user can correct; 3: several saves failed in a row; 4: the loss is
-not finite or has a spike; 5: no intact checkpoint; 6: no progress for too long, or a bucket or
-another process cannot be reached; 7: another run has taken over the work directory; 8: fine-tuning
-learned nothing; 130: ended by Ctrl-C; 143: ended by SIGTERM.
+Exit codes:
+    0    done, or SIGTERM stopped a run after everything was saved
+    1    a check failed, or a plan does not fit
+    2    the input is wrong, and the user can correct it
+    3    several saves failed in a row
+    4    the loss is not finite or has a spike
+    5    no checkpoint is intact
+    6    no progress for too long, or a bucket or another process cannot be reached
+    7    another run has taken over the work directory
+    8    fine-tuning learned nothing
+    130  ended by Ctrl-C
+    143  ended by SIGTERM
 """
 # PYTHON_ARGCOMPLETE_OK
 
@@ -38,7 +45,7 @@ VERBS = {
     ),
     "search by vectors": {"index": "search", "mine": "search"},
 }  # fmt: skip
-"""Groups of verbs in the order of the help, each verb with its module."""
+"""Groups of verbs in the order of the help. Each verb maps to the module that defines it."""
 MODULES = {name: module for group in VERBS.values() for name, module in group.items()}
 _OLD = {"train": "pretrain"}
 _HELP = """\
@@ -57,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(argv)
         if "_ARGCOMPLETE" in os.environ:
             _complete()
-        # The many objects of JAX and Flax live long: collect garbage rarely, and not at exit.
+        # JAX and Flax make many long-lived objects: collect garbage rarely, and not at exit.
         gc.set_threshold(500_000, 20, 100)
         try:
             return _main(sys.argv[1:])
@@ -66,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verb_class(name: str) -> type[Verb]:
-    """Import the class of a verb; for an unknown verb, raise a UserError that suggests a name."""
+    """Import the class of a verb. If the verb is unknown, raise a UserError with a suggestion."""
     if name not in MODULES:
         if new := _OLD.get(name):
             raise UserError(f"the verb is now {new}")
         hint = suggestion(name, MODULES, "; did you mean {}?")
-        raise UserError(f"there is no such verb{hint} (bert-jax --help lists all)")
+        raise UserError(f"there is no such verb{hint} (bert-jax --help lists all verbs)")
     module = importlib.import_module(f"bert_jax.cli.verbs.{MODULES[name]}")
     found: type[Verb] = getattr(module, name.title().replace("-", ""))
     return found
@@ -128,7 +135,7 @@ def _print_fields(verb: Any, argv: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Complete a command for a shell, and exit; the extra `completion` installs argcomplete."""
+    """Print completions for a shell, and exit; needs argcomplete (the extra `completion`)."""
     import argcomplete
 
     parser = Parser(prog="bert-jax")
@@ -140,7 +147,8 @@ def _complete() -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
-    """Turn SIGTERM into an exit through every `finally`, which removes half-written files."""
-    signal.signal(number, signal.SIG_IGN)  # `timeout` sends two: the second must not cut it short
-    os.write(2, b"bert-jax: ended by SIGTERM\n")  # not print, whose lock may be held
+    """Exit on SIGTERM through all `finally` blocks, which remove half-written files."""
+    # `timeout` sends SIGTERM twice; the second one must not interrupt the clean-up.
+    signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"bert-jax: ended by SIGTERM\n")  # `print` may need a lock that is held
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""The verb `bert-jax plan`: compilations, output and exit code for the given arguments."""
+"""The work of the verb `bert-jax plan`: compilations, output and exit code."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Tokens of a chip's micro-batch; with fewer, a step takes hardly less time."""
+"""Number of tokens in a chip's micro-batch below which a step takes hardly less time."""
 
 
 def run_plan(
@@ -27,11 +27,12 @@ def run_plan(
 ) -> int:  # fmt: skip
     """Compile the chosen phases for every topology, and print the results.
 
-    `phase` is a number or "all"; `batch` is a number of rows per chip, "fit", "fast", or empty for
-    the configured batch. `plot` is a PNG file, `cache` the directory of `compile_step`.
+    `phase` is a number or "all". `batch` is a number of rows per chip, "fit", "fast", or empty for
+    the configured batch. `plot` is a PNG file, and `cache` is the directory for `compile_step`.
 
     Returns:
-        0 if the configured steps fit; else 1, and the output has settings that would fit, if any.
+        0 if the configured steps fit, else 1. If a step does not fit, the output proposes settings
+            that fit, if there are any.
 
     Raises:
         UserError: An argument is out of range, or `train` would refuse the configuration.
@@ -46,7 +47,7 @@ def run_plan(
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        if not batch:  # otherwise batches other than the configured one are planned
+        if not batch:  # --batch-per-chip plans other batches
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
         for number in phases:
@@ -82,7 +83,7 @@ class _Answer:
     plan: Plan
     """Plan for the configured settings or, if they do not fit, for settings that do."""
     record: dict[str, Any]
-    """Entries of the JSON output beside the plan."""
+    """Entries that the JSON output has in addition to the plan."""
     before: Sequence[str] = ()
     """Lines above the plan's report."""
     after: Sequence[str] = ()
@@ -90,7 +91,7 @@ class _Answer:
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Return sentences on the changes that `train` makes to a run on a topology.
+    """Return sentences about the changes that `train` would make to the run on a topology.
 
     Raises:
         UserError: `train` would refuse the run.
@@ -104,7 +105,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """Return the configuration with `rows` rows a chip in each micro-batch of a phase.
+    """Return the configuration with `rows` rows per chip in each micro-batch of a phase.
 
     Raises:
         UserError: `rows` is below 1.
@@ -120,8 +121,8 @@ def _as_configured(planner: Planner) -> _Answer:
     plan = planner.plan(planner.configured)
     if plan.fits:
         hint = (
-            "", f"{plan.rows_per_chip:g} rows leave a chip idle: --batch-per-chip=fast says what "
-            "larger steps would reach, --batch-per-chip=fit finds the largest",
+            "", f"{plan.rows_per_chip:g} rows do not keep a chip busy. --batch-per-chip=fast shows "
+            "the speed of larger steps, and --batch-per-chip=fit finds the largest step",
         )  # fmt: skip
         few = plan.rows_per_chip * plan.length < _FEW_TOKENS
         return _Answer(plan, {"configuration_fits": True}, after=hint if few else ())
@@ -129,31 +130,31 @@ def _as_configured(planner: Planner) -> _Answer:
     record: dict[str, Any] = {"configuration_fits": False, "configured": output.as_dict(plan)}
     if found is None:
         place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
-        return _nothing_fits(plan, record, f"{plan.rows} rows a step do not fit on {place}")
+        return _nothing_fits(plan, record, f"{plan.rows} rows per step do not fit on {place}")
     overrides = planner.overrides(found.settings)
     before = [
         output.as_text(plan),
         "",
-        "the fastest settings found that fit, with the same rows a step; add to the command:",
+        "the fastest settings found that fit, with the same rows per step; add to the command:",
         "  " + " ".join(overrides),
         "tried on the way:",
     ]
     for settings, guess, how in found.tried:
         before.append(
             f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
-            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB a "
-            f"device, {guess.seconds * 1e3:.1f} ms ({how})"
+            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
+            f"per device, {guess.seconds * 1e3:.1f} ms ({how})"
         )
     before.append("")
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
 def _nothing_fits(plan: Plan, record: dict[str, Any], why: str) -> _Answer:
-    return _Answer(plan, {**record, "overrides": None}, after=("", f"{why}: use more chips"))
+    return _Answer(plan, {**record, "overrides": None}, after=("", f"{why}; use more chips"))
 
 
 def _fit(planner: Planner) -> _Answer:
-    """Plan the largest batch per chip: on the configured mesh, or on another if none fits there."""
+    """Plan the largest batch per chip on the configured mesh or, if none fits, on another mesh."""
     settings = planner.configured
     fit = planner.fit(settings)
     record: dict[str, Any] = {"configuration_fits": fit.largest > 0}
@@ -161,7 +162,7 @@ def _fit(planner: Planner) -> _Answer:
         found = planner.settings_that_fit()
         if found is None:
             plan = planner.plan(planner.with_batch(settings, 1, settings.accumulation))
-            return _nothing_fits(plan, record, "not even one row a chip fits")
+            return _nothing_fits(plan, record, "not even one row per chip fits")
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = planner.fit(settings)
     best = planner.with_batch(settings, fit.best, settings.accumulation)
@@ -181,10 +182,10 @@ def _fit(planner: Planner) -> _Answer:
     }
     after = [
         "",
-        f"largest batch that fits: {largest:g} rows a chip; highest MFU among the "
-        f"compiled batches: {fastest:g} rows a chip",
+        f"largest batch that fits: {largest:g} rows per chip; highest MFU among the "
+        f"compiled batches: {fastest:g} rows per chip",
         "  " + " ".join(overrides),
-        "MFU by rows a chip, as a line through two compilations of reduced depth:",
+        "MFU by rows per chip, predicted from two compilations with fewer layers:",
         *(f"  {rows:>6}  {mfu:6.1%}  {'█' * round(mfu * 40)}" for rows, mfu in mfus.items()),
     ]
     configured, least = planner.configured.rows, planner.rows(settings, fit.best)
@@ -194,7 +195,7 @@ def _fit(planner: Planner) -> _Answer:
         parts = next((n for n in counts if configured % (n * unit) == 0), None)
         if parts:
             after.append(
-                f"to keep the configured {configured:,} rows a step: "
+                f"to keep the configured {configured:,} rows per step: "
                 f"--config.{accumulation_field(planner.config, planner.phase)}="
                 f"{parts * settings.accumulation}"
             )
@@ -204,7 +205,7 @@ def _fit(planner: Planner) -> _Answer:
 def _fast(planner: Planner) -> _Answer:
     """Compare the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
-    # If the configured batch does not divide over the chips, the other batches are still planned.
+    # If the configured batch does not divide over the chips, plan the other two batches.
     divides = configured.rows % planner.rows(configured, 1) == 0
     plan = planner.plan(configured) if divides else None
     fits = plan is not None and plan.fits
@@ -230,7 +231,7 @@ def _fast(planner: Planner) -> _Answer:
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
     batches.append(_batch(planner, "highest MFU", fastest, seconds))
     table: dict[str, dict[str, float]] = {}
-    for rows, tried in pace.tried.items():  # a row of the table is empty if its batch does not fit
+    for rows, tried in pace.tried.items():  # a row stays empty if its batch does not fit
         row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
         for count in (1, 2, 4, 8, 16) if tried.part else ():
             step = planner.with_batch(settings, rows, count).rows
@@ -240,7 +241,7 @@ def _fast(planner: Planner) -> _Answer:
     if plan is None:
         shards = planner.topology.num_devices // configured.tensor
         before.insert(
-            0, f"the configured {configured.rows} rows a step do not divide over {shards} shards"
+            0, f"the configured {configured.rows} rows per step do not divide over {shards} shards"
         )
     return _Answer(planner.plan(lead), record, before, _table_lines(table))
 
@@ -248,7 +249,7 @@ def _fast(planner: Planner) -> _Answer:
 def _batch(
     planner: Planner, name: str, settings: Settings, seconds: float | None
 ) -> dict[str, Any]:
-    """Describe a possible batch for a step; `seconds` is None if the batch does not fit."""
+    """Describe a possible batch of a step; `seconds` is None if the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
         "name": name, "batch_size": rows, "tokens": rows * tokens,
@@ -269,14 +270,15 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"{b['name']:18} {b['batch_size']:13,} {b['tokens']:10,}  {split:>19} {time}")
         if b["overrides"]:
             lines.append("  " + " ".join(b["overrides"]))
-    return [*lines, "the last row is from compilations of 1 and 2 layers; report on the first:", ""]
+    said = "the last batch is predicted from 1 and 2 layers; the report is on the first batch:"
+    return [*lines, said, ""]
 
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     counts = next(row for row in table.values() if row)
     lines = [
         "",
-        "MFU by rows a chip and micro-batches a step, from compilations of 1 and 2 layers:",
+        "MFU by rows per chip and micro-batches per step, from compilations of 1 and 2 layers:",
         "          " + "".join(f"{count:>8}" for count in counts),
     ]
     for rows, row in table.items():

@@ -1,6 +1,6 @@
-"""Compilation of a configuration's real train step for a TPU slice, without hardware.
+"""Compilation of a configuration's real train step for a TPU slice, without a TPU.
 
-A `Plan` has the results: memory, seconds, tokens per second and MFU.
+A `Plan` has the results: memory, seconds, tokens per second and MFU (model FLOPs utilization).
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.trials import bytes_on_device
 
 ASSUMED_VOCAB_SIZE = 30522
-"""Vocabulary size of the English BERT, used if neither configuration nor corpus has one."""
+"""Vocabulary size of the English BERT, assumed if neither configuration nor corpus has a size."""
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by purpose; the module `output` reports them per chip."""
+    """Bytes on one device, by purpose. The module `output` reports the bytes per chip."""
 
     parameters: int
     optimizer: int
@@ -54,7 +54,7 @@ class Memory:
     temporaries: int
     """Peak of activations, gradients and everything else that lives only during a step."""
     other: int
-    """Code, padding of the arrays above to tiles, and results that reuse no argument's memory."""
+    """Code, padding of the above arrays to tiles, and results outside the arguments' memory."""
 
     @property
     def peak(self) -> int:
@@ -72,7 +72,7 @@ class Exchange:
     group_size: int
     runs: int
     bytes: int
-    """Bytes of all runs, per device; a reduction or gather counts the whole array."""
+    """Bytes per device, summed over all runs. A reduction or gather counts the full array."""
 
 
 @dataclass(frozen=True)
@@ -85,49 +85,50 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory of the step; if refused, the known parts, and `temporaries` from the refusal."""
+    """Memory of the step. If the compiler refused the step, `other` is 0, and `temporaries` comes
+    from the refusal."""
     usable: int
     """Bytes of a device's memory that a program may use."""
     refused: str = ""
-    """The compiler's refusal; empty: the step fits."""
+    """Reason why the step does not fit, usually the compiler's refusal; empty if it fits."""
     needs: int = 0
     """Bytes of a device's memory that a refused step needs."""
     program: Program | None = None
     cost: Cost | None = None
-    """Predicted time; None for a refused step, which has no `program` either."""
+    """Predicted time. A refused step has neither `cost` nor `program`."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
-    """Whether the answer is from the cache, with the first compilation's `compile_seconds`."""
+    """Whether the result comes from the cache; `compile_seconds` is then the original time."""
 
     @property
     def rows(self) -> int:
-        """Global rows of a step, over all micro-batches."""
+        """Number of rows in a step, on all devices and in all micro-batches."""
         return self.config.training.phases[self.phase].batch_size
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """Number of tokens in a row."""
         return self.config.training.phases[self.phase].length
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches in a step."""
         return self.config.accumulation_of(self.phase)
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler accepts the step."""
+        """Whether the step fits into a device's memory."""
         return not self.refused
 
     @property
     def peak(self) -> int:
-        """Peak bytes of a device; they may exceed the device's memory."""
+        """Peak bytes on a device, which may be more than the device has."""
         return max(self.memory.peak, self.needs)
 
     @property
     def rows_per_chip(self) -> float:
-        """Rows of a micro-batch per chip, on which the memory for activations depends."""
+        """Rows per chip in a micro-batch; the memory for activations depends on them."""
         return self.rows / self.accumulation / self.topology.num_chips
 
     @property
@@ -137,7 +138,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of all chips, padding included."""
+        """Tokens per second on all chips together, padding included."""
         return self.seconds and self.rows * row_tokens(self.config, self.phase) / self.seconds
 
     @property
@@ -147,17 +148,17 @@ class Plan:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs divided by the chips' bfloat16 peak in the same time."""
+        """Model FLOPs utilization: model FLOPs per second, divided by the chips' bfloat16 peak."""
         return self.seconds and self.flops / (self.seconds * self.topology.bf16_flops)
 
     @property
     def ideal_seconds(self) -> float:
-        """Time of a step at the chips' peak, an MFU of 100%."""
+        """Time of a step at the chips' peak, which means an MFU of 100%."""
         return self.flops / self.topology.bf16_flops
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Collectives, grouped as `Exchange` says, the group with the most bytes first."""
+        """Collectives by kind, network, mesh axes and group size, those with most bytes first."""
         groups = defaultdict(list)
         for c in self.program.collectives if self.program else ():
             groups[c.kind, c.network, c.axes, c.group_size].append(c)
@@ -169,32 +170,30 @@ class Plan:
 
 
 def default_cache() -> Path:
-    """Return the directory of compiled programs: under XDG_CACHE_HOME, or ~/.cache."""
+    """Return the directory of compiled programs, which is under XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "bert_jax" / "plan"
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Return the configuration with a vocabulary size, and a sentence on the size's source."""
+    """Return the configuration with a vocabulary size, and a sentence on where the size is from."""
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
         return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, from the corpus"
     if config.model.vocab_size:
         size = config.model.vocab_size
         return config, f"vocabulary: {size:,} tokens, as configured"
-    said = (
-        f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; model.vocab_size sets it)"
-    )
+    said = f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; set model.vocab_size)"
     return config.with_vocabulary(ASSUMED_VOCAB_SIZE), said
 
 
 def compile_step(
     config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None
 ) -> Plan:
-    """Lower and compile the train step of one phase, and estimate its time; nothing runs.
+    """Lower and compile the train step of one phase, and estimate its time, without running it.
 
-    `config` must have a vocabulary size (`with_vocabulary`). `cache` is a directory for the
-    compiler's answers; None: they are neither looked up nor stored.
+    `config` must have a vocabulary size (see `with_vocabulary`). `cache` is the directory in which
+    the compiler's answers are looked up and stored. If it is None, there is no cache.
 
     Raises:
         UserError: The mesh or the batch does not fit the devices, or libtpu is missing.
@@ -235,7 +234,7 @@ def compile_step(
         other = stats["argument"] - known.peak + stats["output"] - stats["alias"] + stats["code"]
         memory = dataclasses.replace(known, temporaries=stats["temp"], other=other)
     needs, has = _needs_and_has(answer["refused"])
-    if needs and "HLO temporaries" in answer["refused"]:  # arguments come on top
+    if needs and "HLO temporaries" in answer["refused"]:  # which exclude the arguments
         needs += known.peak
     if needs:
         memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
@@ -249,7 +248,7 @@ def compile_step(
 def usable_bytes(topology: Topology) -> int:
     """Return the bytes of a device's memory that a program may use.
 
-    The compiler's refusals name 15.75 of 16 GiB on v5e; the same share is assumed for other chips.
+    On v5e, the compiler's refusals name 15.75 of 16 GiB. The same share is assumed for other chips.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
@@ -262,7 +261,7 @@ def row_flops(config: PretrainConfig, phase: int) -> int:
 
 
 def row_tokens(config: PretrainConfig, phase: int) -> int:
-    """Count the positions in one row of a phase, over all its arrays of tokens."""
+    """Count the positions in one row of a phase, summed over its arrays of tokens."""
     columns = _columns(config, phase).items()
     return sum(math.prod(row) for name, (row, _) in columns if name.endswith("tokens"))
 
@@ -275,7 +274,7 @@ def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
 
 
 def _planned_step(config: PretrainConfig, phase: int) -> Any:
-    if config.model.dtype == "auto":  # it would follow the default backend, which is the CPU here
+    if config.model.dtype == "auto":  # would follow the default backend, here the CPU
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
     there = config.data.corpus and Path(config.data.corpus).exists()
@@ -285,7 +284,7 @@ def _planned_step(config: PretrainConfig, phase: int) -> Any:
 def _compile(lowered: Any) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        # Only the module of the step, without the modules that the compiler extracts from it.
+        # Dump only the module of the step, not the modules that the compiler extracts from it.
         options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True,
                    "xla_dump_hlo_module_re": "jit_"}  # fmt: skip
         try:
@@ -308,7 +307,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """Return the optimised program; `directory` holds the compiler's notes about it."""
+    """Return the optimised program's text; `directory` has the files that the compiler dumped."""
     try:
         with quiet():
             return str(compiled.as_text())
@@ -322,10 +321,10 @@ def _program_text(compiled: Any, directory: Path) -> str:
 
 
 def _needs_and_has(message: str) -> tuple[int, int]:
-    """Parse the bytes in a refusal, as (needed, available); zeros if it names none.
+    """Parse the bytes (needed, available) in a refusal, or return zeros if it names none.
 
-    "Used 30.1G of 15.75G hbm" counts everything; "HLO temporaries (99.69G) exceeds available HBM
-    (15.75G)" comes earlier in the compiler and leaves out the arguments.
+    "Used 30.1G of 15.75G hbm" counts everything. "HLO temporaries (99.69G) exceeds available HBM
+    (15.75G)" comes from an earlier stage of the compiler and does not count the arguments.
     """
     for pattern in (
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
@@ -348,7 +347,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     order = ",".join(str(device.id) for device in mesh.devices.flat)
     digest.update(f"{topology.name} {dict(mesh.shape)} {order}\n".encode())
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
-    # `stablehlo` has no locations, and lines in a cached program are right only for these sources.
+    # A cached program names source lines, which `stablehlo` lacks: add the sources to the key.
     package_root = Path(__file__).parent.parent
     rooms = [package_root / room for room in ("model", "objectives", "distributed", "training")]
     for source in sorted(path for room in rooms for path in room.glob("**/*.py")):
@@ -358,7 +357,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return an earlier answer; None if there is none that can be read."""
+    """Return an earlier answer, or None if there is none or it cannot be read."""
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
         path.touch()  # the least recently used are removed first
@@ -368,7 +367,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Store an answer; remove the oldest beyond the size limit; ignore faults of the disk."""
+    """Store an answer, and remove the oldest ones above the size limit; ignore disk errors."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

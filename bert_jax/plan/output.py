@@ -10,12 +10,12 @@ from bert_jax.plan.compile import Plan
 from bert_jax.plan.hlo_cost.cost import Cost
 
 SCHEMA = 2
-"""Version of the JSON, raised when a field changes its meaning or is removed."""
+"""Version of the JSON output. It is raised if a field changes its meaning or is removed."""
 _FIELDS = (
     "phase", "length", "accumulation", "rows_per_chip", "fits", "ideal_seconds",
     "tokens_per_second", "mfu", "lowering_seconds", "compile_seconds", "cached",
 )  # fmt: skip
-"""Properties of a `Plan` that the JSON has under the same name."""
+"""Properties of a `Plan` that have the same names in the JSON output."""
 _MODEL_FIELDS = (
     "vocab_size", "num_layers", "hidden_dim", "num_heads", "remat", "scan_unroll",
     "hidden_dropout_rate", "attention_dropout_rate",
@@ -29,7 +29,7 @@ _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 
 def memory_per_chip(plan: Plan) -> dict[str, int]:
-    """Return bytes per chip by purpose, and their sum as `peak`; a chip may be two devices."""
+    """Return bytes per chip by purpose, and their sum as `peak`. A chip may be two devices."""
     memory, n = plan.memory, plan.topology.chip.devices_per_chip
     return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
 
@@ -65,7 +65,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> str:
-    """Return the whole report of one plan, about 50 lines."""
+    """Return the full report of one plan, about 50 lines."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
     parts = f" in {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
     count = plan.topology.num_chips
@@ -73,7 +73,7 @@ def as_text(plan: Plan) -> str:
     compiled_in = "cached" if plan.cached else f"{plan.compile_seconds:.0f} s"
     lines = [
         f"{plan.topology.name}  {chips}, mesh {mesh}  phase {plan.phase}: "
-        f"L={plan.length}, {plan.rows} rows a step{parts}, {plan.rows_per_chip:g} a "
+        f"L={plan.length}, {plan.rows} rows per step{parts}, {plan.rows_per_chip:g} per "
         f"chip at once  (lowered in {plan.lowering_seconds:.0f} s, compiled: {compiled_in})",
         "",
         *_memory_lines(plan),
@@ -102,7 +102,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield _row("peak", _size(peak), peak / usable, f"{peak / usable:.0%}")
     if not plan.fits:
         yield (
-            f"does not fit: the step needs {_size(peak)} a chip, "
+            f"does not fit: the step needs {_size(peak)} per chip, which is "
             f"{_size(peak - usable)} more than the usable {_size(usable)}"
         )
 
@@ -111,7 +111,7 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
     seconds, mfu, rate = cost.seconds, plan.mfu or 0.0, plan.tokens_per_second or 0.0
     yield (
         f"predicted step {seconds * 1e3:.2f} ms, {rate:,.0f} tokens/s "
-        f"({rate / plan.topology.num_chips:,.0f} a chip), MFU {mfu:.1%}"
+        f"({rate / plan.topology.num_chips:,.0f} per chip), MFU {mfu:.1%}"
     )
     yield _row("ideal", _ms(plan.ideal_seconds), plan.ideal_seconds / seconds,
                "the model's FLOPs at peak")  # fmt: skip
@@ -120,7 +120,7 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
             yield _row(name, _ms(part), part / seconds, f"{part / seconds:.1%}")
     for name, part in cost.hidden.items():
         if part:
-            yield f"  {name + ' (hidden)':22} {_ms(part):>10}  beside the above, not added"
+            yield f"  {name + ' (hidden)':22} {_ms(part):>10}  concurrent with the above, not added"
     yield ""
     yield "most expensive operations             ms  share  source"
     for part, source, name in cost.top:
@@ -154,7 +154,10 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Write a PNG, whole or not at all, with a bar of memory and a bar of time for each plan."""
+    """Write a PNG file with a bar of memory and a bar of time for each plan.
+
+    If writing fails, no incomplete file remains.
+    """
     figure = new_figure((11.0, 2.6 + 0.55 * len(plans)))
     memory, time = figure.subplots(1, 2)
     labels = [f"{p.topology.name} L={p.length}" for p in plans]
@@ -172,7 +175,7 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
 
 
 def _shares_of_time(plan: Plan) -> dict[str, float]:
-    """Return milliseconds by source file: the six slowest, and `other` for all the rest."""
+    """Return milliseconds for each of the six slowest source files, and `other` for the rest."""
     if plan.cost is None:
         return {}
     files: dict[str, float] = {}

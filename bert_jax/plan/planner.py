@@ -1,9 +1,9 @@
-"""Search for settings with real compilations, of the whole model or of fewer layers.
+"""Search for settings by compilations of the full model or of a model with fewer layers.
 
-Estimates on paper order the candidates before any compilation. They count as in Korthikanti et al.
-2022 (activations per layer, recomputation) and Rajbhandari et al. 2019 (bytes of state per
-parameter). Rates come from `chips.py`; efficiencies are round numbers near the values of compiled
-steps.
+The function `on_paper` estimates the cost of candidates, which orders them before any compilation.
+It counts activations per layer and recomputation as Korthikanti et al. 2022 do, and bytes of state
+per parameter as Rajbhandari et al. 2019 do. Rates come from `chips.py`. Efficiencies are round
+numbers near those of compiled steps.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
 
 LEAST_DEPTH = 2
-"""Smallest number of layers in compilations that stand for a deeper model."""
+"""Smallest number of layers in compilations from which a deeper model is extrapolated."""
 PARTS = 13
 """Number of micro-batches in the steps that `pace` compiles. No other loop of a step has this prime
-length, so operations that run a multiple of 13 times are in the loop over micro-batches."""
+length. Operations that run a multiple of 13 times are therefore in the loop over micro-batches."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
@@ -38,16 +38,16 @@ USUAL_TOKENS = 2**19
 _MATMUL_EFFICIENCY = 0.6
 _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
-"""Share of the time of gathers and reductions that no computation hides."""
+"""Share of the time of gathers and reductions during which no computation runs."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""Numbers of bfloat16 activations of width D kept per token and layer: whole on every device, and
-divided by tensor parallelism."""
+"""Numbers of bfloat16 activations of width D that are kept per token and layer, by `remat`: those
+that every device has in full, and those that tensor parallelism divides."""
 
 
 class Planner:
-    """Planner of one phase of a configuration on one topology; it keeps its compilations.
+    """Planner of one phase of a configuration on one topology. It remembers its compilations.
 
-    The argument `rows_per_shard` is the number of rows of a micro-batch on one batch shard.
+    In all methods, `rows_per_shard` is the number of rows of a micro-batch on one batch shard.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Planner:
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device: the compiler's own number as soon as a refusal names it."""
+        """Usable bytes of a device, estimated until a refusal of the compiler names them."""
         named = [plan.usable for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
-        """Compile the step with these settings, at full depth or with `num_layers` layers."""
+        """Compile the step with these settings, with `num_layers` layers or else all layers."""
         layers = self.config.model.num_layers
         depth = num_layers or layers
         if (settings, depth) not in self._plans:
@@ -91,14 +91,14 @@ class Planner:
         return self._plans[settings, depth]
 
     def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
-        """Return the compiler's answer, at full depth or for `num_layers` layers."""
+        """Compile with `num_layers` layers, or else all layers, and return the cost."""
         plan = self.plan(settings, num_layers)
         return Guess(plan.peak, plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
-        """Extrapolate linearly from two compilations of few layers to the full depth.
+        """Compile with two small numbers of layers, and extrapolate linearly to all layers.
 
-        A loop over layers compiles as fast as one layer, so it is compiled whole.
+        A loop over layers compiles as fast as one layer, so a model with a loop is compiled fully.
         """
         layers = self.config.model.num_layers
         depths = two_depths(self.config.model, LEAST_DEPTH)
@@ -112,7 +112,7 @@ class Planner:
         )
 
     def overrides(self, settings: Settings) -> list[str]:
-        """Return the arguments that turn the configuration into one with these settings."""
+        """Return the command-line arguments that give the configuration these settings."""
         return settings.overrides(self.config, self.phase)
 
     def mfu(self, rows: int, seconds: float) -> float:
@@ -121,7 +121,7 @@ class Planner:
         return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
-        """Return a micro-batch's rows on a chip, which may be two devices or a part of a shard."""
+        """Return a micro-batch's rows per chip; a chip may be two devices or a part of a shard."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> search.Found | None:
@@ -144,16 +144,16 @@ class Planner:
         return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest fitting size and number of micro-batches on `settings`' mesh, or None.
+        """Return the fastest size and number of micro-batches that fit on the mesh of `settings`.
 
-        Steps of one and two layers, or of one and two periods of the layer pattern, stand for the
-        whole as in `reduced`.
+        The cost is extrapolated as in `reduced`, from steps with one and two layers, or with one
+        and two periods of the layer pattern. Return None if no micro-batch fits.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
         if not settings.scan_unroll >= layers > depths[1]:
             depths = (layers,)
-        # Plan without the other phases, whose batches this number of micro-batches may not divide.
+        # Leave out the other phases, because `PARTS` micro-batches may not divide their batches.
         training = self.config.training
         phase = dataclasses.replace(
             training.phases[self.phase], share=1.0, steps=None, accumulation=None
@@ -187,13 +187,13 @@ class Planner:
         return dataclasses.replace(pace, accumulation=parts)
 
     def usual(self, settings: Settings, pace: Pace) -> Settings:
-        """Return a step of about `USUAL_TOKENS` in the micro-batches of `pace`."""
+        """Return a step of about `USUAL_TOKENS` tokens, in micro-batches as in `split`."""
         rows = USUAL_TOKENS // self.length
         unit = self.rows(dataclasses.replace(settings, accumulation=1), pace.rows)
         return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
 
     def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
-        """Return a step of `rows` global rows, or fewer, in micro-batches of `pace`."""
+        """Return a step of at most `rows` rows, in micro-batches of at most the size in `pace`."""
         mine = max(1, rows * settings.tensor // self.topology.num_devices)
         parts = next(
             n
@@ -207,12 +207,12 @@ class Planner:
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
-        """Return the settings with these rows a shard and this number of micro-batches."""
+        """Return the settings with these rows per shard and this number of micro-batches."""
         settings = dataclasses.replace(settings, accumulation=accumulation)
         return dataclasses.replace(settings, rows=self.rows(settings, rows_per_shard))
 
     def rows(self, settings: Settings, rows_per_shard: int) -> int:
-        """Count the rows of a step over all devices, from a micro-batch's rows per batch shard."""
+        """Count the rows of a step on all devices, in all micro-batches of `settings`."""
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 
@@ -227,7 +227,7 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths of at least `least` layers that differ by whole periods of the pattern."""
+    """Return two depths of at least `least` layers that differ by full periods of the pattern."""
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)
@@ -248,7 +248,7 @@ def _part_seconds(program: Program, topology: Topology) -> float:
 
 
 def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
-    """Estimate the peak bytes of a device and the seconds of a step."""
+    """Estimate the peak bytes of a device and the seconds of a step, without a compilation."""
     model, chip = config.model, topology.chip
     devices = topology.num_devices
     per_device = 1 / chip.devices_per_chip
@@ -262,14 +262,14 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     states = (16 * parameters + 4 * frozen) / split  # a teacher has no moments
     if settings.accumulation > 1:
         states += 4 * parameters / (split if settings.fsdp > 1 else settings.tensor)
-    if settings.fsdp > 1:  # gathered whole: parameters outside the layers, and one or two layers
+    if settings.fsdp > 1:  # gathered: parameters outside the layers, and one or two layers
         states += (parameters - layers) * 6 / settings.tensor
         states += 3 * 4 * layers / model.num_layers / settings.tensor
     everywhere, divided = _KEPT_TENSORS[settings.remat]
     width = everywhere + divided / settings.tensor
     token_bytes = 2 * length * model.hidden_dim
     layer = token_bytes * width
-    # While one layer is recomputed, all its activations are in memory.
+    # While a layer is recomputed, all activations of this layer are in memory.
     once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
     masked = config.masking_of(phase).num_predictions(length)
     head = 8 * masked * model.padded_vocab_size / settings.tensor
@@ -277,7 +277,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
     flops = settings.rows * row_flops(config, phase) / devices
     tokens = max(rows * length, 1.0)
-    narrow = 1 + 256 / tokens  # few rows per device give products with one short side
+    narrow = 1 + 256 / tokens  # few rows give matrices with one short side
     compute = (
         flops / (chip.bf16_flops * per_device * _MATMUL_EFFICIENCY)
         * _RECOMPUTED[settings.remat] * narrow
@@ -290,7 +290,7 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     if settings.fsdp > 1:  # gathers in the forward and backward pass of every micro-batch
         gathered = 2 * parameters + frozen  # a teacher has no backward pass
         exchanged += 2 * gathered / settings.tensor * settings.accumulation * _EXPOSED
-    if settings.tensor > 1:  # four sums of activations per layer, for which everything waits
+    if settings.tensor > 1:  # four sums of activations per layer; all devices wait
         share = (settings.tensor - 1) / settings.tensor
         exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
     network = exchanged / link
@@ -308,7 +308,7 @@ def _num_params(config: PretrainConfig) -> tuple[int, int]:
 def rows_that_may_fit(
     config: PretrainConfig, phase: int, topology: Topology, settings: Settings, usable: int
 ) -> int:
-    """Estimate the rows per batch shard that fill `usable` bytes; at least 2."""
+    """Estimate the number of rows per batch shard that fills `usable` bytes; at least 2."""
     shards = topology.num_devices // settings.tensor
 
     def peak(rows: int) -> int:

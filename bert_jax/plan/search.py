@@ -1,9 +1,10 @@
-"""A best-first search for fast settings that fit, with few compilations.
+"""A best-first search for the fastest settings that fit into memory, with few compilations.
 
-A compilation costs minutes, so a prediction on paper (`planner.on_paper`) orders the candidates.
-The most promising is measured, by a compilation of reduced depth, which corrects the predictions;
-this repeats until the best remaining candidate has been measured. Only the winner is compiled
-whole. Nothing here knows jax: the search calls the functions it is given.
+A compilation takes minutes, so candidates are ordered by an estimate without compilation
+(`planner.on_paper`). The most promising candidate is compiled with fewer layers, and the result
+corrects the estimates. This repeats until the most promising candidate is one that has been
+compiled. That candidate is then compiled with all layers. The module does not use jax: callers
+pass the functions that estimate and compile.
 """
 
 import dataclasses
@@ -18,19 +19,20 @@ from bert_jax.training.pretrain.config import PretrainConfig
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
-"""Largest tensor parallelism; beyond it, devices would wait for four exchanges per layer."""
+"""Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Most micro-batches in a step, and the share of their speed that fewer must reach."""
+"""Largest number of micro-batches in a step, and the share of the speed with that number that a
+smaller number must reach to be chosen."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
-"""Largest numbers of compilations in a search, of reduced depth and of the whole model."""
+"""Largest numbers of compilations in a search: with fewer layers, and of the full model."""
 SHRINK_BELOW = 0.97
-"""Share of the predicted MFU below which a smaller batch is tried, because near the memory's limit
-the compiler makes room by computing parts twice."""
+"""Share of the predicted MFU below which a smaller batch is tried. Near the memory's limit, the
+compiler saves memory by computing parts twice, which takes longer than predicted."""
 
 
 @dataclass(frozen=True, order=True)
 class Settings:
-    """Settings that the search may change; all compute the same function."""
+    """Settings that the search may change. All compute the same function."""
 
     fsdp: int
     tensor: int
@@ -38,10 +40,10 @@ class Settings:
     remat: Remat
     scan_unroll: int
     rows: int
-    """Global rows of a step."""
+    """Number of rows in a step, on all devices and in all micro-batches."""
 
     def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
-        """Return the configuration with these settings; other phases keep their batch."""
+        """Return the configuration with these settings. Other phases keep their batch."""
         config = with_phase(config, phase, batch_size=self.rows, accumulation=None)
         return dataclasses.replace(
             config,
@@ -51,7 +53,7 @@ class Settings:
         )
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
-        """Return the arguments that give `config` these settings, without unchanged fields."""
+        """Return the arguments that change `config` to these settings, for changed fields only."""
         mesh, model, shape = config.mesh, config.model, config.training.phases[phase]
         wanted = {
             "mesh.data": (mesh.data, -1),
@@ -80,7 +82,7 @@ def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainCo
 
 
 def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:
-    """Return the settings that a configuration has on `num_devices` devices."""
+    """Return the settings of a configuration, with its mesh resolved for `num_devices` devices."""
     mesh = config.mesh
     data = mesh.data if mesh.data > 0 else 1
     fsdp = mesh.fsdp if mesh.fsdp > 0 else num_devices // (data * mesh.tensor)
@@ -94,7 +96,7 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
 
 @dataclass(frozen=True)
 class Guess:
-    """Cost of a candidate per device: on paper, compiled at reduced depth, or compiled whole."""
+    """Cost of a candidate per device: estimated, or compiled with fewer or with all layers."""
 
     peak: int
     """Peak of memory, in bytes."""
@@ -109,13 +111,13 @@ def candidates(
     config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:  # fmt: skip
-    """List every way to compute a step of the configured rows on a mesh that is `possible`."""
+    """List all settings for a step of the configured rows whose mesh is `possible`."""
     model = config.model
     batches = [p.batch_size for p in config.training.phases]
     rows = batches[phase]
     unroll = model.scan_unroll
     if 1 < unroll < model.num_layers or model.num_layers > 24:
-        unroll = 1  # a deep model: a loop over single layers saves compile time and memory
+        unroll = 1  # in a deep model, a loop over single layers saves compile time and memory
     found = []
     for tensor in divisors(num_devices):
         kv_heads = model.num_kv_heads or model.num_heads
@@ -124,7 +126,7 @@ def candidates(
             continue
         for fsdp in divisors(num_devices // tensor):
             data = num_devices // tensor // fsdp
-            # `data` spans the slices.
+            # The axis `data` spans the slices.
             if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
                 continue
             first = Settings(fsdp, tensor, 1, "none", unroll, rows)
@@ -144,19 +146,19 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations: settings, result, "reduced depth" or "whole"; the last is of `settings`."""
+    """Compilations: settings, result, "reduced depth" or "whole". The last one is of `settings`."""
 
 
 def fastest_that_fits(
     choices: Iterable[Settings], paper: Measure, reduced: Measure, whole: Measure, usable: int,
 ) -> Found | None:  # fmt: skip
-    """Return the fastest choice whose peak is within `usable` bytes; None if no choice is found.
+    """Return the fastest choice whose peak is at most `usable` bytes, or None if none is found.
 
-    `paper` costs nothing, `reduced` compiles at reduced depth, and `whole` gives the compiler's
-    answer, with the needed peak if the compiler refuses.
+    `paper` estimates without a compilation, and `reduced` compiles with fewer layers. `whole`
+    compiles all layers; if the compiler refuses, it returns the peak that would be needed.
     """
-    # A measurement corrects the estimates of all candidates of its kind. Candidates of a kind that
-    # was not measured yet get the benefit of the doubt in time, but not in memory.
+    # A measurement corrects the estimates of all candidates of its kind. A kind without measurement
+    # takes the most favourable known correction of time, but the least favourable of memory.
     memory_error: dict[tuple[str, int], float] = {}
     time_error: dict[tuple[str, int], float] = {}
     open_choices = {settings: paper(settings) for settings in choices}
@@ -176,7 +178,7 @@ def fastest_that_fits(
         fitting = [s for s in open_choices if corrected(s).peak <= usable]
         if fitting:
             best = min(fitting, key=lambda s: (corrected(s).seconds, s))
-        else:  # on paper nothing fits: the smallest has the best chance
+        else:  # nothing fits by estimate, so the smallest has the best chance
             best = min(open_choices, key=lambda s: (corrected(s).peak, s))
         if best not in measured:
             if len(measured) == MAX_REDUCED:
@@ -203,25 +205,28 @@ def fastest_that_fits(
 
 @dataclass(frozen=True)
 class Fit:
-    """Results of `largest_batch`: the largest and the fastest batch, and predicted times."""
+    """Result of `largest_batch`: the largest and the fastest batch, and predicted times.
+
+    A batch shard is the part of a batch that one device, or one tensor-parallel group, computes.
+    """
 
     largest: int
-    """Rows per batch shard of the largest batch that was compiled and fits; 0: none."""
+    """Rows per batch shard of the largest batch that was compiled and fits; 0 if none fits."""
     best: int
     """Rows per batch shard with the highest MFU among the compiled batches."""
     predicted: dict[int, float]
-    """Seconds predicted for a step, by rows per shard, on a line through the two measurements."""
+    """Predicted seconds of a step by rows per shard, on a line through the two measurements."""
 
 
 def largest_batch(
     reduced: Callable[[int], Guess], whole: Callable[[int], Guess], usable: int, first_guess: int,
 ) -> Fit:  # fmt: skip
-    """Find the most rows per batch shard that fit, and the fastest number of rows.
+    """Find the largest number of rows per batch shard that fits, and the fastest number.
 
-    Memory and time are taken to be linear in the rows: `reduced` measures them at two numbers below
-    `first_guess`, and `whole` checks the result.
+    Memory and time are assumed to be linear in the rows. `reduced` measures both for two numbers of
+    rows below `first_guess`, and `whole` checks the result.
     """
-    # Well below the guess: near the limit the compiler is slow, and memory and time are not linear.
+    # Stay well below the limit, where the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))
     low = round_rows(max(high // 2, 1))
     at_low, at_high = reduced(low), reduced(high)
@@ -254,14 +259,14 @@ def largest_batch(
 
 @dataclass(frozen=True)
 class Pass:
-    """Memory and time of a step with micro-batches on a device."""
+    """Memory and time of a step with micro-batches, on one device."""
 
     peak: int
     """Peak of memory, in bytes."""
     part: float
     """Seconds of one micro-batch."""
     once: float
-    """Seconds of the work done once per step: the gradients' reduction, the optimizer."""
+    """Seconds of work that a step does once: the reduction of gradients and the optimizer."""
 
     def seconds(self, parts: int) -> float:
         """Compute the seconds of a step of `parts` micro-batches."""
@@ -270,21 +275,22 @@ class Pass:
 
 @dataclass(frozen=True)
 class Pace:
-    """The size and number of micro-batches that process many rows fastest."""
+    """The size and number of micro-batches with the highest throughput."""
 
     rows: int
     """Rows of a micro-batch on one batch shard."""
     accumulation: int
     tried: dict[int, Pass]
-    """Passes by rows, including passes that do not fit."""
+    """Measurements by rows, including those that do not fit."""
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Return the size and number of micro-batches with the highest MFU; None if none fit.
+    """Return the size and number of micro-batches with the highest MFU, or None if none fit.
 
-    Micro-batches small enough to keep the activations between layers in the core's own memory are
-    faster per row than one large batch; many share the work that a step does only once. The rows
-    in `ladder`, ascending, are tried until larger micro-batches are slower or do not fit.
+    A micro-batch is faster per row than one large batch if it is so small that the activations
+    between layers stay in the core's own memory. Several micro-batches in a step share the work
+    that a step does once. The numbers of rows in `ladder`, ascending, are tried until a larger
+    micro-batch is slower or does not fit.
     """
     tried: dict[int, Pass] = {}
 
@@ -308,10 +314,10 @@ def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: 
 
 
 def round_rows(rows: int) -> int:
-    """Round down to a number that tiles well: a multiple of 8 from 16 on; at least 0."""
+    """Round down to a number of rows that tiles well: from 16 on, a multiple of 8."""
     return rows // 8 * 8 if rows >= 16 else max(rows, 0)
 
 
 def _kind(settings: Settings) -> tuple[str, int]:
-    """Return a key that candidates share if their predictions err in the same way."""
+    """Return a key that is equal for candidates whose estimates have similar errors."""
     return settings.remat, settings.tensor

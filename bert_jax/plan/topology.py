@@ -1,8 +1,8 @@
-"""TPU slices by name, described by libtpu on a machine without a TPU.
+"""TPU slices by name. libtpu describes their devices, even on a machine without a TPU.
 
 A name has the kind of chip and the number of chips along each dimension of the torus: `v5e:16x16`,
-`v5p:4x4x8`, `tpu7x:2x2x1`, `v5e:1x1` for one chip. `v5e:16x16,slices=2` is two such slices joined
-by the data-centre network (written with a comma, because a shell would expand a star).
+`v5p:4x4x8`, `tpu7x:2x2x1`, or `v5e:1x1` for one chip. `v5e:16x16,slices=2` means two such slices
+that the data-centre network joins (not `16x16*2`, because a shell would expand the star).
 """
 
 import contextlib
@@ -22,16 +22,17 @@ from bert_jax.errors import UserError, nearest
 _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
-"""Number of chips in the largest slice, by 3-D kind of chip (docs.cloud.google.com/tpu/docs)."""
+"""Number of chips in the largest slice, for kinds of chip with a 3-D torus
+(docs.cloud.google.com/tpu/docs)."""
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
             "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
 _NO_LIBTPU = (
-    "bert-jax plan compiles with libtpu, which is not installed (no TPU is needed): "
-    "pip install 'bert_jax[plan]'"
+    "bert-jax plan compiles with libtpu, which is not installed; run pip install 'bert_jax[plan]' "
+    "(no TPU is needed)"
 )
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server of a cloud machine
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise two plans at once abort on a lock file
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise, two plans at a time abort on a lock file
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -49,7 +50,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Name, as `parse_topology` reads it."""
+        """Name in the form that `parse_topology` reads."""
         slices = f",slices={self.num_slices}" if self.num_slices > 1 else ""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{slices}"
 
@@ -60,7 +61,7 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        """Number of devices as JAX counts them: a chip may be two devices."""
+        """Number of JAX devices; a chip may be two devices."""
         return self.num_chips * self.chip.devices_per_chip
 
     @property
@@ -73,13 +74,14 @@ def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: The name has another form, or names no chip or slice; similar names are listed.
+        UserError: The name has another form, or there is no such chip or slice. The message lists
+            similar names.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
         raise UserError(
-            f"--topology {name!r} is not CHIP:AxB, CHIP:AxBxC or either with ,slices=N; examples: "
-            "v5e:16x16, v5p:4x4x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2"
+            f"--topology {name!r} must be CHIP:AxB or CHIP:AxBxC, optionally with ,slices=N, such "
+            "as v5e:16x16, v5p:4x4x8, tpu7x:4x4x4, v5e:1x1 (one chip) or v5e:16x16,slices=2"
         )
     kind, dimensions, slices = match.groups()
     if kind not in CHIPS:
@@ -106,13 +108,13 @@ def parse_topology(name: str) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Return descriptions of the slice's devices, for compilation, in libtpu's order.
+    """Return descriptions of the slice's devices in libtpu's order, for compilation.
 
     Raises:
         UserError: libtpu is missing, or does not know the slice.
     """
     prepare_environment()
-    from jax.experimental import topologies  # imports jax, so the environment must be set
+    from jax.experimental import topologies  # imports jax: set the environment first
 
     options: dict[str, Any] = {}
     if math.prod(topology.shape) == 1:
@@ -125,7 +127,7 @@ def devices(topology: Topology) -> list[Any]:
     try:
         with quiet():
             found = topologies.get_topology_desc(name, "tpu", **options).devices
-    except Exception as error:  # jax has no error type of its own for libtpu's answers
+    except Exception as error:  # jax has no special error type for libtpu's answers
         if "libtpu" in str(error) and "INVALID_ARGUMENT" not in str(error):
             raise UserError(_NO_LIBTPU) from error
         raise UserError(f"--topology {topology.name}: libtpu says {error}") from error
@@ -135,14 +137,14 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def prepare_environment() -> None:
-    """Set the environment that libtpu reads when it is loaded, and keep JAX on the CPU.
+    """Set the environment variables that libtpu reads when it loads, and keep JAX on the CPU.
 
     Raises:
         UserError: libtpu is not installed.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, others may use the chips
+    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, another process may use the chips
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(_NO_LIBTPU)
     import jax
@@ -152,7 +154,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop standard error, including output of C++: libtpu looks for a TPU and warns."""
+    """Discard standard error, also from C++ code, because libtpu warns if it finds no TPU."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)
@@ -178,7 +180,7 @@ def _exists(kind: str, shape: tuple[int, ...]) -> bool:
 
 
 def _nearest(kind: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the four existing shapes with the most similar sides, the most similar first."""
+    """Return the four existing shapes with the most similar dimensions, most similar first."""
     known: list[tuple[int, ...]] = [*_SMALL_2D]
     if kind in _MAX_CHIPS_3D:
         cubes = itertools.combinations_with_replacement(range(4, 32, 4), 3)

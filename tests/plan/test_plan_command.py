@@ -50,8 +50,8 @@ def test_a_plan_that_fits(run: Run):
 
 
 def test_a_hint_where_the_batch_is_small(run: Run):
-    assert "--batch-per-chip=fast says" in run("--topology=v5e:16x16").out
-    assert "--batch-per-chip=fast says" not in run("--topology=v5e:4x4").out
+    assert "--batch-per-chip=fast shows" in run("--topology=v5e:16x16").out
+    assert "--batch-per-chip=fast shows" not in run("--topology=v5e:4x4").out
 
 
 def test_json_is_one_object(run: Run):
@@ -180,8 +180,8 @@ def test_fast_leads_with_the_configured_batch_and_half_a_million_tokens(run: Run
 
     said = run("--topology=v5e:4x4", "--batch-per-chip=fast").out
     order = [said.index(part) for part in (
-        "\nconfigured ", "\n0.5 M tokens ", "\nhighest MFU ", "256 rows a step, 16 a chip",
-        "MFU by rows a chip and micro-batches",
+        "\nconfigured ", "\n0.5 M tokens ", "\nhighest MFU ", "256 rows per step, 16 per chip",
+        "MFU by rows per chip and micro-batches",
     )]  # fmt: skip
     assert order == sorted(order)
     assert " ".join(usual["overrides"]) in said

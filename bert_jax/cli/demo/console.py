@@ -22,7 +22,7 @@ def heading(number: int, title: str) -> None:
 def make_once(
     path: Path, make: Callable[[], str | None], is_there: Callable[[Path], bool] = Path.exists
 ) -> None:
-    """Call `make` unless an earlier start has made `path`; print the line that `make` returns."""
+    """Call `make` and print the line that it returns, unless an earlier start has made `path`."""
     if line := f"{path} is there already" if is_there(path) else make():
         print(line)
 
@@ -30,8 +30,8 @@ def make_once(
 def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int:
     """Print what to try next, or that the demo failed; return the exit code.
 
-    `commands` are the arguments of `bert-jax` in each command; the printed commands work in the
-    directory where the demo was started. `guide` is the last sentence.
+    `commands` has the arguments of `bert-jax` for each command to try. The printed commands work in
+    the directory where the demo was started. `guide` is printed as the last sentence.
     """
     if not learned:
         print("The demo FAILED: the model has not learned what it should have.")
@@ -43,7 +43,7 @@ def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Return the configuration of `run`; None if there is no run; refuse another objective."""
+    """Return the configuration of `run`, or None if there is no run; refuse another objective."""
     if not (run / "config.json").exists():
         return None
     there = read_config(run)
@@ -56,7 +56,7 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
 
 
 def _program() -> list[str]:
-    """Return the words that start this environment's `bert-jax`, even if it is not activated."""
+    """Return the words that start `bert-jax` of this environment, which need not be activated."""
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

@@ -1,4 +1,4 @@
-"""`bert-jax demo`: from raw text, Python's own documentation, to filled masks."""
+"""`bert-jax demo`: from the documentation of Python, as raw text, to filled masks."""
 
 import dataclasses
 import itertools
@@ -36,7 +36,7 @@ NUM_SENTENCES = 6
 
 
 class Recipe(NamedTuple):
-    """A configuration, and the scores that its run must reach on held-out text."""
+    """A configuration, and the scores on held-out text that its run must reach."""
 
     config: str
     """Configuration file."""
@@ -54,11 +54,11 @@ RECIPES = {
 
 
 def run_demo(recipe: Recipe, workdir: Path) -> int:
-    """Run the demo in `workdir`; a second call continues an unfinished first run.
+    """Run the demo in `workdir`. A second call continues an unfinished run.
 
-    Return 0 if the model is good enough or SIGTERM stopped the run, which is then saved; 130 if
-    Ctrl-C stopped it; 1 if the model has not learned enough. A `workdir` that cannot be used, or
-    holds a run of another configuration, raises a `UserError`.
+    Return 0 if the model is good enough or if SIGTERM stopped the run, 130 if Ctrl-C stopped it
+    (a stopped run is saved), and 1 if the model has not learned enough. Raise a `UserError` if
+    `workdir` cannot be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"
@@ -115,7 +115,7 @@ def _model_and_optimizer(config: PretrainConfig) -> tuple[ModelConfig, Optimizer
 
 
 def _write_text(path: Path) -> str:
-    """Write a paragraph per line and a blank line after each document; return a summary."""
+    """Write each paragraph as a line, and a blank line after each document; return a summary."""
     count = 0
     with staged_file(path) as file:
         for document in PythonDocs().texts():
@@ -125,7 +125,7 @@ def _write_text(path: Path) -> str:
 
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Yield random sentences of the held-out text with one whole word masked, and that word."""
+    """Yield random held-out sentences in which one whole word is masked, and that word."""
     shard = store.shards[0]
     offsets = shard.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))

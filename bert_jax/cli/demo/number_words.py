@@ -36,23 +36,23 @@ _SHOWN = 98_765  # the number whose attention is drawn
 
 
 class Sides(NamedTuple):
-    """Two files, aligned line by line."""
+    """A file of sources and a file of targets, aligned line by line."""
 
     words: Path
     digits: Path
 
     def lines(self) -> list[tuple[str, str]]:
-        """Read the source and the target file into pairs of lines."""
+        """Read both files, and return the pairs of lines."""
         words, digits = (path.read_text("utf-8").splitlines() for path in self)
         return list(zip(words, digits, strict=True))
 
 
 def run_demo(config_name: str, workdir: Path) -> int:
-    """Run the demo in `workdir`; a second call continues an unfinished first run.
+    """Run the demo in `workdir`. A second call continues an unfinished run.
 
     Return 0 if at least `LEAST_EXACT` of the unseen numbers are right, or if a signal stopped the
-    training, which is then saved; 1 if fewer are right. A `workdir` that cannot be used, or holds a
-    run of another configuration, raises a `UserError`.
+    training (which is then saved), and 1 if fewer are right. Raise a `UserError` if `workdir`
+    cannot be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"
@@ -99,10 +99,9 @@ def run_demo(config_name: str, workdir: Path) -> int:
 
 
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
-    """Make a vocabulary of number words and of digits, each a token of its own.
+    """Make a vocabulary in which each number word, each hyphen and each digit is a token.
 
-    Hyphens are tokens, too. Digits after the first continue a word, so that a number decodes
-    without spaces.
+    Digits also have a form that continues a word, so that a number decodes without spaces.
     """
     words = sorted({word for text in texts for word in re.findall(r"\w+|-", text)})
     digits = "0123456789"
@@ -111,7 +110,7 @@ def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:
-    """Write numbers for training and for the test, one per line; keep files that exist."""
+    """Write the numbers for training and for the test, one per line; keep existing files."""
     numbers = draw_numbers(NUM_TRAIN, NUM_UNSEEN, _SEED, FIRST_DRAWN)
     for sides, drawn in ((known, numbers.train), (unseen, numbers.unseen)):
         for path, spell in ((sides.words, french_words), (sides.digits, str)):
@@ -124,7 +123,7 @@ def _write_numbers(known: Sides, unseen: Sides) -> None:
 
 
 def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
-    """Print some translations and mistakes; return the share of right translations."""
+    """Print some translations and mistakes, and return the share of right translations."""
     found = [(*pair, given) for pair, given in zip(examples, translations, strict=True)]
     wrong = [each for each in found if each[1] != each[2]]
     for words, _, given in found[:NUM_SHOWN]:

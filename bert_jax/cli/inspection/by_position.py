@@ -22,13 +22,13 @@ from bert_jax.training.steps.step import make_eval_step
 class PositionLosses:
     """Sums over held-out rows for R masking rates and K buckets of positions.
 
-    A token's position is the number of tokens before it in its segment, [CLS] included. The place
-    in the whole row would mean nothing, since a token sees no other segment of a packed row.
+    A token's position is the number of tokens before it in its segment, [CLS] included. The
+    position in the row does not matter, since a token attends to no other segment of a packed row.
     """
 
     step: int
     length: int
-    """Tokens per row."""
+    """Number of tokens in a row."""
     trained_length: int
     """Number of tokens in the longest row of training."""
     num_rows: int

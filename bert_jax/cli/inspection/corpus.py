@@ -1,7 +1,7 @@
 """A look at a corpus: its rows, its longest and shortest documents, its words and its duplicates.
 
-Counts come from the store's record. Lengths and duplicates come from the documents that are read:
-all documents, or evenly spaced documents of a large corpus.
+Counts come from the corpus's record. Lengths and duplicates come from the documents that are read:
+all documents of a small corpus, or evenly spaced documents of a large corpus.
 """
 
 import heapq
@@ -30,12 +30,12 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Number of tokens to read from a corpus that has more."""
+"""Approximate number of tokens to read from a larger corpus, if not all are wanted."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
 _MOST_GROUPS = 5
-_DUPLICATES = 0x64757065  # purpose of the keys: "dupe"
+_DUPLICATES = 0x64757065  # "dupe", so that no other hash has these keys
 _TEXT_WIDTH = 76
 _SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
@@ -56,18 +56,18 @@ class CorpusLook:
     lengths: np.ndarray
     """Numbers of tokens (n,), int64, in the documents that were read."""
     longest: list[dict[str, Any]]
-    """Longest documents: shard, number in the shard, sentences, tokens and beginning."""
+    """Longest documents, as dicts with the keys shard, document, sentences, tokens and text."""
     shortest: list[dict[str, Any]]
     scripts: dict[str, dict[str, Any]]
-    """Tokens per word and further counts for each script, over the whole store."""
+    """Tokens per word and other counts for each writing system, over the full store."""
     duplicates: int
     """Number of documents that equal an earlier one, among the documents that were read."""
     duplicate_groups: list[dict[str, Any]]
-    """Documents that occur most often: count, place, tokens and beginning."""
+    """Documents that occur most often, as dicts with `count` and the keys of `longest`."""
 
     @property
     def quantiles(self) -> dict[str, int]:
-        """Quantiles of the lengths by share: "0.5" is the median."""
+        """Quantiles of the lengths, by share of the documents: "0.5" is the median."""
         found = np.quantile(self.lengths, _QUANTILES, method="inverted_cdf").tolist()
         return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
 
@@ -92,11 +92,12 @@ def inspect_corpus(
     """Look at a corpus without changing it.
 
     `path` is a directory that `bert-jax corpus` wrote, or one store in it, local or at gs://BUCKET.
-    Without `pairing`, rows are single texts or, in a corpus of pairs, translations. `documents` is
-    how many longest and shortest documents to list; `full` reads all documents of a large corpus.
+    If `pairing` is empty, rows are single texts or, in a corpus of pairs, translations. The result
+    lists `documents` longest and `documents` shortest documents. If `full` is true, all documents
+    of a large corpus are read.
 
     Raises:
-        UserError: There is no such corpus or part, or the pairing or the length does not fit it.
+        UserError: There is no such corpus or part, or pairing or length do not fit the corpus.
     """
     store: TokenStore | None
     if scheme(path) is None:
@@ -104,7 +105,7 @@ def inspect_corpus(
     else:
         store = getattr(open_corpus(path), part)
     if store is None:
-        raise UserError(f"{path} has no store {part}; look at --part train")
+        raise UserError(f"{path} has no store {part}; use --part train")
     assert store.path is not None
     tokenizer = load_tokenizer(store.path / "tokenizer")
     pairing = pairing or ("translation" if store.is_pairs else "none")
@@ -172,7 +173,8 @@ def inspect_corpus(
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield blocks of about a million tokens: shard, first document, document starts (n + 1,).
 
-    Of a store with more than `most` tokens, yield every k-th shard (or block, if shards are few).
+    If the store has more than `most` tokens, yield the blocks of every k-th shard or, if there are
+    few shards, every k-th block.
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1
@@ -216,7 +218,7 @@ def corpus_lines(look: CorpusLook) -> list[str]:
         f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
         "",
-        f"tokens of a document ({read}): mean {look.lengths.mean():,.1f}",
+        f"tokens per document ({read}): mean {look.lengths.mean():,.1f}",
         "  " + "  ".join(quantiles),
         "",
         "longest documents",

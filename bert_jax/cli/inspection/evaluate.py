@@ -1,4 +1,4 @@
-"""Evaluation of a pretraining run from its work directory."""
+"""Evaluation of pretraining runs and pretrained models on held-out text."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -31,13 +31,13 @@ from bert_jax.training.steps.state import StepConfig, state_shardings
 from bert_jax.training.steps.step import make_eval_step
 
 _TOKENS = 1 << 15
-"""Largest number of tokens in a batch, unless one row per device already has more."""
+"""Largest number of tokens in a batch; a batch still has at least one row per device."""
 
 _log = logging.getLogger("bert_jax")
 
 
 class HeldOutRun(NamedTuple):
-    """A checkpoint of a run, with held-out rows for it."""
+    """A checkpoint of a run, with the held-out rows on which it is evaluated."""
 
     step: int
     """Number of steps that trained the parameters."""
@@ -67,10 +67,10 @@ def open_heldout(
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
-        corpus: Directory of another corpus; None: the run's own corpus.
-        max_rows: Largest number of rows; None: all.
-        length: Number of tokens in a row; None: as in the run's last phase.
-        step: Step of the checkpoint; None: the newest intact checkpoint.
+        corpus: Directory of another corpus; None means the run's own corpus.
+        max_rows: Largest number of rows; None means all rows.
+        length: Number of tokens in a row; None means as in the run's last phase.
+        step: Step of the checkpoint; None means the newest intact checkpoint.
 
     Raises:
         UserError: There is no such checkpoint or no held-out text, the corpus has another
@@ -85,8 +85,8 @@ def open_heldout(
     if stores.train.tokenizer_fingerprint != expected:
         raise UserError(
             f"the corpus {name} was made with the tokenizer "
-            f"{stores.train.tokenizer_fingerprint[:12]} and the run with {expected[:12]}; build "
-            f"the corpus with --tokenizer {tokenizer}"
+            f"{stores.train.tokenizer_fingerprint[:12]}, but the run has the tokenizer "
+            f"{expected[:12]}; build the corpus with --tokenizer {tokenizer}"
         )
     if stores.heldout is None:
         raise UserError(
@@ -113,7 +113,7 @@ def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
 
 
 def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
-    """Give the model positions for rows of `length` tokens; raise a UserError if it cannot."""
+    """Give the model positions for rows of `length` tokens; raise a UserError if this fails."""
     model = config.model
     if length < 8:
         raise UserError(f"--length is {length}; it must be at least 8")
@@ -140,16 +140,16 @@ def evaluate_run(
 ) -> dict[str, float]:
     """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
-    Any corpus with the same tokenizer will do. Arguments and errors are as in `open_heldout`.
-    `workdir` may also be a model in Hugging Face's format (see `heldout_metrics`); `corpus` must
-    then be given, and `step` must not.
+    The corpus must have the model's tokenizer. Arguments and errors are as in `open_heldout`.
+    `workdir` may also be a model in Hugging Face's format (see `heldout_metrics`). In this case,
+    `corpus` must be given, and `step` must be None.
     """
     if not is_run(workdir):
         model = f"{workdir} is a model in Hugging Face's format"
         if corpus is None:
             raise UserError(f"{model}, which names no corpus; give --corpus")
         if step is not None:
-            raise UserError(f"--step is {step}, but {model}, which has no steps")
+            raise UserError(f"--step is {step}, but {model}, which has no steps; leave --step out")
         stores, saved = open_corpus(corpus), read_model(workdir)
         check_measurable(saved, stores, corpus, f"{workdir}")
         values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)
@@ -168,8 +168,8 @@ def compared_lines(
 ) -> Iterator[str]:
     """Yield a line of held-out metrics for each of several checkpoints of one model.
 
-    All are evaluated on the same rows, which come from the last checkpoint's corpus. `names` are
-    checkpoints, WORKDIR@STEP or WORKDIR; the other arguments are as in `open_heldout`.
+    All checkpoints are evaluated on the same rows. The rows come from `corpus` or, if it is None,
+    from the last checkpoint's corpus. `names` are checkpoints, WORKDIR@STEP or WORKDIR.
 
     Raises:
         UserError: A checkpoint or held-out text is missing, or the corpus has another tokenizer.

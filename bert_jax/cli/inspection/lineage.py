@@ -1,4 +1,4 @@
-"""The chain from a directory back to its source files, with digests: `bert-jax lineage`."""
+"""Check of the chain from a directory back to its source files, for `bert-jax lineage`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ from bert_jax.files.urls import scheme
 
 State = Literal["verified", "unrecorded", "differs", "missing", "unread"]
 """Result of a check. `verified`: the content has the digest that the descendant recorded.
-`unrecorded`: it is intact, but no digest was recorded. `differs`: it is damaged or has another
-digest. `missing`: nothing is there. `unread`: it cannot be read, or was not to be read."""
+`unrecorded`: the content is intact, but no digest was recorded. `differs`: the content is damaged
+or has another digest. `missing`: nothing was found. `unread`: the content was not read."""
 _MOST_FILES = 8
 _WORDS: dict[State, str] = {
     "verified": "verified",
@@ -41,7 +41,7 @@ class Checked:
     parents: tuple["Checked", ...]
 
     def walk(self) -> Iterator["Checked"]:
-        """Yield this ancestor and all ancestors before it, depth first."""
+        """Yield this ancestor and everything that it was made from, depth first."""
         yield self
         for each in self.parents:
             yield from each.walk()
@@ -64,11 +64,11 @@ def check_lineage(
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Checked:
-    """Trace a directory and compare its ancestors with their recorded digests; change nothing.
+    """Trace a directory, and compare its ancestors with their recorded digests; change nothing.
 
-    `name` is a directory that `trace` accepts, or WORKDIR@STEP; `near` are further directories to
-    search for ancestors by name. `quick` compares only the records. `say` is called with a line of
-    text before the content of an ancestor is read.
+    `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` has further directories in
+    which ancestors are searched for by name. `quick` compares only the records. `say` is called
+    with a line of text before the content of an ancestor is read.
 
     Raises:
         UserError: The directory has no lineage, or a record is malformed.
@@ -101,7 +101,7 @@ def _missing(ancestor: Ancestor) -> tuple[State, str]:
 
 
 def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
-    """Compare an ancestor's content with its own record: is it verified, unread or different?"""
+    """Compare an ancestor's content with its own record; return a state and an explanation."""
     if quick:
         return "unread", ""
     say(f"reading {ancestor.place}")
@@ -133,12 +133,12 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare an ancestor, whose content has been checked, with its descendant's record."""
+    """Compare an ancestor, which `_content` has checked, with its descendant's record."""
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said
     if ancestor.recorded and digest and digest != ancestor.recorded:
-        return "differs", f"{digest[:12]} there, {ancestor.recorded[:12]} recorded"
+        return "differs", f"digest {digest[:12]}, but {ancestor.recorded[:12]} was recorded"
     if state == "verified" and not ancestor.recorded and (ancestor.role or ancestor.kind == "file"):
         return "unrecorded", ancestor.note if ancestor.kind in RUNS else ""
     if state == "verified":
@@ -148,7 +148,7 @@ def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
 
 
 def lineage_lines(root: Checked) -> list[str]:
-    """Describe the chain for people, each ancestor on a line, indented below its descendant."""
+    """Describe the chain for people: a line per ancestor, indented below its descendant."""
     lines = list(_lines(root, 0))
     counts = Counter(each.state for each in root.walk())
     total = sum(counts.values())

@@ -14,7 +14,7 @@ _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
 
 
 def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
-    """Draw the loss by bucket of positions, with a line per masking rate, as a matplotlib `Figure`.
+    """Return a matplotlib `Figure` of the loss by bucket of positions, one line per masking rate.
 
     If rows are longer than in training, a vertical line marks the longest row of training.
     """
@@ -41,7 +41,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
     names = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
     axis.set_xticks(range(len(names)), names)
     axis.set_xlim(-0.5, len(names) - 0.5)
-    axis.set_xlabel("position in the document, or in its piece if longer than a row (tokens)")
+    axis.set_xlabel("position in the document, or in its piece if it is longer than a row (tokens)")
     axis.set_ylabel("held-out masked-LM loss (nats per token)")
     dress(axis)
     axis.legend(loc="best", fontsize=9, framealpha=0.85, edgecolor="none")
@@ -49,7 +49,7 @@ def position_figure(losses: PositionLosses, *, title: str = "") -> Any:
 
 
 def lengths_figure(look: CorpusLook) -> Any:
-    """Draw histograms of documents and of tokens by document length as a matplotlib `Figure`."""
+    """Return a matplotlib `Figure`: histograms of documents and of tokens by document length."""
     read = ", a sample" if look.is_sample else ""
     title = f"{look.path}: {look.documents_read:,} documents{read}"
     tokens, figure = look.lengths, new_figure((8.0, 4.8), title)

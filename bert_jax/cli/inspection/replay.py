@@ -40,7 +40,8 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
-    `corpus` is the present place of the corpus of the step's phase; None: the place in training.
+    `corpus` is the place where the corpus of the step's phase is now. None means the place that it
+    had in training.
 
     Raises:
         UserError: There is no run, the step is outside the run, or the corpus is not the run's.
@@ -78,9 +79,10 @@ def replay_batch(
 
 
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
-    """Decode batch `step` of a fine-tuning run, once for each seed in the step's wave of trials.
+    """Decode batch `step` of a fine-tuning run, once for each seed.
 
-    `step` counts from 0 through all waves; `max_rows` limits the rows of each seed.
+    Trials that train together are a wave. `step` counts from 0 through all waves, and the seeds are
+    those of the step's wave. `max_rows` limits the rows of each seed.
 
     Raises:
         UserError: There is no run, the step is outside the run, or data or models have changed.
@@ -103,7 +105,7 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
     for seed, equal in trials.items():
         rates = dict.fromkeys(f"{setup.schedule.waves[number][n].learning_rate:g}" for n in equal)
         trial = equal[0]
-        kept = int((batch["weights"][trial] > 0).sum())  # the other rows only fill the batch
+        kept = int((batch["weights"][trial] > 0).sum())  # rows without weight only fill the batch
         own = {name: array[trial, :kept] for name, array in batch.items()}
         labels = label_texts(task.objective, task.spec, task.tokenizer, own)
         group = own["tokens"].shape[1] if own["tokens"].ndim == 3 else 1
@@ -130,12 +132,12 @@ def describe_batch(
 ) -> str:
     """Decode a batch row by row, with masks marked, in lines of at most 98 characters.
 
-    Sentences A and B of a pair, packed segments, and the target of a source each start a line.
+    A new line starts at each sentence of a pair (A, B), each packed segment, and each target.
     Tokens that the tokenizer marks as parts of one word are joined.
 
     `batch` comes from `ExampleStream.batch`. `shown` has the model's input and the predicted
-    positions; None: rows are shown as they are before masking. `first_row` is the number of the
-    first row in the run's stream; `labels` has the label of each row, or is empty.
+    positions; if it is None, the rows are decoded as they are before masking. `first_row` is the
+    number of the batch's first row in the run's stream. `labels` has a label for each row, or none.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -179,7 +181,7 @@ def _describe_row(
     *,
     is_shown: bool,
 ) -> list[str]:
-    """Return the lines of a row: a title, then a paragraph per sentence, segment or target."""
+    """Return the lines of a row: a title, and a paragraph for each sentence, segment or target."""
     types, segments = row["type_ids"], row["segment_ids"]
     targets = row.get("target_segment_ids", np.zeros(0, segments.dtype))
     num_targets = int((targets != 0).sum())
@@ -223,7 +225,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Return the text of each segment, or of each side of a pair, by name, with masks marked."""
+    """Join the tokens that have the same name in `names` to one text, with masks marked."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -249,7 +251,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token without a word-start or continuation mark, unless it is only that mark."""
+    """Return a token's text without its word-start or continuation mark, but keep a lone mark."""
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text
@@ -259,7 +261,7 @@ def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
 def label_texts(
     objective: HeadKind, spec: LabelSpec, tokenizer: Tokenizer, batch: Batch
 ) -> list[str]:
-    """Format the label of each row for people; the texts are empty if the rows have no labels.
+    """Format the label of each row for people. If the rows have no labels, all texts are empty.
 
     `batch` has the rows of one trial, without padding rows: labels (B, ...), tokens (B, L).
     """

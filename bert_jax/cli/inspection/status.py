@@ -1,6 +1,6 @@
 """Status of a run, read from its work directory during the run or afterwards.
 
-Only files are read; no device is opened, since a running job owns its devices.
+Only files are read. No device is opened, because a running job owns its devices.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ _ENDS: dict[str, State] = {
 _NO_ERRORS = ("start", "saved", "finished", "stopped")
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
-_SOON = 60.0  # seconds; a run gives a sign of life every 10, or every step if that is longer
-_LONG = 1800.0  # seconds of silence after which a run without `stall_seconds` counts as killed
+_SOON = 60.0  # seconds; signs of life come every 10 s, or every step if steps take longer
+_LONG = 1800.0  # seconds of silence until a run without `stall_seconds` counts as killed
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,25 @@ class RunStatus:
 
     workdir: str
     version: str
-    """Version of bert_jax at the last start; empty if unknown."""
+    """Version of bert_jax at the last start, or an empty string if unknown."""
     num_steps: int | None
-    """Length of the run in steps; None if unknown."""
+    """Length of the run in steps, or None if unknown."""
     step: int
     state: State
     heard: float | None
-    """Time of the last sign of life."""
+    """Time of the last sign of life, or None if there was none."""
     silent_seconds: float | None
     steps_per_second: float | None
     seconds_left: float | None
     damaged: list[str]
-    """Names of checkpoints that were found damaged and put aside."""
+    """Names of checkpoints that were found damaged and moved to damaged/."""
     seconds: dict[str, float]
-    """Seconds of all starts, by use: steps (`productive`) or a reason for loss (see `goodput`)."""
+    """Seconds of all starts, by use: `productive` steps, or a reason for loss (see `goodput`)."""
     down_seconds: float
-    """Seconds between the starts, in which nothing ran."""
+    """Seconds between an end and the next start, when nothing ran."""
     num_starts: int
     num_killed: int
-    """Number of starts that ended without a record of the end."""
+    """Number of starts for which no end was recorded before the next start."""
     errors: list[dict[str, Any]]
     """Latest error events, the newest last."""
 
@@ -90,7 +90,7 @@ class PretrainStatus(RunStatus):
     vocab_size: int
     corpus: str
     corpus_tokens: int | None
-    """Number of tokens in the corpus; None: the corpus is not where it was."""
+    """Number of tokens in the corpus, or None if the corpus is no longer where it was."""
     phases: tuple[Phase, ...]
     checkpoints: list[int]
     """Steps of the complete checkpoints, ascending."""
@@ -99,20 +99,20 @@ class PretrainStatus(RunStatus):
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
-    """Baseline of the first metric; None if the metric has no baseline or it is unknown."""
+    """Baseline of the first metric, or None if there is none or it is unknown."""
     train: dict[str, Any]
-    """Last row of training metrics, with its `step`; empty if there is no such row."""
+    """Last row of training metrics, with its `step`; empty before the first row."""
     evaluation: dict[str, Any]
-    """Last row of held-out metrics; empty if there is no such row."""
+    """Last row of held-out metrics; empty before the first row."""
     origin: str
-    """Checkpoint that the run branches from, or checkpoints that the model averages; or empty."""
+    """Checkpoint from which the run branches, or checkpoints that were averaged; may be empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step, whose checkpoint is never deleted."""
+    """Work directories of branches by starting step, at which the checkpoint is never deleted."""
     curve: list[tuple[float, float]]
-    """Points (step, first metric of training); neighbours are averaged if there are many."""
+    """Points (step, first training metric). If there are many, neighbouring points are averaged."""
     heldout_curve: list[tuple[float, float]]
     corpora: list[CorpusCurve]
-    """Text seen and held-out loss of each corpus in a mixture; empty for a single corpus."""
+    """Text read so far and held-out loss for each corpus of a mixture; empty for one corpus."""
 
     @property
     def phase(self) -> int:
@@ -124,7 +124,7 @@ class PretrainStatus(RunStatus):
 
 @dataclass(frozen=True)
 class FinetuneStatus(RunStatus):
-    """Status of a fine-tuning run; steps count all waves of trials."""
+    """Status of a fine-tuning run. Steps are counted through all waves of trials."""
 
     task: str
     init: str
@@ -132,16 +132,16 @@ class FinetuneStatus(RunStatus):
     """Number of runs in the sweep."""
     num_epochs: float
     evaluation: dict[str, Any]
-    """Newest row of metrics; empty if there is no row."""
+    """Newest row of metrics, of training or of an evaluation; empty before the first row."""
     model_saved: bool
     statistics: str
-    """Statistics of a finished run, as text; empty before the end."""
+    """Statistics of a finished run as text; empty before the end."""
 
 
 def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
     """Return the status of a pretraining run without changing the run.
 
-    `now` is in seconds since 1970; None: the present.
+    `now` is a time in seconds since 1970; None means the present.
 
     Raises:
         UserError: There is no run, or its configuration cannot be read.
@@ -221,7 +221,7 @@ def _run_values(
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
     step = max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
-    if starts:  # the last start may have gone back to an earlier step than was logged
+    if starts:  # the last start may have gone back to an earlier step
         step = starts[-1].last_step
     heard = _heard(workdir, starts, events)
     silent = None if heard is None else max(0.0, (now or time.time()) - heard)
@@ -252,7 +252,7 @@ def _run_values(
 
 
 def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
-    """Draw the loss curve as a PNG; raise UserError if no loss has been logged yet."""
+    """Draw the loss curve as a PNG file. Raise a UserError if no loss has been logged yet."""
     if not status.curve and not status.heldout_curve:
         raise UserError("there is no loss to draw yet")
     metrics, baseline, title = status.metrics, status.unigram_entropy, workdir.absolute().name
@@ -261,7 +261,7 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Name the checkpoints that a run or a model comes from, as its config.json records them."""
+    """Name the checkpoints from which a run or model comes, as config.json (`record`) has them."""
     try:
         if "average" in record:
             made = record["average"]
@@ -277,7 +277,7 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
-    """Return the training corpus's number of tokens and baseline; None for what is unknown."""
+    """Return the corpus's number of tokens and the metric's baseline, each None if unknown."""
     metric = config.metrics[0]
     with contextlib.suppress(UserError, OSError):
         store = open_corpus(config.data.corpus).train

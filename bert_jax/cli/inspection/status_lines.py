@@ -1,4 +1,4 @@
-"""Lines of `bert-jax status` for people."""
+"""Text that `bert-jax status` prints for people."""
 
 import datetime
 import textwrap
@@ -21,7 +21,7 @@ _REASONS = {
 def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = True) -> list[str]:
     """Describe a pretraining run: a subject on each line, and the loss curve.
 
-    `plain`: ASCII without colours, for a file or a pipe.
+    If `plain` is true, the curve is ASCII without colours, for a file or a pipe.
     """
     phases = ", then ".join(
         f"{phase.num_steps:,} of {phase.batch_size:,} rows of {phase.length} tokens"
@@ -93,7 +93,7 @@ def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
 def _lines(
     status: RunStatus, subjects: list[tuple[str, str]], body: list[str], width: int
 ) -> list[str]:
-    """Return a paragraph per subject, the body, the time of all starts, and the last errors."""
+    """Return a paragraph per subject, the body, the use of time, and the last errors."""
     made_by = f", by bert_jax {status.version}" if status.version else ""
     lines = []
     for name, text in [("run", f"{status.workdir}{made_by}: {_state(status)}"), *subjects]:
@@ -111,7 +111,7 @@ def _value(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace line breaks and control characters."""
+    """Replace line breaks and control characters by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -120,12 +120,12 @@ def _state(status: RunStatus) -> str:
     return {
         "new": "no step has been logged yet",
         "running": f"running (last sign of life {ago})",
-        "silent": f"seems to be running, but the last sign of life was {ago}: it is compiling, "
-        "evaluating, saving or restoring, or it was killed",
-        "killed": f"NOT running: the last sign of life was {ago}, and it did not say that it "
-        "ended: it was killed, or its machine is gone. The same command continues it",
+        "silent": f"seems to be running, but the last sign of life was {ago}. The run may be "
+        "compiling, evaluating, saving or restoring, or it was killed",
+        "killed": f"NOT running: the last sign of life was {ago}, and no end was recorded. The run "
+        "was killed, or its machine is gone. The same command continues the run",
         "failed": f"failed: it ended with an error {ago}",
-        "stopped": f"stopped by a signal {ago}, and saved; the same command continues it",
+        "stopped": f"stopped by a signal {ago}, and saved; the same command continues the run",
         "finished": f"finished {ago}".rstrip(),
     }[status.state]
 

@@ -1,4 +1,4 @@
-"""Evaluation of a translation run on pairs of files: scores, floors, losses, a table by length."""
+"""Evaluation of a translation run on a file of sources and a file of reference translations."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +25,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Nats per token; if wrong sources raise the loss by less, the decoder ignores its source."""
+"""Least rise of the loss by wrong sources, in nats per token, if the decoder uses its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -38,15 +38,16 @@ def evaluate_pairs(
     settings: SearchConfig,
     corpus: str | None = None,
 ) -> dict[str, Any]:
-    """Translate a file and score the translations against another file, line by line.
+    """Translate the lines of a file, and score them against the lines of another file.
 
-    Each line of a file is a sentence. `corpus` replaces the run's corpus; the targets in the corpus
-    are the candidates for the best constant caption.
+    Each line is a sentence. `corpus` replaces the run's corpus, whose targets are the candidates
+    for the best constant translation.
 
     Returns:
-        `bleu` and `chrf` with intervals and signatures, `exact` (share of the translations that
-            equal the reference), `floors`, `ceiling`, losses in nats per target token, `by_length`
-            and counts; see `translation_lines`.
+        `bleu` and `chrf` with intervals and signatures; `exact`, the share of the translations that
+            equal the reference; `floors`, the BLEU of copied sources and of the best constant;
+            `ceiling`, the BLEU of references that the tokenizer encodes and decodes; losses in nats
+            per target token; `by_length`; and counts. `translation_lines` formats the result.
 
     Raises:
         UserError: The model does not translate, the corpus has no pairs, a file cannot be read or
@@ -96,9 +97,9 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} for copies of the sources"
     if floors["constant"] is None:
-        fixed = "no constant caption is known: the training corpus is missing (give --corpus)"
+        fixed = "no constant translation is known: the corpus is missing (give --corpus)"
     else:
-        fixed = f"{floors['constant']:.1f} for one caption for all: {floors['constant_text']!r}"
+        fixed = f"{floors['constant']:.1f} for one text for all: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
     lines.append(
         f"{'ceiling':13} {found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
@@ -118,10 +119,10 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
         if gap < LEAST_GAP:
             lines.append(
                 f"Warning: wrong sources raise the loss by {gap:z.3f} nats per token, less than "
-                f"{LEAST_GAP}: the decoder ignores its source"
+                f"{LEAST_GAP}. The decoder ignores its source"
             )
     if found["cut"]:
-        lines.append(f"{'cut':13} {found['cut']:,} translations without an end (--max-length-rate)")
+        lines.append(f"{'cut':13} {found['cut']:,} translations at the limit (--max-length-rate)")
     lines += ["", f"{'source words':13} {'pairs':>7} {'BLEU':>6} {'chrF':>6}"]
     for row in found["by_length"]:
         lines.append(f"{row['words']:13} {row['pairs']:7,} {row['bleu']:6.1f} {row['chrf']:6.1f}")
@@ -129,7 +130,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
 
 
 def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
-    """Read two files of sentences, one a line, as `open_pairs` does.
+    """Read two files with one sentence per line, as `open_pairs` does.
 
     Raises:
         UserError: A file cannot be read, the files have no lines or different numbers of lines,
@@ -139,7 +140,7 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
     for number, source, target in open_pairs([source_file, target_file]).pairs():
         for file, side, line in ((source_file, sources, source), (target_file, targets, target)):
             if not line:
-                raise UserError(f"{file}, line {number}: empty; remove the line from both files")
+                raise UserError(f"{file}, line {number} is empty; remove it from both files")
             side.append(line)
     if not sources:
         raise UserError(f"{source_file} has no lines")
@@ -149,13 +150,13 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
 def losses(
     saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
 ) -> tuple[float, float | None]:
-    """Compute the references' loss in nats per token, with end tokens but without smoothing.
+    """Compute the loss of the targets in nats per token, with end tokens and without smoothing.
 
-    The model is on a device; `targets` are token ids without special tokens.
+    `saved` must be on a device. `targets` are token ids without special tokens.
 
     Returns:
-        The loss, and the loss with each source moved to another pair (None if there is one pair).
-            The two are equal if the decoder ignores its source.
+        The loss, and the loss with each source moved to another pair (None if there is only one
+            pair). Both are equal if the decoder ignores its source.
     """
     special, limit = saved.tokenizer.special_ids, saved.max_length
     rows = [
@@ -167,7 +168,7 @@ def losses(
     own = _mean_loss(saved, rows, inputs, labels)
     if len(rows) == 1:
         return own, None
-    circle = np.random.default_rng(_SEED).permutation(len(rows))  # a source goes to the next pair
+    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each moves to the next
     moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
     return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs, labels)
 
@@ -214,7 +215,7 @@ def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndar
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
-    """Return some training targets of the run; an empty list if the run's corpus is missing."""
+    """Return some of the run's training targets, or an empty list if its corpus is missing."""
     name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
     try:
         store = open_corpus(name).train

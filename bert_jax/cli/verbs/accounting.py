@@ -1,4 +1,4 @@
-"""Verbs that account for text and models; modules are imported when a verb runs."""
+"""Verbs that trace models and examine corpora. Each verb imports its modules when it runs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,10 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory to search for ancestors by name and digest, since an export does not record
-    the place of its source. The directory that holds an export is searched too. May be repeated."""
+    """Further directory in which to find ancestors by name and digest, since exports do not record
+    where their source is. An export's parent directory is always searched. May be repeated."""
     quick: bool = False
-    """Compare only the records; do not read checkpoints, stores and files."""
+    """Compare only the records, without reading checkpoints, corpora and files."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.lineage import check_lineage, lineage_lines
@@ -47,16 +47,16 @@ class Lineage(groups.Json):
 class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     """Look at a corpus: rows, documents, tokens per word, duplicates.
 
-    Rows are printed as a run sees them. --plot draws histograms of the documents' lengths.
+    Rows are printed as training reads them. --plot draws histograms of the documents' lengths.
 
     $ bert-jax inspect work/corpus
     $ bert-jax inspect work/corpus --pairing nsp --length 512 --seed 3 --plot lengths.png
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus`, or one of its stores."""
+    """Output of `bert-jax corpus`, or its subdirectory train or heldout."""
     part: Literal["train", "heldout"] = "train"
-    """Store to look at."""
+    """Part of the corpus to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
     """Pairing of the texts in a row, as in data.pairing (default: translation for a corpus of
     pairs, else none)."""
@@ -65,7 +65,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
-    """Read all documents even above 50 million tokens, instead of an evenly spaced sample."""
+    """Read all documents; otherwise, above 50 million tokens, only an even sample is read."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
@@ -87,8 +87,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 class Contamination(groups.Workers, groups.Json):
     """Find evaluation texts, or near-duplicates, in a corpus.
 
-    Evaluation texts are found by their n-grams of 13 words; held-out documents are found if they
-    are near-duplicates of training documents.
+    Evaluation texts are found by n-grams of 13 words that the corpus shares with them. Held-out
+    documents are found if they are near-duplicates of training documents.
 
     $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
     $ bert-jax contamination work/corpus --against heldout
@@ -96,8 +96,8 @@ class Contamination(groups.Workers, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus`, whose store `train` is read, or text in a form that `bert-jax
-    corpus --input` takes."""
+    """Output of `bert-jax corpus`, of which only the training part is read, or text in a form that
+    `bert-jax corpus --input` takes."""
     against: tuple[Annotated[str, "FILE"], ...]
     """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file
     with one example per line (.txt), per row (.tsv, .csv) or per object (.jsonl). May be
@@ -105,8 +105,8 @@ class Contamination(groups.Workers, groups.Json):
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
     """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
     out: Annotated[Path | None, "FILE.json"] = None
-    """File for the report (default: beside the corpus.json of a store, where `evaluate`, `export`
-    and `lineage` find it)."""
+    """File for the report (default: in the corpus, where `evaluate`, `export` and `lineage` find
+    it; a report on text that is not yet a corpus is only printed)."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.overlap import search
@@ -118,7 +118,10 @@ class Contamination(groups.Workers, groups.Json):
 
         specs = self.against
         if self.out is not None and len(specs) > 1:
-            raise UserError(f"--out is one file, not {len(specs)}; rerun for each --against")
+            raise UserError(
+                f"--out names one file, but there are {len(specs)} reports; run the verb once for "
+                "each --against"
+            )
         workers = worker_count(self.num_workers)
         corpus = Path(self.corpus)
         store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)

@@ -1,4 +1,4 @@
-"""Steps from texts to answers, which the verbs of `verbs.inference` share."""
+"""Steps from texts to answers that the verbs in `verbs.inference` share."""
 
 import os
 import sys
@@ -25,10 +25,10 @@ from bert_jax.tokenization.tokenizer import replace_surrogates
 def run_verb(
     asked: Asking, make: Callable[[SavedModel], Predictor[Any]], **same: str | None
 ) -> int:
-    """Answer texts from the command line or files, or, if neither is given, from standard input.
+    """Answer the texts of the command line or of files; if neither are given, read standard input.
 
-    `make` turns a model on a device into a predictor. `same` are fields that have one value for
-    all records; a field is not set if its value is None.
+    `make` turns a model on a device into a predictor. `same` has the fields whose value is the same
+    for all records; a field whose value is None is not set.
     """
     table = check_files(asked)
     saved = read_model(asked.model)
@@ -97,7 +97,7 @@ def run_verb(
 
 
 def check_files(asked: Asking) -> TableFormat:
-    """Check the formats of all files before a model is loaded; return the format of tables."""
+    """Check the formats of all files before a model is loaded, and return the tables' format."""
     for source in asked.input:
         _format(asked, source)
     check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)
@@ -109,7 +109,7 @@ def _format(asked: Asking, source: str) -> Format:
 
 
 def answer_form(asked: Asking) -> Form:
-    """Return the form in which the answers are written."""
+    """Choose the form in which the answers are written."""
     out = asked.out
     from_files = bool(asked.input) or asked.texts in ((), (STDIN,))
     if asked.json or (out is not None and out.suffix.lower() in JSON_LINES):

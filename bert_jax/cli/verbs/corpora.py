@@ -1,4 +1,4 @@
-"""Verbs that turn text into a tokenizer and a corpus; modules are imported when a verb runs."""
+"""Verbs that make a tokenizer and a corpus. Each verb imports its modules only when it runs."""
 
 import math
 import sys
@@ -20,18 +20,19 @@ class Sources(groups.Columns):
     """Options that name the text, or the pairs of texts, to read."""
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """Text: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set
-    of the Hugging Face Hub, read in place), `tfds:NAME[:SPLIT]`, or `python-docs` (the
-    documentation that Python and the installed packages carry). Files: .txt with a blank line
-    between documents, .jsonl, .csv, .tsv, each also as .gz, .xz, .zst or .bz2, .parquet, .warc.gz,
-    .wet.gz, and dumps of Wikipedia (.xml.bz2). The text of tables and JSON lines is in the column
-    text. May be repeated."""
+    """Text to read: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a
+    data set of the Hugging Face Hub, read without a download first), `tfds:NAME[:SPLIT]` (a data
+    set of TensorFlow Datasets), or `python-docs` (the documentation of Python and of the installed
+    packages). A file is .txt with a blank line between documents, .jsonl, .csv or .tsv, all of
+    which may be compressed (.gz, .xz, .zst, .bz2), or .parquet, .warc.gz, .wet.gz or a dump of
+    Wikipedia (.xml.bz2). In tables and JSON lines, the column text has the text (see --columns).
+    May be repeated."""
     pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
     """Pairs of texts for translation: two files (also .gz, .xz or .zst), where line n of the second
     translates line n of the first; or one table with --columns source=COLUMN,target=COLUMN (.tsv,
     .csv, .jsonl, .parquet, `tfds:NAME[:SPLIT]`). May be repeated."""
     line_documents: bool = False
-    """Read each line of a text file as a document of its own."""
+    """Read each line of a text file as a separate document."""
 
     def reading(self, *keep: str) -> "ReadOptions":
         """Return the settings for reading text."""
@@ -41,7 +42,7 @@ class Sources(groups.Columns):
         return ReadOptions(field, keep, line_documents=self.line_documents)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
-        """Open the files, or the table, of each item as pairs of texts; `swap` swaps the sides."""
+        """Open each item, two files or a table, as pairs; `swap` swaps sources and targets."""
         from bert_jax.data.corpus.pairs import open_pairs
 
         names = self._columns()
@@ -71,20 +72,22 @@ class Tokenizer(Sources, groups.IntoDirectory):
     vocab_size: int = 30522
     """Number of tokens."""
     cased: bool = False
-    """Keep case and accents; if not set, wordpiece lower-cases, but the other kinds never do."""
+    """Keep case and accents in a wordpiece vocabulary, which is otherwise lower-cased without
+    accents. The other kinds of tokenizer always keep both."""
     keep_accents: bool = False
     """Keep accents in a lower-cased wordpiece vocabulary."""
     character_coverage: float | None = None
-    """Share of the text that the most frequent characters cover; each of them gets a token. Another
-    character makes its word [UNK] or, in SentencePiece, bytes (default: at least 0.9995)."""
+    """Share of the text that the characters with tokens must cover; the most frequent characters
+    get tokens first. For wordpiece, a word with another character becomes [UNK]; SentencePiece
+    splits the character into bytes (default: at least 0.9995)."""
     limit_alphabet: Annotated[int | None, "N"] = None
-    """Largest number of characters that get wordpiece tokens. By default the coverage decides, with
-    at least 1000 characters if --character-coverage is not given either."""
+    """Largest number of characters that get wordpiece tokens. By default, --character-coverage
+    decides; if that option is not given either, at least 1000 characters get tokens."""
     min_frequency: Annotated[int | None, "N"] = None
-    """Number of times that a pair of pieces must occur before wordpiece or bytelevel merges it
-    (default: 2)."""
+    """Smallest number of times that a pair of pieces must occur so that wordpiece or bytelevel
+    merges it (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Largest amount of text to learn from, sampled evenly from all the text."""
+    """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -121,9 +124,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
         else:
             for name in given.keys() & set(options[1:]):
                 raise UserError(
-                    f"--{name.replace('_', '-')} works only with --kind wordpiece. SentencePiece "
-                    "keeps all accents and has no least frequency; --character-coverage limits "
-                    "its characters"
+                    f"--{name.replace('_', '-')} cannot be used with --kind unigram or bpe. "
+                    "SentencePiece keeps all accents and has no smallest frequency; use "
+                    "--character-coverage to limit its characters"
                 )
             tokenizer = train_sentencepiece(
                 texts, self.vocab_size, model=self.kind, progress=show, **given
@@ -142,24 +145,24 @@ class Cleaning(Verb):
     TITLE: ClassVar[str] = "cleaning"
 
     filter: tuple[Annotated[str, "NAME"], ...] = ()
-    """Published filters that drop documents or lines: a group (gopher, gopher-quality,
+    """Published filter that drops documents or lines: a group of filters (gopher, gopher-quality,
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
-    repeated; an unknown name lists all filters."""
+    repeated. The message about an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language to keep, such as de; de:0.9 also sets the lowest probability (default: 0.8)."""
+    """Language to keep, such as de. de:0.9 also sets the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
     earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an
     earlier paragraph. near: documents whose word 5-shingles have a Jaccard similarity of at least
     0.8 with an earlier document; near=0.7 sets another limit."""
     without: tuple[Annotated[str, "FILE"], ...] = ()
-    """Evaluation texts, as `bert-jax contamination --against` takes them, to keep out: paragraphs
-    that share an n-gram of 13 words with them are left out. May be repeated."""
+    """Evaluation texts to keep out of the corpus, named as for `bert-jax contamination --against`.
+    Paragraphs that share an n-gram of 13 words with these texts are left out. May be repeated."""
     keep_dropped: Directory | None = None
     """Directory for samples of dropped documents, each with the reason."""
 
     def cleaning(self) -> "CleaningConfig":
-        """Return the rules that the options set; refuse wrong values and unused options."""
+        """Return the rules that the options set. Raise a UserError for wrong or unused options."""
         from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 
         language, colon, threshold = self.language.partition(":")
@@ -196,19 +199,19 @@ class OfText(Cleaning):
     TITLE: ClassVar[str] = "text"
 
     splitter: Literal["fast", "lines", "syntok"] | None = None
-    """Sentence splitter (default: fast); lines: each line is a sentence."""
+    """Sentence splitter (default: fast). lines takes each line as one sentence."""
     by_column: Annotated[str, "COLUMN"] = ""
-    """Column with few values, such as lang; each value gets its own corpus below --out."""
+    """Column with few values, such as lang. Each value gets a corpus in a subdirectory of --out."""
     estimate: bool = False
-    """Read a sample and estimate the cost of the build; nothing is written."""
+    """Read a sample and estimate the cost of the build. Nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
-    """Engine of the build. local: processes on this machine; ray: Ray on this machine;
-    ray:HOST:PORT: the cluster whose head has this address; ray:auto: this node's cluster."""
+    """Engine that runs the build. local: processes on this machine. ray: Ray on this machine.
+    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Total size of a shard's input files; each shard is a task of the engine. Input smaller
-    than twice this size makes a single shard (default: 1024)."""
+    """Total size of a shard's input files, in MiB. Each shard is one task of the engine. Input
+    smaller than twice this size makes a single shard (default: 1024)."""
     scratch: Directory | None = None
-    """Directory that all nodes can reach, for the search for duplicates (default: beside --out)."""
+    """Directory for the search for duplicates; all nodes must reach it (default: beside --out)."""
 
 
 class OfPairs(Verb):
@@ -217,9 +220,9 @@ class OfPairs(Verb):
     TITLE: ClassVar[str] = "pairs"
 
     heldout_pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
-    """Pairs for evaluation, given like --pairs (default: a share of --pairs)."""
+    """Pairs for evaluation, given like --pairs (default: the share --heldout-rate of --pairs)."""
     swap: bool = False
-    """Swap the sides of each pair, to translate from the second into the first."""
+    """Swap source and target in each pair, to translate from the second language into the first."""
 
 
 class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
@@ -238,9 +241,9 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     out: Annotated[str | None, "CORPUS"] = None
     """Directory to write, or gs://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
-    """Share of the documents, or of the pairs, to keep for evaluation (default: 0.01)."""
+    """Share of the documents, or of the pairs, to hold out for evaluation (default: 0.01)."""
     overwrite: bool = False
-    """Replace a corpus at --out once the new one is complete."""
+    """Replace an existing corpus at --out as soon as the new corpus is complete."""
 
     def __call__(self) -> int:
         self._check_form()
@@ -303,7 +306,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         return 0
 
     def _check_form(self) -> None:
-        """Refuse options for text in a corpus of pairs, the reverse, and missing options."""
+        """Raise a UserError if an option is missing, or fits only the other kind of corpus."""
         if bool(self.input) == bool(self.pairs):
             raise UserError(
                 "give --input for text, or --pairs for sources and targets"
@@ -329,13 +332,13 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             raise UserError(f"{wrong[0]} works only with {other}; this corpus is from {form}")
         if sides and all(len(files) > 1 for files in (*self.pairs, *self.heldout_pairs)):
             raise UserError(
-                f"--columns {','.join(self.columns)} is for tables, but all files of --pairs are "
-                "files of lines"
+                f"--columns {','.join(self.columns)} is for tables, but all files of --pairs have "
+                "lines of plain text"
             )
         if self.heldout_pairs and self.heldout_rate is not None:
             raise UserError(
-                "--heldout-rate holds out some of --pairs, but --heldout-pairs are given; give "
-                "only one of the two"
+                "--heldout-rate takes the held-out pairs from --pairs, and --heldout-pairs takes "
+                "them from files; give only one of the two"
             )
 
 
@@ -348,7 +351,8 @@ class Tfds(Verb):
     """
 
     name: Given[Annotated[str, "NAME"]]
-    """Name in the catalogue of TensorFlow Datasets; the data go to TFDS_DATA_DIR."""
+    """Name of the data set in the catalogue of TensorFlow Datasets. The environment variable
+    TFDS_DATA_DIR names the directory of the data (default: ~/tensorflow_datasets)."""
 
     def __call__(self) -> int:
         from bert_jax.files.tfds import prepare_tfds

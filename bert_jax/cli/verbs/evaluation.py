@@ -1,4 +1,4 @@
-"""The verb that evaluates runs and models; modules are imported when it runs."""
+"""The verb that evaluates runs and models. It imports its modules only when it runs."""
 
 import sys
 from pathlib import Path
@@ -16,12 +16,12 @@ class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     TITLE: ClassVar[str] = "a pretraining run or a pretrained model, on held-out text"
 
     length: Annotated[int | None, "N"] = None
-    """Number of tokens in a row (default: as in the last phase)."""
+    """Number of tokens in a row (default: as in the last phase of the run)."""
     by_position: bool = False
     """Print loss and accuracy of masked words by position in the document (0-127, 128-255, 256-511,
     ...) and by masking rate, as a table and a picture."""
     masking_rates: Commas[Annotated[float, Above(0), Below(100)]] = ()
-    """Percentages of the tokens to mask, for --by-position (default: 5,15,30)."""
+    """Percentages of the tokens that --by-position masks (default: 5,15,30)."""
 
 
 class Labelled(Verb):
@@ -30,16 +30,16 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """Labelled file in the format of the run's files or, for GLUE, a split; or dev or test, a part
-    of the run's own data (default: both parts). --columns sets fields of the task."""
+    """Labelled file in the format of the run's files or, for GLUE, the name of a split. dev or test
+    is that part of the run's own data (default: both parts). --columns sets fields of the task."""
     report: Directory | None = None
-    """Directory for report.md and report.json (scores by class with intervals, confusion, the most
-    confident mistakes) and a picture."""
+    """Directory for report.md and report.json (scores by class with intervals, the confusion
+    matrix, the most confident mistakes) and a picture."""
     versus: RunPlace | None = None
-    """Another run to score on the same examples, to print differences with paired intervals."""
+    """Another run to score on the same examples. Differences are printed with paired intervals."""
     contamination: tuple[File, ...] = ()
-    """Report of `bert-jax contamination` on the data, to score contaminated and clean examples
-    separately (default: reports on the corpora that the model comes from). May be repeated."""
+    """Report of `bert-jax contamination` on the data. Contaminated and clean examples are then
+    scored separately (default: reports on the model's training corpora). May be repeated."""
 
 
 class Pairs(groups.Beams):
@@ -49,7 +49,7 @@ class Pairs(groups.Beams):
 
     pairs: tuple[Annotated[str, "FILE"], Annotated[str, "FILE"]] | None = None
     """Files of source sentences and of references, one per line. Prints sacreBLEU's BLEU and chrF
-    with intervals, floors, losses, and a table by source length."""
+    with intervals, BLEU of trivial translations (floors), losses, and a table by source length."""
 
 
 class Vectors(groups.Rerank):
@@ -58,16 +58,16 @@ class Vectors(groups.Rerank):
     TITLE: ClassVar[str] = "a model that makes vectors, on one of three test sets"
 
     retrieval: Directory | None = None
-    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a judgement file
-    in it. Prints nDCG@10, MRR@10, recall@100 and MAP, with BM25's scores for comparison."""
+    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a file of
+    judgements in it. Prints nDCG@10, MRR@10, recall@100 and MAP, and BM25's scores to compare."""
     sts: Annotated[str | None, "FILE"] = None
-    """Table of text pairs with scores (query, document, score). Prints Spearman's correlation of
-    the scores with the cosines."""
+    """Table of text pairs with scores (columns query, document, score). Prints Spearman's
+    correlation between these scores and the cosines of the vectors."""
     clustering: Annotated[str | None, "FILE"] = None
-    """Table of texts with classes (text, label). Prints the V-measure of k-means, averaged over 10
-    runs."""
+    """Table of texts with classes (columns text, label). Prints the V-measure of k-means, averaged
+    over 10 runs."""
     dimensions: Commas[int] = ()
-    """Lengths to cut vectors to, to score the cut vectors as well, such as 256,128,64."""
+    """Lengths to which the vectors are cut, such as 256,128,64. Each is scored as well."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):
@@ -121,13 +121,13 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         return 0
 
     def _refuse(self, why: str, *groups: type[Verb], but: str = "") -> None:
-        """Refuse the given options of other kinds of evaluation, except the option `but`."""
+        """Raise a UserError if any option of `groups`, except the option `but`, is given."""
         for option in self.given(*groups):
             if option != but:
                 raise UserError(f"{option} {why}")
 
     def _finetuned(self) -> int:
-        """Score a fine-tuned model: scores to standard output, tables to standard error."""
+        """Score a fine-tuned model. Print scores to standard output, tables to standard error."""
         from bert_jax.tasks.reports.lines import difference_lines, report_lines
         from bert_jax.training.finetune.evaluate import evaluate_finetuned
         from bert_jax.training.finetune.report import write_reports

@@ -1,4 +1,4 @@
-"""Verbs that export, import, average and grow models; modules are imported when a verb runs."""
+"""Verbs that export, import, average and grow models. Verbs import their modules when they run."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
     """Export a model to another format, and check that outputs agree.
 
-    A fine-tuning run exports its best model.
+    From a fine-tuning run, the best model is exported.
 
     $ bert-jax export work/base --to huggingface --out out/base --license apache-2.0
     $ bert-jax export work/mrpc --to stablehlo --out out/mrpc
@@ -20,11 +20,11 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
 
     to: Literal["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"]
     """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
-    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU, which includes the
-    search of a translator. orbax: parameters as a plain checkpoint. onnx: for onnxruntime. peft:
-    only the low-rank updates and the head of a run with lora.rank, for PEFT."""
+    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU; a translator's program
+    includes the beam search. orbax: parameters as a plain checkpoint. onnx: for ONNX Runtime. peft:
+    only the low-rank updates and the head of a run with lora.rank, in PEFT's format."""
     quantize: Literal["int8"] | None = None
-    """Quantization of matrices to 8 bits by ONNX Runtime (only with --to onnx); the loss of
+    """Quantization of matrices to 8 bits by ONNX Runtime, only with --to onnx. The loss of
     precision is measured."""
     name: Text = ""
     """Title of the model card (default: the name of MODEL)."""
@@ -87,10 +87,10 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average (default: 1)."""
     method: Literal["mean", "ema"] = "mean"
-    """Kind of average: mean with equal weights, or ema, an exponential moving average in the given
-    order."""
+    """Kind of average. mean gives all checkpoints equal weights. ema is an exponential moving
+    average in the given order."""
     decay: Annotated[float | None, "D"] = None
-    """Weight that ema gives the average so far when it adds a checkpoint (default: 0.9)."""
+    """Weight of the average so far when ema adds the next checkpoint (default: 0.9)."""
     evaluate: bool = False
     """Print the held-out loss of each checkpoint and of the average."""
 
@@ -122,7 +122,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 class Import(groups.IntoDirectory, groups.Tolerance):
     """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    If Transformers is installed, its outputs and token ids are compared with ours.
+    If Transformers is installed, its outputs and token ids are compared with those made here.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt
@@ -132,11 +132,11 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
     or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
-    """File of tokens to add to the vocabulary, one per line. A token's embedding starts as the mean
-    over the old tokens that spelled it."""
+    """File of tokens to add to the vocabulary, one per line. The embedding of a new token starts as
+    the mean embedding of the old tokens that spelled it."""
     gelu: Literal["tanh", "erf"] | None = None
-    """Meaning of gelu in a TensorFlow checkpoint: tanh, as in the original code (default), or erf,
-    as in the code's first release and in Transformers."""
+    """Formula of gelu for a TensorFlow checkpoint: tanh, the approximation in the original code
+    (default), or erf, the exact form in that code's first release and in Transformers."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.exchange.importing import import_model
@@ -176,10 +176,10 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """
 
     config: Annotated[str | None, "FILE"] = None
-    """Pretraining configuration whose section model has the sizes (default: MODEL's own)."""
+    """Pretraining configuration whose section model sets the new sizes (default: MODEL's own)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
-    nearly the loss of MODEL; otherwise weights are copied unchanged, as in ModernBERT's tiling."""
+    nearly the loss of MODEL. Otherwise, weights are copied unchanged, as in ModernBERT's tiling."""
 
     CONFIGURED: ClassVar[bool] = True
 

@@ -39,7 +39,7 @@ class Json(Verb):
     """Print JSON instead of lines for people."""
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
-        """Print `found` as JSON (`how`: options of `json.dumps`) with --json, else the lines."""
+        """Print `found` as JSON if --json is given, else `lines`; `how` goes to `json.dumps`."""
         written = {"indent": 2, **how}
         print(json.dumps(found, **written) if self.json else "\n".join(lines))
 
@@ -48,41 +48,44 @@ class Rows(Verb):
     """A limit on the number of rows."""
 
     rows: Count | None = None
-    """Largest number of rows to read or to print (default: all; `grow`: 1024, `inspect`: 4)."""
+    """Largest number of rows to read or to print (default: 1024 for `grow`, 4 for `inspect`, and
+    all rows for other verbs)."""
 
 
 class StoreRows(Rows):
-    """Rows of a corpus."""
+    """A corpus, and a limit on the number of its rows."""
 
     corpus: CorpusPlace | None = None
-    """Output of `bert-jax corpus`, with the same tokenizer (default: the run's corpus)."""
+    """Output of `bert-jax corpus` with the model's tokenizer (default: the run's corpus; without
+    this option, `grow` measures no loss)."""
 
 
 class Checkpoint(Verb):
     """One checkpoint of a run."""
 
     step: int | None = None
-    """Step of the checkpoint to read (default: the newest; `verify`: all)."""
+    """Step of the checkpoint to read (default: the newest intact one; for `verify`, all)."""
 
 
 class Seed(Verb):
     """The seed of random numbers."""
 
     seed: Natural = 0
-    """Seed of the rows (`inspect`), or of the noise that `grow --preserve` adds to copies."""
+    """Seed for the order of rows (`inspect`) or for noise on copied weights (`grow --preserve`)."""
 
 
 class Plot(Verb):
     """The picture that a verb draws."""
 
     plot: options.Picture | None = None
-    """File for the picture (default: in a local run, loss.png for `status` and positions.png for
-    `evaluate --by-position`; else no picture)."""
+    """PNG file for the picture. By default, `status` writes loss.png and `evaluate --by-position`
+    writes positions.png into the work directory of a local run. Otherwise, nothing is drawn."""
 
     def draw(self, write: Callable[[Path], object], work: "WorkDir", name: str) -> Path | None:
-        """Draw a picture of a run at --plot, or as `name` in a local run; return its place.
+        """Draw a picture of a run into the file --plot or, in a local run, into the file `name`.
 
-        If drawing fails, a line on standard error says why, and the verb goes on.
+        Return the path of the file, or None if nothing is drawn. If drawing fails, a line on
+        standard error says why, and the verb goes on.
         """
         place = self.plot or (work.local / name if work.mirror is None else None)
         try:
@@ -98,22 +101,23 @@ class IntoDirectory(Verb):
     """The directory that a verb writes."""
 
     out: options.Directory
-    """Directory to write; it appears when it is complete."""
+    """Directory to write. It appears only when it is complete."""
 
 
 class IntoFile(Verb):
     """The file that a verb writes."""
 
     out: options.File
-    """File to write; an existing file is replaced. `index` writes .parquet, `mine` JSON lines."""
+    """File to write; an existing file is replaced. `index` writes a parquet file (.parquet), and
+    `mine` writes JSON lines (.jsonl)."""
 
 
 class License(Verb):
     """The licence of the output."""
 
     license: Text = ""
-    """Licence of the text or of the model, abbreviated as on the Hub, such as apache-2.0 or
-    cc-by-4.0 (default: unknown, except for documents with a field license or licence)."""
+    """Licence of the text or of the model, abbreviated as on the Hugging Face Hub, such as
+    apache-2.0 or cc-by-4.0 (default: unknown, unless a document has a field license or licence)."""
 
 
 class Tolerance(Verb):
@@ -127,23 +131,23 @@ class Workers(Verb):
     """Processes that share the work."""
 
     num_workers: int | None = None
-    """Number of processes (default: all cores)."""
+    """Number of processes (default: one for each core)."""
 
 
 class Top(Verb):
     """The length of a list of answers."""
 
     top: Count | None = None
-    """Number of answers to list for each text (default: `fill-mask` 5, `search` 10, `answer` and
-    `translate` 1, `classify` all)."""
+    """Number of answers to list for each text (default: 5 for `fill-mask`, 10 for `search`, 1 for
+    `answer` and `translate`, and all for `classify`)."""
 
 
 class SecondText(Verb):
     """The second text of a pair."""
 
     text_b: Text | None = None
-    """Second text of a pair; for `attend` on a translation model, the target text (default: the
-    model's own translation)."""
+    """Second text of a pair. If `attend` is given a translation model, this is the target text
+    (default: the model's own translation)."""
 
 
 class Dimensions(Verb):
@@ -157,14 +161,15 @@ class Columns(Verb):
     """Names in tables and JSON lines."""
 
     columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
-    """Names of columns in tables, or of fields in JSON lines, separated by commas:
-    text=review,label=stars. If a table has no header, name a column by its number, from 1. Also the
-    format of CSV and TSV files: header=False, delimiter=;, quoting=False."""
+    """Names of columns in tables, or of fields in JSON lines, separated by commas, such as
+    text=review,label=stars. If a table has no header, name a column by its number, counted from 1.
+    The entries header=False, delimiter=; and quoting=False set the format of CSV and TSV files."""
 
     def named(self, *known: str) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the columns by field, and the format of a table.
+        """Return the name of the column for each field, and the settings of a table's format.
 
-        Refuse wrong values and, if `known` is given, all other fields.
+        Raises:
+            UserError: An entry is malformed, or `known` is given and lacks the field.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -176,8 +181,9 @@ class Columns(Verb):
             elif not column or field in ("header", "quoting") or (known and field not in known):
                 raise UserError(
                     f"--columns has {part!r}; write FIELD=COLUMN, separated by commas, where FIELD "
-                    f"is {' or '.join(known) or 'a field of the task, as in text=review'}, or "
-                    "header=True, header=False, quoting=True, quoting=False, delimiter=CHARACTER"
+                    f"is {' or '.join(known) or 'a field of the task, as in text=review'}. To set "
+                    "the format of a table, write header=True, header=False, quoting=True, "
+                    "quoting=False or delimiter=CHARACTER"
                 )
             else:
                 names[field] = column
@@ -188,7 +194,8 @@ class Texts(Verb):
     """Texts that a model reads."""
 
     texts: Given[tuple[Text, ...]] = ()
-    """Texts, questions or queries; - (or no text at all) reads standard input."""
+    """Texts, questions or queries. If the text is -, or if there is neither a text nor --input,
+    standard input is read."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """File to read: lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet),
     also compressed (.gz, .xz, .zst). May be repeated."""
@@ -198,11 +205,11 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device for the model: cpu, gpu, tpu, or a numbered one such as gpu:1 (default: JAX's
-    first)."""
+    """Device for the model: cpu, gpu or tpu, or a device with a number, such as gpu:1 (default:
+    JAX's first device)."""
 
     def opened(self, place: str) -> "SavedModel":
-        """Read a model onto the device."""
+        """Read a model and put it onto the device."""
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.infer.forward import on_device
 
@@ -213,8 +220,8 @@ class Rerank(Verb):
     """The reranker of a search."""
 
     rerank: ModelPlace | None = None
-    """Model fine-tuned on pairs of texts, with one score or two classes; it reorders the first
-    --candidates passages."""
+    """Model that was fine-tuned on pairs of texts, with one score or two classes. It reorders the
+    first --candidates passages."""
     candidates: Count = 100
     """Number of passages that --rerank reorders."""
 
@@ -225,16 +232,16 @@ class Beams(Verb):
     TITLE: ClassVar[str] = "search for a translation"
 
     num_beams: Count = 5
-    """Number of hypotheses that each step keeps; 1 is greedy search."""
+    """Number of hypotheses (beams) that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha; a hypothesis's
-    score is divided by the penalty."""
+    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha. The score of a
+    hypothesis is divided by this penalty."""
     length_beta: NonNegative = 0.0
-    """Constant beta of the length penalty, see --length-alpha."""
+    """Constant beta of the length penalty; see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
-    """Largest number of tokens in a translation, end token included (default: the model's)."""
+    """Largest number of target tokens, with the end token (default: the model's limit)."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens for each source token; 0: no limit."""
+    """Largest number of target tokens for each source token; 0 means no limit."""
 
     def settings(self, nbest: int = 1) -> "SearchConfig":
         """Return the settings of the search."""
@@ -250,23 +257,23 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that gives an answer for each text."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the files; auto: taken from the suffix, or from standard input's first line."""
+    """Format of the input. auto takes it from a file's suffix or standard input's first line."""
     out: options.File | None = None
-    """File for the answers: .jsonl, for `embed` also .npy or .parquet, for `translate` also text
-    with one line per answer. The file appears when it is complete (default: standard output)."""
+    """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
+    also text with one line per answer. It appears when complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"
-    """Reaction to a line that cannot be read or answered. fail: stop; skip: write the error in
-    place of the answer."""
+    """Reaction to a line that cannot be read or answered. fail stops the verb; skip writes the
+    error in place of the answer."""
 
     PLAIN: ClassVar[bool] = False
-    """Whether the verb turns lines of text into lines of text."""
+    """Whether the verb reads lines of text and writes lines of text."""
     VECTORS: ClassVar[bool] = False
     """Whether answers are vectors."""
 
     def warning(self, predictor: Any) -> str:
-        """Return a warning about the answers that `predictor` gave; by default, ""."""
+        """Return a warning about the answers that `predictor` gave, or "" if there is none."""
         del predictor
         return ""
 
@@ -275,5 +282,5 @@ class AskingRows(Asking):
     """A verb that gives an answer for each text and limits the length of rows."""
 
     max_length: Annotated[int | None, "N"] = None
-    """Largest number of tokens in a row, special tokens included; longer texts are cut or read in
-    windows (default: the model's)."""
+    """Largest number of tokens in a row (one input of the model), special tokens included. Longer
+    texts are cut or read in windows (default: the model's limit)."""

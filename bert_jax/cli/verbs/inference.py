@@ -1,4 +1,4 @@
-"""Verbs that query a model; modules are imported when a verb runs."""
+"""Verbs that query a model. Each verb imports its modules only when it runs."""
 
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ class Classify(groups.AskingRows, groups.SecondText, groups.Top):
     """
 
     threshold: Fraction | None = None
-    """Probability above which a label is predicted, if a text may have several labels (default:
-    the model's own thresholds, else 0.5)."""
+    """Probability above which a label is predicted, for tasks in which a text may have several
+    labels (default: the model's own thresholds, else 0.5)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
@@ -71,10 +71,11 @@ class Answer(groups.AskingRows, groups.Top):
     context_file: File | None = None
     """File with the text that contains the answers."""
     null_threshold: Annotated[str, "ODDS"] = "auto"
-    """Odds of "no answer" above which no answer is given; none: always answer; auto: the best value
-    on the run's dev data, else none."""
+    """Score of "no answer" minus the best answer's score above which no answer is given. none gives
+    an answer to every question. auto takes the value that was best on the run's dev data, or none
+    if there is no such value."""
     max_answer_tokens: Count | None = None
-    """Largest number of tokens in an answer (default: as in the run, else 30)."""
+    """Largest number of tokens in an answer (default: as in the model's run, else 30)."""
 
     def __call__(self) -> int:
         from bert_jax.cli.verbs.answering import run_verb
@@ -108,11 +109,11 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
     """
 
     prefix: Text | None = None
-    """Beginning of every translation."""
+    """Text with which every translation begins."""
     alignments: bool = False
     """Print, for each target word, the source word that the decoder attends to most
-    (cross-attention, mean over layers and heads); this is often, but not always, the word that it
-    translates."""
+    (cross-attention, averaged over layers and heads). The target word often, but not always,
+    translates this source word."""
 
     PLAIN: ClassVar[bool] = True
 
@@ -134,12 +135,12 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
         return run_verb(self, make, prefix=self.prefix)
 
     def warning(self, predictor: "Translator") -> str:
-        """Return a warning that counts the translations that were cut; empty if none was cut."""
+        """Return a warning with the number of translations that were cut, or "" if none was."""
         if not predictor.num_cut:
             return ""
         return (
-            f"{predictor.num_cut:,} translations reached the length limit without an end and were "
-            "cut there; --max-length-rate and --max-length set the limit"
+            f"{predictor.num_cut:,} translations reached the length limit before their end and "
+            "were cut there; --max-length-rate and --max-length set the limit"
         )
 
 
@@ -151,16 +152,16 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
     """
 
     kind: Literal["query", "document"] | None = None
-    """Kind of the texts, which selects the model's prefix for each text."""
+    """Kind of the texts. It selects the prefix that the model puts before each text."""
     pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted"] | None = None
     """Pooling of the tokens' states into a vector (default: the model's pooling, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
-    """Layer whose states to pool, or several to average: 1,6,12 or a range, --layers=-4:-1. 0: the
-    embeddings; -1: the last layer."""
+    """Layer whose states are pooled. Several layers are averaged: a list such as 1,6,12 or a range
+    such as --layers=-4:-1. 0 is the embeddings, and -1 is the last layer."""
     no_special_tokens: bool = False
     """Exclude [CLS] and [SEP] from mean and max pooling."""
     normalize: bool | None = None
-    """Divide each vector by its length (default: the model's own setting, else no)."""
+    """Divide each vector by its Euclidean length (default: the model's own setting, else no)."""
 
     VECTORS: ClassVar[bool] = True
 
@@ -187,7 +188,7 @@ class Attend(groups.OfModel, groups.SecondText):
     """
 
     text: Given[Text]
-    """Text; for each [MASK] the page shows the model's predictions."""
+    """Text to draw. For each [MASK], the page shows the model's predictions."""
     out: File = Path("attention.html")
     """HTML file to write; an existing file is replaced."""
 

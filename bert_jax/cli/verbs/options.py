@@ -1,4 +1,4 @@
-"""Options of verbs: a frozen dataclass defines the parser; parsed arguments fill the dataclass.
+"""Options of verbs. A frozen dataclass defines the parser, and the parsed arguments fill it.
 
     class Verify(OfRun, Json):
         \"\"\"Read all checkpoints of a run back and say which are intact.\"\"\"
@@ -6,7 +6,7 @@
         step: int | None = None
         \"\"\"Step of the only checkpoint to read.\"\"\"
 
-Calling a verb runs it. `bert-jax --help` shows the first line of its docstring.
+Calling an instance runs the verb. `bert-jax --help` shows the first line of the docstring.
 """
 
 import argparse
@@ -32,11 +32,13 @@ V = TypeVar("V", bound="Verb")
 
 _POSITIONAL, _COMMAS = object(), object()
 Given = Annotated[T, _POSITIONAL]
-"""A positional argument."""
+"""Annotation of a positional argument."""
 Commas = Annotated[tuple[T, ...], _COMMAS]
-"""Values separated by commas; options of other tuple types take several values or are repeated."""
+"""Annotation of an option whose values are separated by commas. An option of another tuple type
+takes several values after its flag, or may be repeated."""
 Text = Annotated[str, "TEXT"]
-"""Text whose leading ~ is not expanded; the string in the annotation is the option's metavar."""
+"""Text whose leading ~ is not expanded. The string in such an annotation stands for the value in
+the help (the metavar)."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -54,7 +56,7 @@ _NEW = {
     "--drop-duplicate-paragraphs": "--drop-duplicates paragraphs",
     "--drop-near-duplicates": "--drop-duplicates near=JACCARD",
 }  # fmt: skip
-"""Former options and their replacements."""
+"""Former options, each with its replacement."""
 _METAVARS = {int: "N", float: "X"}
 _NUMBERS = {int: "a whole number", float: "a finite number"}
 
@@ -62,10 +64,10 @@ _NUMBERS = {int: "a whole number", float: "a finite number"}
 @dataclass(frozen=True, kw_only=True)
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Verb:
-    """A verb with its options, or a group of options for several verbs; a frozen dataclass."""
+    """A verb with its options, or options that several verbs share; always a frozen dataclass."""
 
     command_line: str = ""
-    """The whole command, for messages and records."""
+    """Full command line, for messages and records."""
     overrides: tuple[str, ...] = ()
     """Settings of configuration fields, such as --config.model.num_layers=12."""
 
@@ -81,7 +83,7 @@ class Verb:
         raise NotImplementedError
 
     def given(self, *groups: type["Verb"]) -> list[str]:
-        """Return the flags of options in some groups whose values are not the defaults."""
+        """Return the flags of the options in `groups` whose values differ from the defaults."""
         found = (option for group in groups for option in options(group))
         return [each.flag for each in found if getattr(self, each.name) != each.default]
 
@@ -94,7 +96,7 @@ class Option(NamedTuple):
     """Type annotation with its marks, such as a metavar."""
     default: Any
     title: str
-    """Heading in the help."""
+    """Heading of the option's group in the help."""
 
     @property
     def flag(self) -> str:
@@ -144,14 +146,15 @@ class Option(NamedTuple):
 
 
 def options(verb: type[Verb]) -> list[Option]:
-    """Return a verb's named options, its own before inherited ones, then positional arguments.
+    """Return all options of a verb: first the named options, then the positional arguments.
 
-    Inherited positional arguments come first; an argument with any number of values comes last.
+    The verb's own named options come before inherited ones. Positional arguments are in reverse
+    order, so inherited ones come first; an argument with any number of values is always last.
     """
     hints = typing.get_type_hints(verb, include_extras=True)
     defaults = {field.name: field.default for field in fields(verb)}
     found: dict[str, Option] = {}
-    for kind in verb.__mro__[:-2]:  # not Verb and object
+    for kind in verb.__mro__[:-2]:  # without Verb and object
         below = (vars(each) for each in verb.__mro__ if issubclass(each, kind))
         title = next((each["TITLE"] for each in below if "TITLE" in each), "")
         for name in vars(kind).get("__annotations__", ()):
@@ -163,10 +166,10 @@ def options(verb: type[Verb]) -> list[Option]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser for one verb; reads the help texts from the source only when they are shown."""
+    """A parser for one verb. It reads help texts from the source only when they are shown."""
 
     def __init__(self, verb: type[Verb] | None = None, lax: bool = False, **more: Any) -> None:
-        """Add the options of a verb; a lax parser allows required options to be missing."""
+        """Add the options of a verb. If `lax` is true, required options may be missing."""
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **more)
         self.verb = verb
@@ -179,7 +182,7 @@ class Parser(argparse.ArgumentParser):
             option.add_to(groups[option.title])
 
     def format_help(self) -> str:
-        """Format the help from the notes and the defaults of the verb's fields."""
+        """Format the help from the strings below the verb's fields and from their defaults."""
         if self.verb is not None:
             self.description = inspect.cleandoc(self.verb.__doc__ or "")
             texts = notes(self.verb)
@@ -195,7 +198,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """Options with their dashes."""
+        """Flags of all options, with their dashes."""
         return [flag for action in self._actions for flag in action.option_strings]
 
     def error(self, message: str) -> NoReturn:
@@ -207,7 +210,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
-    """Make a verb from the arguments after its name.
+    """Make a verb from the command-line arguments that follow its name.
 
     Raises:
         UserError: An option is unknown (the message suggests one), an argument is missing or
@@ -224,7 +227,7 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     known = {option.name: option for option in options(verb)}
     for several in (each.name for each in known.values() if each.is_several):
         found[several] = found.get(several) or []
-        # Add the values after an option: argparse takes only the values before it.
+        # argparse takes only the values before the first option; add the values after it.
         at = rest.index("--") if "--" in rest else len(rest)
         before, after = rest[:at], rest[at + 1 :]
         rest = [each for each in before if each[:1] == "-" and each != "-" and " " not in each]
@@ -287,6 +290,6 @@ def _value(option: str, hint: Any, text: Any) -> Any:
 def _home(text: str) -> str:
     """Expand a ~ at the beginning of a path or of a field's value.
 
-    A shell expands only a ~ that begins a word, so not the one in `--out=~/x`.
+    A shell expands a ~ only at the beginning of a word, so it leaves `--out=~/x` unchanged.
     """
     return os.path.expanduser(text) if text.startswith("~") else text

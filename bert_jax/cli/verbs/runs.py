@@ -1,4 +1,4 @@
-"""Verbs that prepare, train and inspect runs; modules are imported when a verb runs."""
+"""Verbs that plan, train and inspect runs. Each verb imports its modules only when it runs."""
 
 import contextlib
 import dataclasses
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 class Demo(Verb):
     """Train a small model without a download, then let it answer.
 
-    The BERT learns from Python's own documentation; the translator learns French number
-    words from 20,000 pairs and translates 2,000 unseen numbers in about a minute.
+    The encoder learns from the documentation of Python and of the installed packages. The
+    translator learns French number words from 20,000 pairs, and translates 2,000 unseen
+    numbers, in about a minute.
     """
 
     recipe: Literal["modern", "bert", "translation"] | None = None
-    """Recipe. modern: rotary positions, norms before the blocks and Muon, about 3 minutes on 2
-    cores (default); bert: the architecture and optimizer of 2018, about 6 minutes; translation:
-    French number words to digits, with a page of attention."""
+    """Kind of model. modern: rotary positions, norms before the blocks and the optimizer Muon, in
+    about 3 minutes on 2 cores (default). bert: the architecture and the optimizer of 2018, in about
+    6 minutes. translation: French number words to digits, with a page that shows attention."""
     config: Annotated[str | None, "FILE"] = None
-    """Configuration file in place of the recipe's."""
+    """Configuration file that replaces the recipe's."""
     workdir: Directory | None = None
     """Directory to write (default: work/demo, or work/demo_translation for translation)."""
 
@@ -51,8 +52,8 @@ class Configured(Verb):
     """A configuration of a run."""
 
     config: Annotated[str, "FILE"]
-    """Configuration: a name or a Python file, such as bert_tiny or my/bert.py; an argument may
-    follow a colon, as in glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
+    """Name of a configuration or path of a Python file, such as bert_tiny or my/bert.py. An
+    argument may follow a colon, as in glue:mrpc. --config.SECTION.FIELD=VALUE sets any field."""
     fields: bool = False
     """List all fields of a configuration with their defaults and stop."""
 
@@ -66,7 +67,7 @@ class Configured(Verb):
         return PretrainConfig
 
     def loaded(self) -> Any:
-        """Read the configuration; refuse a faulty one, and one of a class other than `kind()`."""
+        """Read the configuration. Raise a UserError if it is faulty or for another verb."""
         from bert_jax.config.command_line import load_config
 
         try:
@@ -90,16 +91,16 @@ class Run(Configured):
     workdir: RunPlace
     """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; created if missing."""
     distributed: Literal["auto", "on", "off"] = "auto"
-    """Whether to join the other processes of a pod, a Slurm job or launch/local.py; auto joins
-    them if the environment names them."""
+    """Whether to join the other processes of a TPU pod, a Slurm job or launch/local.py. auto joins
+    them if the environment names any."""
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code of a run that SIGTERM stops before its last step (the run is saved). Launchers
+    """Exit code if SIGTERM stops the run before its last step; the run is then saved. Launchers
     that restart runs pass 75. Ctrl-C on a run of one process always gives 130."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Train; return the name of the signal that stopped the run, or the empty string."""
+        """Train, and return the name of the signal that stopped the run, or an empty string."""
         raise NotImplementedError
 
     def __call__(self) -> int:
@@ -116,12 +117,12 @@ class Run(Configured):
             processes.join(self.distributed, self.join_timeout)
             stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
-            if label := processes.label():  # of several processes: one must not wait for the others
+            if label := processes.label():  # with several processes, do not wait for the others
                 if (code := report_error(error, f"{name}, {label}")) is None:
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
             raise
-        if stopped_by == "SIGINT":  # Ctrl-C on a single process; several stop by SIGTERM
+        if stopped_by == "SIGINT":  # Ctrl-C; with several processes it acts as SIGTERM
             saved = f"interrupted, saved. To continue:\n  {self.command_line}"
             print(f"bert-jax {name}: {saved}", file=sys.stderr)
             return 130
@@ -131,7 +132,7 @@ class Run(Configured):
 class Pretrain(Run):
     r"""Pretrain an encoder or train a translator, or continue a run.
 
-    `objective` sets the task: masked words, replaced tokens, translation.
+    The field `objective` sets the task: masked words, replaced tokens or translation.
 
     $ bert-jax pretrain --config=bert_tiny --workdir=work/tiny \
         --config.data.corpus=work/corpus --config.training.num_steps=20000
@@ -147,9 +148,9 @@ class Pretrain(Run):
     """
 
     branch_from: Annotated[str, "WORKDIR[@STEP]"] = ""
-    """Checkpoint of another run to continue, with its whole state, in a new work directory. The
-    configuration must equal the other run's up to the checkpoint's step. Without @STEP: the newest
-    checkpoint that was read back. The checkpoint is kept for ever."""
+    """Checkpoint of another run, which this run continues with all its state in a new work
+    directory. Up to the checkpoint's step, both configurations must be equal. Without @STEP, the
+    newest checkpoint that was read back is taken. The other run never deletes the checkpoint."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
@@ -161,7 +162,7 @@ class Pretrain(Run):
 class Finetune(Run):
     r"""Fine-tune on labelled texts, tagged words or questions.
 
-    One run, a sweep, or the folds of the data.
+    The configuration asks for one run, a sweep of several runs, or a cross-validation.
 
     $ bert-jax finetune --config=glue:mrpc --config.init=work/tiny \
         --config.task.data=glue_data --workdir=work/mrpc
@@ -177,7 +178,7 @@ class Finetune(Run):
         return FinetuneConfig
 
     def trained(self, config: Any, clock: "Clock") -> str:
-        """Fine-tune, or continue an unfinished run; raise an error if nothing was learned."""
+        """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.train import finetune
         from bert_jax.training.finetune.voice import NothingLearnedError
@@ -193,7 +194,8 @@ class Finetune(Run):
 class Plan(Configured, groups.Plot, groups.Json):
     r"""Predict memory and time of training on TPUs, without a TPU.
 
-    The train step is compiled for a TPU slice; data.corpus need not exist. --plot draws the result.
+    The train step is compiled for a TPU slice, but not run. The corpus that data.corpus names need
+    not exist. --plot draws the result.
 
     $ bert-jax plan --config=bert_base --topology=v5e:16x16 --batch-per-chip=fast
     $ bert-jax plan --config=bert_large --topology=v5e:4x4 \
@@ -201,16 +203,18 @@ class Plan(Configured, groups.Plot, groups.Json):
     """
 
     topology: tuple[Annotated[str, "NAME"], ...]
-    """TPU slice: v5e:16x16, v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip),
-    v5e:16x16,slices=2. May be repeated, for a comparison at the end."""
+    """TPU slice, as the kind of chip and the number of chips in each dimension: v5e:16x16,
+    v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2 (two slices).
+    May be repeated; a table at the end then compares the slices."""
     phase: Annotated[str, "N"] = "0"
-    """Number of a phase in training.phases, counted from 0, or all."""
+    """Number of the phase to plan in training.phases, counted from 0, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
-    """Rows per chip in a micro-batch, in place of the configured batch. fit: find the largest that
-    fits. fast: compare the configured batch, a step of 0.5 M tokens in the fastest micro-batches,
-    and the batch with the highest MFU."""
+    """Number of rows per chip in a micro-batch, which replaces the configured batch. fit finds the
+    largest number that fits. fast compares three batches: the configured one, 0.5 million tokens in
+    the fastest micro-batches, and the one with the highest MFU (model FLOPs utilization)."""
     cache: Directory | None = None
-    """Directory of compiled steps (default: ~/.cache/bert_jax/plan); none: no cache."""
+    """Directory that keeps compiled steps for later calls (default: ~/.cache/bert_jax/plan); none
+    turns the cache off."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.reading import read_model
@@ -247,8 +251,9 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
         if is_finetuning(work.local):
             if self.plot is not None:
                 raise UserError(
-                    f"{self.workdir} holds a fine-tuning run; --plot is for pretraining. A "
-                    "fine-tuning run draws its picture, statistics.png, at its end"
+                    f"{self.workdir} holds a fine-tuning run, but --plot is for pretraining. A "
+                    "fine-tuning run draws its picture, statistics.png, at its end. Leave --plot "
+                    "out"
                 )
             finetuning = finetune_status(work)
             self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
@@ -292,8 +297,8 @@ class Predict(groups.OfRun, groups.IntoDirectory):
     """
 
     data: Annotated[str, "FILE"]
-    """File with the columns that the model was trained on, where labels are optional; or, for
-    GLUE, a split."""
+    """File with the same columns as the training data; the labels may be missing. For GLUE, the
+    name of a split."""
 
     def __call__(self) -> int:
         from bert_jax.training.finetune.evaluate import predict_finetuned
@@ -310,7 +315,7 @@ class Replay(groups.OfRun, groups.StoreRows):
     """
 
     step: int
-    """Number of the batch, from 0."""
+    """Number of the batch, counted from 0."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.runs import is_finetuning
@@ -321,7 +326,7 @@ class Replay(groups.OfRun, groups.StoreRows):
 
             if self.corpus is not None:
                 raise UserError(
-                    f"--corpus is for pretraining; {self.workdir} holds a fine-tuning run"
+                    f"--corpus is for pretraining, but {self.workdir} holds a fine-tuning run"
                 )
             print(replay_task(self.workdir, self.step, max_rows=self.rows))
             return 0

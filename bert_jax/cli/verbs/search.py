@@ -1,4 +1,4 @@
-"""Verbs that search by vectors; modules are imported when a verb runs."""
+"""Verbs that search by vectors. Each verb imports its modules only when it runs."""
 
 import json
 import shlex
@@ -33,9 +33,9 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
 
     files: Given[tuple[Annotated[str, "FILE"], ...]] = ()
     """Text files (.txt, .md), JSON lines and tables (.jsonl, .csv, .tsv, .parquet), also
-    compressed; a directory or a glob of these; hf:OWNER/NAME."""
+    compressed; a directory or a glob of these; or hf:OWNER/NAME (Hugging Face Hub)."""
     passage_tokens: Annotated[int | None, "N"] = None
-    """Largest number of tokens in a passage (default: 256, or the model's length if lower)."""
+    """Largest number of tokens in a passage (default: 256, or the model's limit if lower)."""
 
     def __call__(self) -> int:
         from tqdm import tqdm
@@ -52,7 +52,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         names, _ = self.named("text")
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
-        Embedder(model, kind="document", dimensions=self.dimensions)  # refuses unfit dimensions
+        Embedder(model, kind="document", dimensions=self.dimensions)  # checks --dimensions
         room = min(self.passage_tokens or _PASSAGE_TOKENS, model.max_length)
         prefix = "" if model.embedding is None else model.embedding.document_prefix
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)
@@ -86,7 +86,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         if warning:
             print(f"Warning: {warning}", file=sys.stderr)
         if passed:
-            print(f"{passed:,} empty files, or files of other kinds, were skipped")
+            print(f"{passed:,} files that are empty or of another kind were skipped")
         files = "1 file" if len(sources) == 1 else f"{len(sources):,} files"
         print(f"{count:,} passages of {files} in {self.out}")
         print(f'search them: bert-jax search {shlex.quote(f"{self.out}")} "..."')
@@ -104,7 +104,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     index: Given[Annotated[Path, "INDEX"]]
     """Index file, the output of `bert-jax index`."""
     model: ModelPlace | None = None
-    """Place of the model that made the index, if the model has moved since then."""
+    """Present place of the model that made the index, if the model has moved since then."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
@@ -115,7 +115,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         opened = index.Index(self.index)
         place = self.model or f"{self.index}{index.LINK}"
         if not self.model and not Path(place).is_dir():
-            raise UserError(f"{place}, the link to {opened.by.model}, is gone; give --model")
+            raise UserError(f"{place}, a link to {opened.by.model}, is gone; give --model")
         model = self.opened(place)
         opened.check_model(model)
         reranker = Reranker(self.opened(self.rerank)) if self.rerank else None
@@ -132,7 +132,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Yield the queries in groups; from a pipe, a group has the lines that have arrived."""
+        """Yield groups of queries. From a pipe, a group has the lines that have arrived so far."""
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -179,7 +179,7 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
 class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     r"""Find hard negatives for pairs of queries and documents.
 
-    An embedding model or a reranker can be trained on them.
+    An embedding model or a reranker can be trained on the negatives.
 
     $ bert-jax mine work/embedder pairs.jsonl --out mined.jsonl
     $ bert-jax finetune --config=embed --workdir=work/harder \
@@ -190,15 +190,15 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     pairs: Given[Annotated[str, "FILE"]]
     """File of pairs, each a query and a document: .csv, .tsv, .jsonl or .parquet."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """Further documents to choose from, in a form that `bert-jax index` takes. May be repeated."""
+    """Further documents that may become negatives, as for `bert-jax index`. May be repeated."""
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Smallest amount by which a negative's cosine is below the pair's cosine; may be negative."""
+    """Smallest amount by which a pair's cosine exceeds a negative's cosine; may be negative."""
     labelled: bool = False
     """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
-    """Ranks to take negatives from, among the documents that are not paired with the query."""
+    """Ranks of the negatives by cosine, among the documents that are not paired with the query."""
 
     def __call__(self) -> int:
         from tqdm import tqdm

@@ -199,14 +199,14 @@ def test_a_changed_byte_is_found(
     [
         # A file's digest is that of its content; another's, that which its own record has.
         ("file", "", "b", ("verified", "b"), ("verified", "")),
-        ("file", "b", "b", ("verified", "a"), ("differs", "a there, b recorded")),
-        ("pretraining", "a", "b", ("verified", ""), ("differs", "a there, b recorded")),
+        ("file", "b", "b", ("verified", "a"), ("differs", "digest a, but b was recorded")),
+        ("pretraining", "a", "b", ("verified", ""), ("differs", "digest a, but b was recorded")),
         ("corpus", "b", "b", ("verified", ""), ("verified", "")),
         ("file", "", "b", ("unread", "it cannot be read"), ("unread", "it cannot be read")),
         ("file", "b", "b", ("unread", ""), ("unread", "the same digest in the records")),
-        ("file", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
+        ("file", "a", "b", ("unread", ""), ("differs", "digest a, but b was recorded")),
         ("file", "", "b", ("unread", ""), ("unread", "")),
-        ("corpus", "a", "b", ("unread", ""), ("differs", "a there, b recorded")),
+        ("corpus", "a", "b", ("unread", ""), ("differs", "digest a, but b was recorded")),
         ("corpus", "a", "", ("unread", ""), ("unread", "")),
         ("corpus", "a", "b", ("differs", "damaged"), ("differs", "damaged")),
         ("file", "", "", ("verified", "a"), ("unrecorded", "")),

@@ -86,7 +86,7 @@ def test_lines_are_paired_and_unequal_files_are_refused(tmp_path):
     short = put(tmp_path / "c.de", odd[:2])
     with pytest.raises(UserError, match=r"a\.en has 3 lines and .*c\.de has 2"):
         read_pairs(a, short)
-    with pytest.raises(UserError, match=r"d\.de, line 2: empty"):
+    with pytest.raises(UserError, match=r"d\.de, line 2 is empty"):
         read_pairs(a, put(tmp_path / "d.de", ["x", " ", "y"]))
     nothing = put(tmp_path / "e.de", [])
     with pytest.raises(UserError, match="has no lines"):
@@ -133,7 +133,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     assert code == 0
     assert f"BLEU          {found['bleu']:.1f}  (too few pairs for an interval)" in printed
     assert "smooth:exp" in printed
-    assert f"one caption for all: {found['floors']['constant_text']!r}" in printed
+    assert f"one text for all: {found['floors']['constant_text']!r}" in printed
     ignored = found["loss_swapped"] - found["loss"] < translation.LEAST_GAP
     assert ("ignores its source" in printed) == ignored
 
@@ -143,7 +143,7 @@ def test_a_decoder_that_ignores_its_source_is_named(run, pairs, saved):
     code, printed, _ = run("--pairs", *pairs, "--num-beams=1", model=deaf)
     assert code == 0
     assert "wrong sources raise the loss by 0.000 nats per token" in printed
-    assert "no constant caption is known" in printed  # without a corpus
+    assert "no constant translation is known" in printed  # without a corpus
 
 
 def test_options_of_other_evaluations_are_refused(run, pairs):

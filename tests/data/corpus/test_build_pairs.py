@@ -344,7 +344,7 @@ def test_the_verb(files, vocabulary, tmp_path, capsys):
             ["--input", files[0], "--heldout-pairs", *files],
             "--heldout-pairs works only with --pairs",
         ),
-        ([*pairs[1:], "--heldout-rate=0.1"], "--heldout-pairs are given; give only one of"),
+        ([*pairs[1:], "--heldout-rate=0.1"], "takes them from files; give only one of the two"),
         (["--pairs", *files, "--heldout-rate=1"], "heldout_rate is 1"),
     ):
         assert cli.main(["corpus", *more, *out, "--overwrite"]) == 2

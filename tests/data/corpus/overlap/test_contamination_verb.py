@@ -121,7 +121,7 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
         ([], "required: --against"),
         (["--against", "none.txt"], "none.txt does not exist"),
         (["--against", "heldout", "--similarity=0.3"], "--similarity is 0.3"),
-        (["--against", "a.txt", "--against", "b.txt", "--out=c.json"], "--out is one file"),
+        (["--against", "a.txt", "--against", "b.txt", "--out=c.json"], "--out names one file"),
     ],
 )
 def test_what_cannot_be_searched_is_an_error(corpus, capsys, arguments: list[str], said: str):
