@@ -57,7 +57,7 @@ class ModelConfig(Bounded, section="model"):
     """Whether the feed-forward network has a gate: down(activation(gate(x)) * up(x)) instead of
     down(activation(up(x))) (Shazeer 2020)."""
     hidden_dropout_rate: Rate = 0.1
-    """Dropout rate of attention outputs; also the default for embeddings and feed-forward."""
+    """Dropout rate of attention outputs; default for embeddings and feed-forward outputs, too."""
     attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
     embedding_dropout_rate: Rate | None = None
@@ -79,8 +79,7 @@ class ModelConfig(Bounded, section="model"):
     """Whether the first layer has a norm for its attention; ModernBERT's first layer has none."""
     positions: Literal["learned", "rope", "sinusoidal"] = "learned"
     """Encoding of positions. `learned` is a table; `rope` rotates queries and keys (Su et al. 2021,
-    RoFormer); `sinusoidal` adds sines and cosines to the embeddings (Vaswani et al. 2017, section
-    3.5)."""
+    RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5)."""
     scale_embeddings: bool = False
     """Whether token embeddings are multiplied by sqrt(width) (Vaswani et al. 2017, section 3.4). If
     so, the standard deviation of the initial table is 1 / sqrt(width) instead of `init_std`."""
@@ -137,7 +136,10 @@ class ModelConfig(Bounded, section="model"):
         for whole, part in (("hidden_dim", "num_heads"), ("num_heads", "num_kv_heads")):
             size, count = getattr(self, whole), getattr(self, part)
             if count and size % count:
-                raise UserError(f"model.{whole} {size} is not divisible by model.{part} {count}")
+                raise UserError(
+                    f"model.{whole} {size} is not divisible by model.{part} {count}; change one of "
+                    "them"
+                )
         pattern = self.attention_pattern
         if not pattern or set(pattern) - set("GL"):
             raise UserError(

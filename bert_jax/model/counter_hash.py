@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 _START = 0x9E3779B9  # 2^32 / golden ratio: keeps the all-zero input away from lowbias32(0) = 0
-_STEP = 0x6A09E667  # 2^32 (sqrt(2) - 1): hashing a zero word is then not a plain second round
+_STEP = 0x6A09E667  # 2^32 (sqrt(2) - 1): hashing a zero word then differs from a plain round
 
 
 def _lowbias32(x):

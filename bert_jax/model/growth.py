@@ -1,8 +1,9 @@
 """Parameters of a larger encoder, made by tiling the parameters of a smaller encoder.
 
-Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. New layer i of n starts as a
-copy of old layer round(i * m / n) of m. Every old matrix lies in the middle of the new matrix, and
-is repeated around it on both axes. Queries, keys, values, gate and up count as separate matrices.
+Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. To go from m to n layers, new
+layer i starts as a copy of old layer round(i * m / n). Every old matrix lies in the middle of the
+new matrix, and is repeated around it on both axes. Queries, keys, values, gate and up count as
+separate matrices.
 
 A head is never split, so that each entry of a head keeps its rotation. Query heads that share a key
 head are copied together, so that each query head keeps its key head.
@@ -31,7 +32,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     so does `num_positions` with `rope`. Error messages call the source model `name`.
 
     Raises:
-      UserError: Another field of `wanted` differs, or a size does not fit. The message lists all.
+      UserError: Other fields of `wanted` differ, or sizes do not fit. The message lists them all.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(

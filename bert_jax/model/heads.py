@@ -31,7 +31,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of the columns that pad the vocabulary: their probability is 0, and no inf can arise."""
+"""Logit of the columns that pad the vocabulary. Their probability is 0, and 0 * inf cannot occur."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
@@ -177,8 +177,7 @@ def logical_axes(
 ) -> Params:
     """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
-    Names are length, embed, heads, head_dim, mlp, vocab and layers. An axis named None is never
-    sharded.
+    Names are length, embed, heads, head_dim, mlp, vocab and layers, or None for no sharding.
     """
     axes = {}
     for path, variable in nnx.to_flat_state(nnx.state(_abstract(module, config, *settings))):
@@ -277,7 +276,10 @@ def vocabulary_projection(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Projection:
-    """Compute the operands of the masked-LM logits at `positions`, by default at all positions."""
+    """Compute the operands of the masked-LM logits at `positions`, by default at all positions.
+
+    `params` has the entries `encoder` and, if the head has parameters, `mlm`.
+    """
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
@@ -298,7 +300,7 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States before the first layer and after each layer: M = num_layers + 1."""
+    """States before the first layer and after each of N layers; the last are those of `encode`."""
     weights: Float[Array, "N B H L L"] | None
     """Attention weights from each token (row) to each token (column); None if not requested."""
 

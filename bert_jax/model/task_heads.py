@@ -157,8 +157,8 @@ def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -
     """Select the entries of a model's parameters from which the training of a new head starts.
 
     These are `encoder` and, if the new head has one, `transform`. The transform is that of an
-    earlier head or, without one, the dense layer and norm of the masked-LM head. Transformers loads
-    the latter, too, because the names match.
+    earlier head or, if there is none, the dense layer and norm of the masked-LM head, which
+    Transformers loads, too, because the names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings

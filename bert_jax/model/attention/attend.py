@@ -164,7 +164,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Explain why `auto` chose `xla`, and how to avoid it; "" or None if no kernel is missed."""
+    """Explain why `auto` chose `xla`, and how to avoid it; "" or None if that gains nothing."""
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)

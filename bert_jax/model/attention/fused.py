@@ -260,7 +260,7 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Begin with zeros, in blocks of keys; each chunk's range of keys consists of blocks."""
+        """Begin with zeros, in blocks of keys that each chunk sees in full or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)

@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Number of heads per program: 1 for a long row, else up to two full chunks of scores."""
+        """Number of heads per program, limited by their number of scores; 1 for a long row."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
@@ -143,7 +143,7 @@ def same_segment(q_ids, kv_ids):
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return the mask (keys, queries) of each window; `offset` is the first key - first query."""
+    """Return the mask (keys, queries) of keys near a query; `offset` is first key - first query."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 

@@ -116,7 +116,7 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout; see `splash_unsupported`. Keys have H heads."""
+    """Attend on one device, without dropout, for lengths in multiples of 128 and H key heads."""
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])

@@ -51,7 +51,7 @@ class Tile(NamedTuple):
 _FORWARD = Tile(64, 32, 4, 2)
 _BY_KEYS = Tile(64, 32, 4, 2)
 _BY_QUERIES = Tile(64, 64, 4, 2)
-"""Fastest of the tiles that docs/experiments.md compares at L=128 and L=512 on an H100."""
+"""Tiles of the three kernels, the fastest in docs/experiments.md at L=128 and L=512 on an H100."""
 
 
 class Plan(NamedTuple):
@@ -271,7 +271,7 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
 
 
 def _loop(plan: Plan, tile: Tile, first, length: int, over, start):
-    """Fold `over` over the steps of `length` positions that the block from `first` on sees."""
+    """Run `over` for each step of `length` positions that the block at `first` can see."""
     if plan.window is None:
         return jax.lax.fori_loop(0, length // tile.step, over, start)
     lowest = jnp.maximum(first - plan.window, 0) // tile.step

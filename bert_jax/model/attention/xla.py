@@ -82,8 +82,8 @@ def xla_attention(
 ) -> Float[Array, "B L H K"]:
     """Attend; the keys must have as many heads as the queries.
 
-    The backward pass needs float32 scores, which are kept or, with `keeps_half`, replaced by the
-    probabilities in the type of `v`. `when_kept` is called only if JAX traces a gradient.
+    For a gradient, float32 scores are kept or, with `keeps_half`, probabilities in the type of `v`.
+    `when_kept` is called when JAX traces this forward pass of a gradient.
     """
     # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a
     # forward pass of 5.1 instead of 7.5 ms at B=16, L=128, H=4, K=64); on TPU it costs nothing.

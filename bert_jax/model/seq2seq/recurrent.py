@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return what the decoder reads: a `Memory` if the decoder attends, else `summary`."""
+        """Return what the decoder reads of the source: `summary`, or a `Memory` if it attends."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)

@@ -299,7 +299,7 @@ class RecurrentDecoder(nnx.Module):
         return [getattr(self, f"layer{n + 1}") for n in range(self.count)]
 
     def begin(self, summary: Float[Array, "... D"]) -> Carry:
-        """Make the carry with which a segment begins from the summary of the segment's source."""
+        """Make the initial carry of a segment from the summary of the segment's source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
         states = tuple(
@@ -366,7 +366,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run all layers at one position, then at the next, which also reads the last readout."""
+        """Run all layers at one position after the other, each fed with the previous readout."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

@@ -1,13 +1,13 @@
 """Beam search on the device, for any `Network`.
 
 The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
-best continuations of K beams. A continuation among the best K that ends with the end token becomes
-a finished hypothesis. Among the other K, end tokens are ignored. The K best unfinished
-continuations become the next beams. A hypothesis that reaches the maximum length also counts as
-finished. The search of a row ends when no beam can still beat the worst of its K finished
-hypotheses. The best score that a beam could still reach is its sum of log-probabilities so far,
-divided by the length penalty at the maximum length. Greedy search (K = 1) ends with its first end
-token.
+best continuations of K beams. One of the best K that ends with the end token becomes a finished
+hypothesis. Among the other K, end tokens are ignored. The K best unfinished continuations become
+the next beams. A hypothesis that reaches the maximum length also counts as finished.
+
+The search of a row ends when no beam can still beat the worst of its K finished hypotheses. At
+best, a beam reaches its sum of log-probabilities so far, divided by the length penalty at the
+maximum length. Greedy search (K = 1) ends with its first end token.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Found(NamedTuple):
     """Finished hypotheses, best first."""
 
     tokens: Integer[Array, "B K T"]
-    """Tokens without the begin token, with the end token; zeros follow."""
+    """Tokens without the begin token but with the end token, followed by zeros."""
     lengths: Integer[Array, "B K"]
     """Number of tokens; 0 if there is no hypothesis, because a row may have fewer than K."""
     scores: Float[Array, "B K"]
@@ -114,9 +114,8 @@ def search(
 ) -> Found:
     """Find the best target sequences of each source by beam search.
 
-    The source has one text per row. `limits` has each row's largest number of target tokens, of
-    which at most `max_length` (T) count. The decoder reads the token `begin` first; the token `end`
-    ends a target.
+    The source has one text per row. `limits` has each row's largest number of target tokens, cut to
+    `max_length` (T). The decoder first reads the token `begin`; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))

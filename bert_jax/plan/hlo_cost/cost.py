@@ -71,16 +71,16 @@ class Collective:
     axes: tuple[str, ...]
     """Mesh axes that a group of devices spans, in mesh order; ("mixed",) if no axes fit."""
     group_size: int
-    """Number of devices in a group (2 in a permutation), or number of slices between slices."""
+    """Number of devices in a group (2 in a permutation) or, for "dcn", number of slices."""
     runs: int
     source: str
     phase: str
     colors: int = 0
     """Number of rings that XLA runs at once, each on one link of a device; 0 if not stated."""
     asynchronous: bool = False
-    """Whether other work is scheduled between the exchange's start and end."""
+    """Whether other work may be scheduled between the exchange's start and end."""
     overlapped_cycles: int = 0
-    """Cycles of work scheduled during one run, divided among the exchanges of the same time."""
+    """Cycles of work scheduled during one run; exchanges that run at the same time share them."""
 
 
 @dataclass(frozen=True)

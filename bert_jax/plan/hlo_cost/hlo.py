@@ -24,7 +24,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
 }  # fmt: skip
-"""Instructions that cost the core nothing: they name values, or update or receive other work."""
+"""Instructions that cost the core nothing: they name values, or belong to work beside the core."""
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 FREE_CALLS = {
     "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",

@@ -102,7 +102,7 @@ class Module:
         return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
 
     def source(self, instruction: Instruction) -> str:
-        """Return this package's innermost stack frame, `model/encoder.py:123 Layer.f`, or ""."""
+        """Return the innermost stack frame in this package, `model/encoder.py:9 Layer.f`, or ""."""
         number = _int_of("stack_frame_id", instruction.attributes)
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -204,7 +204,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes that an instruction writes and reads; a gather reads what it writes."""
+    """Return the shapes written and read by an instruction; a gather reads as much as it writes."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 

@@ -1,6 +1,6 @@
 """Numbers of iterations (trip counts) of `while` loops in HLO text.
 
-Few loops state their trip count. XLA sinks, widens, unrolls and peels loops, and puts the increment
+Loops seldom state a trip count. XLA sinks, widens, unrolls and peels loops, and puts the increment
 or the comparison into fusions, so pattern matching would miss some loops. This module therefore
 interprets the few integers on which the condition depends, from their initial values until the
 condition is false. If a value depends on data, it is None, and so is a trip count that needs it.
@@ -22,7 +22,7 @@ _MAX_DEPTH = 150
 
 @dataclass(frozen=True)
 class _Passed:
-    """Marker for element `index` of a loop's state, which an unchanging body returns as it is."""
+    """Marker for element `index` of a loop's state; a body that returns it has not changed it."""
 
     index: int
 
