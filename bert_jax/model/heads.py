@@ -31,7 +31,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of the columns that pad the vocabulary. Their probability is 0, and 0 * inf cannot occur."""
+"""Logit of columns that pad the vocabulary. Their probability is 0, and 0 * inf cannot arise."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
