@@ -1,4 +1,5 @@
-"""Networks: configuration, layers, attention, heads, encoder-decoders.
+"""Networks: their configuration, layers, attention, heads, and encoder-decoders.
 
-The package knows nothing of data or training. Read config.py, encoder.py and heads.py first.
+This package does not depend on the packages for data and training. Read config.py, encoder.py and
+heads.py first.
 """

@@ -1,4 +1,4 @@
-"""The architecture of an encoder, as one frozen value."""
+"""The architecture of an encoder, as one frozen dataclass."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -7,7 +7,7 @@ from bert_jax.config.bounds import Bounded, Count, Natural, Positive, Rate
 from bert_jax.errors import UserError
 
 VOCAB_MULTIPLE = 128
-"""Lane width of a TPU; the embedding table's rows are padded to a multiple of it."""
+"""Number of vector lanes of a TPU; the embedding table gets extra rows up to a multiple of it."""
 
 ARCHITECTURE = (
     "num_positions", "num_types", "embedding_dim", "hidden_dim", "num_layers", "num_heads",
@@ -16,11 +16,11 @@ ARCHITECTURE = (
     "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
     "head_transform", "head_bias", "head_activation", "decoder_bias", "tied", "scale_embeddings",
 )  # fmt: skip
-"""Fields that, together with `vocab_size`, determine what a model computes from its parameters."""
+"""Fields that, with `vocab_size`, fully determine what a model computes from its parameters."""
 
 
 class LayerKind(NamedTuple):
-    """Kind of a layer: the properties in which the layers of one encoder may differ."""
+    """Kind of a layer: the properties in which layers of the same encoder may differ."""
 
     letter: str = "G"
     """Letter of `attention_pattern`: G for global attention, L for local."""
@@ -30,11 +30,11 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelConfig(Bounded, section="model"):
-    """An encoder of the BERT family; the defaults are BERT-base as published.
+    """Architecture of an encoder of the BERT family; the defaults are those of BERT-base.
 
-    Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints;
-    for the fields that BERT lacks, Warner et al. 2024 (ModernBERT), section 2.
-    Single letters in comments are the axis letters of the README.
+    Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints.
+    Fields that BERT lacks are from Warner et al. 2024 (ModernBERT), section 2, unless noted.
+    Single letters, such as D, name array axes; see "Axis letters" in the README.
     """
 
     vocab_size: Count = 30522
@@ -42,70 +42,77 @@ class ModelConfig(Bounded, section="model"):
     num_positions: Count = 512
     """Maximum length of a sequence in tokens; also the number of rows of a position table."""
     num_types: Natural = 2
-    """Number of sentence types (A and B); 0: no type embeddings."""
+    """Number of sentence types (2 for sentences A and B); 0 means no type embeddings."""
     hidden_dim: Count = 768  # D
     embedding_dim: Natural = 0
-    """Width of the embedding tables (E); 0: hidden_dim. Any other width adds a projection
-    to hidden_dim before the first layer, as in ELECTRA."""
+    """Width of the embedding tables (E); 0 means hidden_dim. If the width is not hidden_dim, a
+    projection to hidden_dim precedes the first layer, as in ELECTRA."""
     num_layers: Count = 12  # N
     num_heads: Count = 12  # H
     num_kv_heads: Natural = 0  # G
-    """Number of key and value heads, each shared by num_heads / num_kv_heads query heads (Ainslie
-    et al. 2023, GQA); 0: num_heads."""
+    """Number of key and value heads; 0 means num_heads. Each is shared by num_heads / num_kv_heads
+    query heads (grouped-query attention, Ainslie et al. 2023)."""
     mlp_dim: Count = 3072  # F
     gated: bool = False
-    """Whether the feed-forward network is down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+    """Whether the feed-forward network has a gate: down(activation(gate(x)) * up(x)) instead of
+    down(activation(up(x))) (Shazeer 2020)."""
     hidden_dropout_rate: Rate = 0.1
-    """Dropout rate of attention outputs and, by default, of embeddings and feed-forward outputs."""
+    """Dropout rate of attention outputs; default for embeddings and feed-forward outputs, too."""
     attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
     embedding_dropout_rate: Rate | None = None
-    """Dropout rate of the embeddings; None: hidden_dropout_rate."""
+    """Dropout rate of the embeddings; None means hidden_dropout_rate."""
     mlp_dropout_rate: Rate | None = None
-    """Dropout rate of the feed-forward outputs; None: hidden_dropout_rate."""
+    """Dropout rate of the feed-forward outputs; None means hidden_dropout_rate."""
     norm: Literal["layer", "rms"] = "layer"
-    """Layer normalisation, or division by the root mean square (Zhang & Sennrich 2019)."""
+    """Kind of normalisation: `layer` norm, or `rms` norm, which only divides by the root mean
+    square (Zhang & Sennrich 2019)."""
     norm_eps: float = 1e-12
     norm_bias: bool = True
     """Whether layer norms have a bias; RMS norms never do."""
     norm_order: Literal["post", "pre"] = "post"
-    """Place of norms; post: norm(x + f(x)); pre: x + f(norm(x)), and a final norm."""
+    """Position of norms. `post` computes norm(x + f(x)); `pre` computes x + f(norm(x)), and has a
+    final norm after the last layer."""
     embedding_norm: bool = True
     """Whether the embeddings are normalised."""
     first_norm: bool = True
-    """Whether the first layer has an attention norm; ModernBERT's has none."""
+    """Whether the first layer has a norm for its attention; ModernBERT's first layer has none."""
     positions: Literal["learned", "rope", "sinusoidal"] = "learned"
-    """Encoding of positions: a learned table, rotations of queries and keys (Su et al. 2021,
-    RoFormer), or sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+    """Encoding of positions. `learned` is a table; `rope` rotates queries and keys (Su et al. 2021,
+    RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5)."""
     scale_embeddings: bool = False
-    """Whether token embeddings are multiplied by the square root of their width (Vaswani et al.
-    2017, section 3.4); the table's initial deviation is then 1 / root instead of `init_std`."""
+    """Whether token embeddings are multiplied by sqrt(width) (Vaswani et al. 2017, section 3.4). If
+    so, the standard deviation of the initial table is 1 / sqrt(width) instead of `init_std`."""
     rope_theta: Positive = 10000.0
     """RoPE base (theta) in global layers."""
     local_rope_theta: Positive = 10000.0
     """RoPE base (theta) in local layers."""
     attention_pattern: str = "G"
-    """Kinds of layers, repeated over the stack: G is global, L is local. ModernBERT has GLL."""
+    """Attention of the layers, one letter per layer: G is global, L is local. The pattern repeats
+    over the stack. ModernBERT has GLL."""
     local_window: Natural = 0
-    """Largest distance, in tokens, at which a query in a local layer still sees a key: with 64, it
-    sees 129 keys, including the key at its own position."""
+    """Largest distance, in tokens, at which a query in a local layer sees a key. With 64, a query
+    sees at most 129 keys, including the key at its own position."""
     attention_bias: bool = True
     mlp_bias: bool = True
     init: Literal["bert", "scaled"] = "bert"
-    """Initialisation; `scaled` divides attention and MLP output weights by sqrt(2 num_layers)."""
+    """Initialisation of weights. `scaled` divides the initial output weights of attention and
+    feed-forward by sqrt(2 num_layers)."""
     init_std: float = 0.02
-    """Deviation of initial weights before truncation at 2 init_std; after it, 0.88 init_std."""
+    """Standard deviation of the normal from which initial weights are drawn. Draws are truncated
+    at 2 init_std, which reduces their deviation to 0.88 init_std."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """Activation; `gelu` has the exact erf form; the original TensorFlow code used `gelu_tanh`."""
+    """Activation of the feed-forward networks. `gelu` is the exact form with erf; the original
+    TensorFlow code of BERT used the approximation `gelu_tanh`."""
     pooler: bool = True
-    """Whether the encoder ends with a dense layer over the first token's state; next-sentence
-    prediction and BERT's classifiers read its output."""
+    """Whether the encoder has a pooler, a dense layer over the last state of the first token.
+    Next-sentence prediction and BERT's classifiers read the pooler's output."""
     head_transform: bool = True
     """Whether the masked-LM head has a dense layer and a norm before the decoder."""
     head_bias: bool = True
     """Whether the dense layer of the masked-LM head has a bias."""
     head_activation: Literal["", "gelu", "gelu_tanh", "relu", "silu"] = ""
-    """Activation of the masked-LM head; empty: `activation`."""
+    """Activation of the masked-LM head; if empty, `activation`."""
     decoder_bias: bool = True
     tied: bool = True
     """Whether the masked-LM head's decoder shares the token embedding table."""
@@ -113,19 +120,26 @@ class ModelConfig(Bounded, section="model"):
     """Activation of the pooler, the dense layer before a classifier: `tanh` in BERT and RoBERTa,
     `relu` in DistilBERT, `gelu` in ELECTRA."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type; `auto`: bfloat16 on TPU and GPU, float32 on CPU. Parameters stay float32."""
+    """Type of activations and products; `auto` means bfloat16 on TPU and GPU, float32 on CPU.
+    Parameters are always float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
+    """Implementation of attention; `auto` picks one for the device and the sizes."""
     scan_unroll: Count = 24
-    """Number of layers unrolled per scan iteration; with `num_layers` or more, there is no loop."""
+    """Number of layers in one iteration of the scan over layers; with `num_layers` or more, all
+    layers are unrolled and there is no scan."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Forward work that the backward pass repeats: none, all except matrix products, or all."""
+    """Rematerialisation: forward work that the backward pass repeats to save memory. `none` is
+    nothing, `dots` everything except products with weight matrices, `full` everything."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for whole, part in (("hidden_dim", "num_heads"), ("num_heads", "num_kv_heads")):
             size, count = getattr(self, whole), getattr(self, part)
             if count and size % count:
-                raise UserError(f"model.{whole} {size} is not divisible by model.{part} {count}")
+                raise UserError(
+                    f"model.{whole} {size} is not divisible by model.{part} {count}; change one of "
+                    "them"
+                )
         pattern = self.attention_pattern
         if not pattern or set(pattern) - set("GL"):
             raise UserError(
@@ -160,7 +174,7 @@ class ModelConfig(Bounded, section="model"):
         return self.hidden_dropout_rate if rate is None else rate
 
     def window(self, letter: str) -> int | None:
-        """Return the largest query-key distance in layers of kind `letter`; None: no limit."""
+        """Return the largest query-key distance in layers of kind `letter`; None means no limit."""
         return self.local_window if letter == "L" else None
 
     def layer_kind(self, index: int) -> LayerKind:
@@ -197,4 +211,4 @@ SIZES: dict[str, ModelConfig] = {
     name: ModelConfig(num_layers=layers, hidden_dim=dim, num_heads=dim // 64, mlp_dim=4 * dim)
     for name, layers, dim in _SIZES
 }
-"""The published sizes. Sources: Devlin et al. 2018 (base, large); Turc et al. 2019 (the others)."""
+"""Published sizes, from Devlin et al. 2018 (base, large) and Turc et al. 2019 (all others)."""

@@ -1,12 +1,12 @@
-"""Random bits from a counter: the same words give the same bits, on any device and any mesh.
+"""Random bits by hashing integers: equal integers give equal bits, on any device and any mesh.
 
-`jax.random` splits keys, but a dropout mask that must be a pure function of (seed, row, position)
-needs only a hash of these integers. The hash fuses into the elementwise code around it and
-partitions like any elementwise operation.
+A dropout mask must be a pure function of (seed, row, position). A hash of these integers is such a
+function, and needs no keys to split as `jax.random` does. XLA fuses the hash into the elementwise
+code around it, and partitions it like any elementwise operation.
 
-Source of the finaliser: `lowbias32` by Chris Wellons, "Prospecting for Hash Functions" (2018), a
-bijection of 32-bit words in which every input bit flips every output bit with probability close
-to 1/2. It is not cryptographic.
+Each round of the hash applies `lowbias32` by Chris Wellons, "Prospecting for Hash Functions"
+(2018). This is a bijection of 32-bit words in which every input bit flips every output bit with
+probability close to 1/2. It is not cryptographic.
 """
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 _START = 0x9E3779B9  # 2^32 / golden ratio: keeps the all-zero input away from lowbias32(0) = 0
-_STEP = 0x6A09E667  # sqrt(2): makes absorbing a zero word differ from a plain second round
+_STEP = 0x6A09E667  # 2^32 (sqrt(2) - 1): hashing a zero word then differs from a plain round
 
 
 def _lowbias32(x):
@@ -26,7 +26,7 @@ def _lowbias32(x):
 
 
 def _as_u32(word: ArrayLike):
-    """Convert a word, or a Python integer of any size, to uint32, modulo 2^32."""
+    """Convert an array, or a Python integer of any size, to uint32, modulo 2^32."""
     if isinstance(word, int):
         return np.array(word & 0xFFFFFFFF, np.uint32)
     if isinstance(word, jax.Array):
@@ -35,11 +35,12 @@ def _as_u32(word: ArrayLike):
 
 
 def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
-    """Hash integer words, in their order, into 32 random bits.
+    """Hash integer words into 32 random bits; the order of the words matters.
 
-    The words broadcast against each other. Put words with small shapes first: each word
-    costs one round over the shape broadcast so far. Signed integers wrap. The result is uint32: a
-    numpy array if every word is numpy or a Python integer, else a jax array, with equal bits.
+    The words broadcast against each other. Put words with small shapes first, because each word
+    costs one round over the shape broadcast so far. Signed integers wrap modulo 2^32. The result is
+    uint32: a numpy array if every word is numpy or a Python integer, otherwise a jax array with the
+    same bits.
     """
     with np.errstate(over="ignore"):  # numpy warns when scalars wrap, not when arrays do
         state = np.array(_START, np.uint32)

@@ -1,8 +1,10 @@
-"""Dropout whose mask is a pure function of (seed, site, row of the stream, position in the row).
+"""Dropout whose mask is a pure function of (seed, site, row index, position in the row).
 
-There is no generator state and no key: the mask is a hash of integers (`counter_hash`), computed
-where it is used. A row of the example stream gets the same mask on any mesh, with any accumulation
-and after a restart; under SPMD every device hashes only its own elements.
+The site is an integer that identifies one dropout operation of the model. The row index is the
+row's position in the stream of examples. There is no generator state and no key: the mask is a hash
+of these integers (`counter_hash`), computed where it is used. An example therefore gets the same
+mask on any mesh, with any gradient accumulation and after a restart. On a mesh, every device hashes
+only its own elements.
 
 Source: Srivastava et al. 2014 (inverted scaling, as BERT's `hidden_dropout_prob`).
 """
@@ -18,20 +20,20 @@ from jaxtyping import Array, Bool, Float, Integer, UInt32
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 
 Number = int | Integer[Array, ""]
-"""Integer that JAX may trace, such as a layer's number."""
+"""Python integer or traced integer scalar, such as the index of a layer."""
 
 
 class DropoutStream(NamedTuple):
-    """Numbers that determine a step's dropout masks; the model takes them instead of a key."""
+    """Integers that determine a step's dropout masks, which the model takes instead of a key."""
 
     seed: UInt32[Array, ""]
-    """Seed of the step's masks; no two steps share one."""
+    """Seed of the step's masks; every step has a different seed."""
     row_index: UInt32[Array, " B"]
     """Position of each row in the stream of examples."""
 
 
 Stream = DropoutStream | None
-"""Stream of dropout masks; None: nothing is dropped, as in evaluations."""
+"""Stream of dropout masks; None switches dropout off, as in evaluations."""
 
 
 def keep_mask(
@@ -54,9 +56,13 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """Compute `keep_mask` at broadcast positions, by integer operations that kernels also have."""
-    # One round per axis, smallest shapes first: only the last costs a round per element. With one
-    # linear position, rows whose 32-bit states agree in the high bits would share a sequence.
+    """Compute the mask of `keep_mask` at explicit positions, which broadcast against each other.
+
+    Kernels call this, too: it uses only integer operations that they support.
+    """
+    # Each axis is hashed in its own round, smallest shapes first, so that only the last round runs
+    # once per element. If one linear position were hashed instead, rows whose 32-bit states agree
+    # in the high bits would share a sequence of bits.
     bits = jnp.asarray(hash_u32(seed, site, row_index, *positions))
     return bits >= np.uint32(threshold_u32(rate))
 
@@ -64,7 +70,7 @@ def keep_at(
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _dropout(x, rate, seed, site, row_index):
     mask = keep_mask(x.shape, rate, seed, site, row_index)
-    # Scale in float32: bfloat16 would round the factor itself, 1.1111 to 1.1094, for all elements.
+    # Scale in float32: bfloat16 would round the factor itself, for example 1.1111 to 1.1094.
     scaled = (x.astype(jnp.float32) * np.float32(1 / (1 - rate))).astype(x.dtype)
     return jnp.where(mask, scaled, jnp.zeros((), x.dtype))
 
@@ -81,7 +87,7 @@ _dropout.defvjp(lambda x, rate, *names: (_dropout(x, rate, *names), names), _dro
 def dropout(
     x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
-    """Zero elements with probability `rate`, and scale the others; the mask is never stored."""
+    """Zero elements with probability `rate`, and scale the rest; backward recomputes the mask."""
     if stream is None or rate == 0.0:
         return x
     return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

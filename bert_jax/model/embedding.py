@@ -1,15 +1,16 @@
-"""Embedding models: one vector for a text, from the states of its tokens.
+"""Embedding models, which pool the states of a text's tokens into one vector.
 
     config = EmbeddingConfig("mean", dimensions=(256, 64))
     params = init_params(model, key, EmbeddingModel, config)
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
-Parameters are a nested dict with the entry `encoder`, which has no pooler, and the entry `pooling`
-if the pooling is learned. Texts are compared by the cosine of their vectors.
+Parameters are a nested dict. It has the entry `encoder`, without a pooler, and the entry `pooling`
+if the pooling is `weighted`. Texts are compared by the cosine of their vectors.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
-weights of tokens); Kusupati et al. 2022 (Matryoshka: the first numbers of a vector are a vector).
+weights of tokens); Kusupati et al. 2022 (Matryoshka: the first entries of a vector are themselves
+a useful vector).
 """
 
 from dataclasses import dataclass
@@ -27,17 +28,18 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import parameter
 
 Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
-"""mean, max: over all tokens, special tokens included. cls: the first token's state. pooler: the
-output of BERT's pooler. last: the last token's state. weighted: a mean with learned weights."""
+"""Ways to make one vector of token states. `mean` and `max` run over all tokens, by default also
+special tokens. `cls` is the first token's state, `pooler` the output of BERT's pooler, `last` the
+last token's state, and `weighted` a mean with learned weights."""
 TokenPooling = Literal["mean", "cls", "last", "weighted"]
-"""Poolings that an embedding model can be trained with."""
+"""Poolings with which an embedding model can be trained."""
 Pooled = Literal["cls", "mean", "late"]
-"""Input of a classification head without a pooler: the first token's state (cls), the mean of all
-tokens' states (mean), or each token's state, averaging the logits (late)."""
+"""Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
+mean of all states. With `late` the head reads every state, and its logits are averaged."""
 
 
 class TokenWeights(nnx.Module):
-    """Learned vector that scores tokens; softmax turns the scores, equal at first, into weights."""
+    """Learned vector whose product with a token's state is a score; softmax gives the weights."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
@@ -46,10 +48,11 @@ class TokenWeights(nnx.Module):
 def pool_tokens(
     pooling: Pooling, hidden: Float[Array, "B L D"], counts: Bool[Array, "B L"], params: Any = None
 ) -> Float[Array, "B D"]:
-    """Pool the states of each row's tokens into one vector; zeros for a row without tokens.
+    """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
-    `counts` marks the tokens to pool; a row is one segment. The pooling `weighted` reads the entry
-    `pooling` of `params`. The result is float32, except that `max` keeps the type of `hidden`.
+    `counts` marks the tokens to pool, all of which must belong to one text. The pooling `weighted`
+    reads the entry `pooling` of `params`. The caller applies the pooler for `pooler`. The result is
+    float32, except that `max` keeps the type of `hidden`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
@@ -73,14 +76,14 @@ class EmbeddingConfig:
 
     pooling: TokenPooling = "mean"
     normalize: bool = True
-    """Whether vectors have length 1."""
+    """Whether vectors are scaled to length 1."""
     query_prefix: str = ""
-    """Text put before each query."""
+    """Text to put before each query."""
     document_prefix: str = ""
-    """Text put before each document."""
+    """Text to put before each document."""
     dimensions: tuple[int, ...] = ()
-    """Descending widths to which vectors may be cut; training scores the cut vectors, too
-    (Matryoshka). Empty: training scores only the full width."""
+    """Descending widths to which vectors may be cut. Training adds a loss for each of these widths
+    (Matryoshka); if empty, only vectors of full width have a loss."""
 
     def __post_init__(self) -> None:
         given = self.dimensions
@@ -115,7 +118,7 @@ class EmbeddingModel(nnx.Module):
 def finish(
     embedding: EmbeddingConfig, vectors: Float[Array, "... D"], dimensions: int = 0
 ) -> Float[Array, "... D2"]:
-    """Cut vectors to their first numbers (0: all), and scale them to length 1 if configured."""
+    """Cut vectors to `dimensions` entries (0 keeps all), and normalise them if configured."""
     vectors = vectors[..., :dimensions] if dimensions else vectors
     return unit(vectors) if embedding.normalize else vectors
 

@@ -35,7 +35,7 @@ from bert_jax.model.layers import (
 from bert_jax.model.rotation import Context, restarting_positions, rotate, sinusoids
 from bert_jax.model.stack import run_layers
 
-# Dropout sites: site 0 is the embeddings; layer n has the three sites that begin at 1 + 3 n.
+# Dropout sites (see `dropout`): the embeddings have site 0, layer n has sites 1 + 3 n to 3 + 3 n.
 SITE_EMBEDDINGS = 0
 SITES_PER_LAYER = 3
 SITE_ATTENTION_WEIGHTS, SITE_ATTENTION_OUTPUT, SITE_MLP_OUTPUT = 1, 2, 3
@@ -48,7 +48,7 @@ class Embeddings(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
-        """Make the tables; without `has_table`, no token table, because the inputs are vectors."""
+        """Make the tables. If inputs are vectors, `has_table` is false: there is no token table."""
         self.config = config
         width = config.embedding_width
 
@@ -73,7 +73,7 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, whose range the caller has checked, or vectors in place of tokens.
+        """Embed tokens, or vectors in place of tokens; the caller has checked the range of ids.
 
         Raises:
           UserError: L exceeds `num_positions`.
@@ -82,7 +82,7 @@ class Embeddings(nnx.Module):
         if length > config.num_positions:
             raise UserError(
                 f"the sequence length {length} is beyond model.num_positions "
-                f"{config.num_positions}: shorten the sequences or train more positions"
+                f"{config.num_positions}: shorten the sequences or use a model with more positions"
             )
         x = tokens if tokens.ndim == 3 else look_up(config, self.token[...], tokens)
         if config.positions != "rope":
@@ -90,7 +90,7 @@ class Embeddings(nnx.Module):
             at = restarting_positions(context.segment_ids) if at is None else at
             learned = config.positions == "learned"
             x = x + (self.position[...][at] if learned else sinusoids(at, x.shape[-1]))
-        if config.num_types == 1:  # a lookup drops the gradient of an id out of range
+        if config.num_types == 1:  # else the lookup of an id out of range would have no gradient
             type_ids = jnp.zeros_like(type_ids)
         if config.num_types:
             x = x + self.type[...][type_ids.astype(jnp.int32)]
@@ -112,7 +112,7 @@ def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
 def look_up(
     config: ModelConfig, table: Float[Array, "V E"], tokens: Integer[Array, "B L"]
 ) -> Float[Array, "B L E"]:
-    """Look up the embeddings of tokens, and scale them as `config.scale_embeddings` says."""
+    """Look up the embeddings of tokens, and scale them if `config.scale_embeddings` is true."""
     found = table[tokens]
     return found * math.sqrt(table.shape[1]) if config.scale_embeddings else found
 
@@ -155,12 +155,15 @@ class SelfAttention(Attention):
         letter: str,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Attend from the tokens at `places` (None: all); dropout sites count from `first_site`."""
+        """Attend from the tokens at the positions `places`, by default from all tokens.
+
+        `letter` is the layer's kind, G or L. The layer's dropout sites follow `first_site`.
+        """
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
         if angles is None:
             query, key = self.queries_and_keys(x, context, letter, places)
-        else:  # the implementation rotates them, maybe more cheaply
+        else:  # the implementation rotates queries and keys, maybe more cheaply
             query, key = self.query(x), self.key(x)
         asked = Asked(
             query, key, self.value(x), _taken(segments, places), segments,
@@ -175,7 +178,7 @@ class SelfAttention(Attention):
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
     ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
-        """Make queries (at `places`, if given) and keys, rotated in layers of kind `letter`."""
+        """Compute queries (at `places`, if given) and keys, rotated if `letter` has rotations."""
         query, key = self.query(_taken(x, places)), self.key(x)
         if letter in context.rotations:
             cos, sin = context.rotations[letter]
@@ -223,7 +226,7 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each with a residual and a norm placed by `config.norm_order`."""
+    """Transformer layer: attention and feed-forward, each with a residual and a norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -240,7 +243,10 @@ class Layer(nnx.Module):
         kind: LayerKind,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Compute the states at `places` (None: all); `index` is the layer's number."""
+        """Compute the states at the positions `places`, by default at all of them.
+
+        `index` counts layers from 0, and determines the dropout sites.
+        """
         config, site = self.config, index * SITES_PER_LAYER
         post, stream = config.norm_order == "post", context.stream
         y = self.attention(self._normed(x, kind), context, site, kind.letter, places)
@@ -260,7 +266,7 @@ class Layer(nnx.Module):
     def projections(
         self, x: Float[Array, "B L D"], context: Context, kind: LayerKind
     ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
-        """Make the queries, keys and values of this layer."""
+        """Compute the queries, keys and values of this layer from its input `x`."""
         x = self._normed(x, kind)
         both = self.attention.queries_and_keys(x, context, kind.letter)
         return *both, self.attention.value(x)
@@ -285,15 +291,15 @@ class Pooler(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Embeddings and `num_layers` layers, which are stored stacked on axis 0."""
+    """Embeddings and `num_layers` layers, whose parameters are stacked along axis 0."""
 
     def __init__(
         self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
     ):
-        """Make a stack of layers built by `layer`; without `has_table` its inputs are vectors."""
+        """Make a stack of layers built by `layer`; if not `has_table`, its inputs are vectors."""
         self.config = config
         self.embeddings = Embeddings(config, rngs, has_table=has_table)
-        # Each layer is initialised from a key of its own.
+        # Each layer is initialised from a different key.
         stack = nnx.split_rngs(splits=config.num_layers)(nnx.vmap(partial(layer, config)))
         self.layers = stack(rngs)
         if config.norm_order == "pre":
@@ -302,10 +308,10 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Run all layers, then `end`; return the resulting states in a tuple of length 1.
+        """Run all layers and then `end`; return a tuple whose last entry is the result.
 
-        `call` takes a layer, the states, the layer's number and the layer's kind. With `every`, the
-        layers are unrolled, and the states before each layer precede the result in the tuple.
+        `call(layer, states, index, kind)` applies one layer. With `every`, all layers are unrolled,
+        and the tuple begins with the states before each layer; otherwise it has only the result.
         """
         config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)
@@ -313,8 +319,8 @@ class Stack(nnx.Module):
 
         def apply_layer(kind, params, x, index):
             if layout is not None:
-                # Keep rows where they are. Inside a scan, the compiler would otherwise lay
-                # activations out like the layer's split parameters, and move them twice.
+                # Keep each row on its device. Inside a scan, the compiler would otherwise place
+                # activations like the layer's sharded parameters, and move them twice.
                 x = layout.constrain(x, "batch", "length", "embed")
             if gather is not None:
                 params = gather(nnx.to_pure_dict(params))
@@ -349,13 +355,13 @@ class Encoder(Stack):
     def __call__(
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Embed tokens or vectors, and return the states as `run` does, in the compute type."""
+        """Embed tokens or vectors, and return what `run` returns, in the compute type."""
         x = self.embeddings(tokens, type_ids, context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 
 
 def _taken(x: Array, places: Integer[Array, "B P"] | None) -> Array:
-    """Take the entries of `x` at `places` along axis 1; None: all entries."""
+    """Take the entries of `x` at `places` along axis 1; None takes all entries."""
     if places is None:
         return x
     return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)

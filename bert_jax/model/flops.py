@@ -1,11 +1,12 @@
 """Analytic floating-point operations of a training step, for model FLOPs utilisation (MFU).
 
-Only matrix products count, with a multiply and an add as two operations (2 m k n). The vocabulary
-projection counts at the P masked positions, over the padded vocabulary; attention counts between a
-query and the keys it sees, L * L pairs in a global layer. The backward pass costs twice the
-forward, since each product has two operands to differentiate. Lookups, norms, softmax, activations,
-dropout and the optimizer do not count, nor does what rematerialisation repeats, so that recomputing
-does not raise MFU (Chowdhery et al. 2022, PaLM, appendix B).
+Only matrix products count. A product of (m, k) and (k, n) has 2 m k n operations, because a
+multiply and an add count as two. The vocabulary projection runs at the P masked positions, over the
+padded vocabulary. Attention counts each pair of a query and a key that it sees: L * L pairs in a
+global layer. The backward pass costs twice as much as the forward pass, because each product has
+two operands to differentiate. Lookups, norms, softmax, activations, dropout and the optimizer do
+not count. Neither does work that rematerialisation repeats, so that recomputing does not raise MFU
+(Chowdhery et al. 2022, PaLM, appendix B).
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH
 
 TRAIN_OVER_FORWARD = 3
-"""Cost of a training step in forward passes: a forward pass, and a backward pass that costs two."""
+"""Cost of a training step in units of its forward pass: 1 forward plus 2 for the backward pass."""
 
 
 def encoder_flops(config: ModelConfig, length: int) -> int:
@@ -32,7 +33,7 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
 
 
 def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """Count the operations of one row's forward pass through a decoder's layers, all global."""
+    """Count the operations of one row's forward pass through a decoder, whose layers are global."""
     d, kv = config.hidden_dim, (config.num_kv_heads or config.num_heads) * config.head_dim
     tokens = config.projects_embeddings * 2 * config.embedding_width * d
     own = 2 * d * (2 * d + 2 * kv) + 2 * d * 2 * d  # self-attention; query and output of `cross`
@@ -43,7 +44,7 @@ def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
-    """Count the pairs of a query and a key that it sees, in a row that is one segment."""
+    """Count the pairs of a query and a key that it sees, in a row with a single segment."""
     window = min(length - 1, length if (found := config.window(letter)) is None else found)
     return length * (2 * window + 1) - window * (window + 1)
 
@@ -61,7 +62,7 @@ def replaced_flops(config: ModelConfig, length: int) -> int:
 
 
 def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
-    """Count the operations of one row in a training step of a pretraining model, with its heads.
+    """Count one row's operations in a training step of a pretraining model, including its heads.
 
     Padding costs as much as text. `num_masked` is P, the number of positions that get logits.
     MFU = train_flops(config, L, P) * rows / (seconds per step * peak operations per second).
@@ -73,7 +74,7 @@ def train_flops(config: ModelConfig, length: int, num_masked: int) -> int:
 
 
 def biaffine_flops(config: ModelConfig, length: int, num_relations: int) -> int:
-    """Count the operations of a biaffine head in the forward pass of one row."""
+    """Count the operations of one row's forward pass through a biaffine head."""
     vectors = 2 * length * config.hidden_dim * 2 * (ARC_WIDTH + RELATION_WIDTH)
     arcs = 2 * length * ARC_WIDTH * (ARC_WIDTH + length)
     relations = 2 * length * RELATION_WIDTH * num_relations * (RELATION_WIDTH + length + 1)
@@ -81,7 +82,7 @@ def biaffine_flops(config: ModelConfig, length: int, num_relations: int) -> int:
 
 
 def task_flops(config: ModelConfig, length: int, network: str, num_labels: int) -> int:
-    """Count the operations of one row in a fine-tuning step; `network` is the kind of the head."""
+    """Count one row's operations in a fine-tuning step; `network` is the kind of the head."""
     d = config.hidden_dim
     head = 2 * length * d * num_labels
     if network == "parsing":

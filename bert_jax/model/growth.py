@@ -1,11 +1,12 @@
-"""Parameters of a larger encoder, tiled from a smaller encoder's.
+"""Parameters of a larger encoder, made by tiling the parameters of a smaller encoder.
 
-Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code: new layer i starts as old layer
-round(i * old / new); every old matrix lies in the middle of the new matrix and is repeated around
-it on both axes. Queries, keys, values, gate and up count as separate matrices.
+Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. To go from m to n layers, new
+layer i starts as a copy of old layer round(i * m / n). Every old matrix lies in the middle of the
+new matrix, and is repeated around it on both axes. Queries, keys, values, gate and up count as
+separate matrices.
 
-Heads are copied whole and, if keys and values are shared, in whole groups of query heads, so that
-each query head keeps its key head, and each number in a head keeps its rotation.
+A head is never split, so that each entry of a head keeps its rotation. Query heads that share a key
+head are copied together, so that each query head keeps its key head.
 """
 
 import dataclasses
@@ -21,21 +22,22 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise on copies, as a multiple of the kernel's deviation."""
+"""Standard deviation of the noise added to copies, as a multiple of the kernel's deviation."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
-    """Return `old` with the sizes of the larger `wanted`; `name` is the source's name in errors.
+    """Return the configuration `old` with the larger sizes of `wanted`.
 
-    Added layers may be global or local. With `rope`, `num_positions` comes from `wanted`.
+    `attention_pattern` also comes from `wanted`, so that added layers may be global or local, and
+    so does `num_positions` with `rope`. Error messages call the source model `name`.
 
     Raises:
-      UserError: Other fields of `wanted` differ, or its sizes do not fit; the message lists each.
+      UserError: Other fields of `wanted` differ, or sizes do not fit. The message lists them all.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
-            f"a larger model cannot be tiled from {name}: {'; '.join(wrong)}. Growing changes "
-            f"{', '.join(SIZES)} and nothing else"
+            f"a larger model cannot be tiled from {name}: {'; '.join(wrong)}. Growing changes only "
+            f"{', '.join(SIZES)}"
         )
     taken = [*SIZES, "attention_pattern"]
     if old.positions == "rope":
@@ -46,15 +48,15 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
 def grow_params(
     params: Params, old: ModelConfig, new: ModelConfig, *, preserve: bool = False, seed: int = 0
 ) -> Params:
-    """Tile the parameters of `old`, encoder and pretraining heads, to the sizes of `new`.
+    """Tile the parameters of `old` (encoder and pretraining heads) to the sizes of `new`.
 
-    `new` comes from `grown_config`. If a layer has an attention norm but the layer it copies has
-    none (`first_norm`), the norm starts with a scale of ones.
+    `new` comes from `grown_config`. If a new layer has an attention norm but copies a layer without
+    one (`first_norm`), the scale of the norm starts as ones.
 
-    With `preserve`, each weight is divided by the number of copies of its input, so that a wider
-    model computes the same as its source (Chen et al. 2016, Net2Net): exactly if each new width is
-    a multiple of the old width, else nearly. Noise drawn from `seed` makes the copies' gradients
-    differ; it cancels over the copies.
+    With `preserve`, each weight is divided by the number of copies of its input. A model that only
+    becomes wider then computes the same as its source (Chen et al. 2016, Net2Net), exactly if each
+    new width is a multiple of the old width, otherwise approximately. Noise drawn from `seed` lets
+    the copies get different gradients; it adds up to zero over the copies of an input.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -96,7 +98,7 @@ def grow_params(
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
     """Return the old index for each new index of an axis; the old axis is centred and repeats.
 
-    Query heads move in whole groups that share a key head, key heads one by one.
+    Query heads that share a key head stay together.
     """
     unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
     return (np.arange(after) - (after - before) // unit // 2 * unit) % before
@@ -150,7 +152,7 @@ def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
 
 
 def _read_fields(config: ModelConfig) -> dict[str, object]:
-    """Return the fields that affect this model, except for the sizes, with their values."""
+    """Return the values of the fields that affect this model, except for the sizes."""
     local = "L" in config.attention_pattern
     unread = {
         *SIZES, "attention_pattern",

@@ -1,7 +1,7 @@
 """Pretraining heads, and the functions through which other packages run a model.
 
-Outside this package, parameters are a nested dict of float32 arrays; modules exist only while one
-of these functions is being traced.
+Outside this package, parameters are a nested dict of float32 arrays. NNX modules exist only while
+JAX traces one of these functions.
 """
 
 from collections.abc import Callable, Hashable
@@ -31,7 +31,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of the vocabulary's padding columns: their probability is 0, and 0 * inf never occurs."""
+"""Logit of columns that pad the vocabulary. Their probability is 0, and 0 * inf cannot arise."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
@@ -55,7 +55,7 @@ class Projection(NamedTuple):
 
 
 class MaskedLMHead(nnx.Module):
-    """A transform, then a decoder: the transposed token embedding table, or a table of its own."""
+    """Masked-LM head: a transform, then the product with a token table (shared if `tied`)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -72,7 +72,7 @@ class MaskedLMHead(nnx.Module):
             self.decoder = parameter(kernel, "vocab", "embed")
 
     def __call__(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
-        """Transform states; the decoder is `table`, the token embedding table, if `tied`."""
+        """Transform states; `table`, the token embedding table, is used only if `tied`."""
         config, x = self.config, hidden
         if config.head_transform:
             activation = ACTIVATIONS[config.head_activation or config.activation]
@@ -85,10 +85,10 @@ class MaskedLMHead(nnx.Module):
 
 
 def _add_bias_forward(x: Float[Array, "B P V"], bias: Float[Array, " V"]):
-    """Return `x + bias` with a custom gradient: XLA on CPU sums the columns of a wide V slowly.
+    """Return `x + bias`; its gradient is custom because XLA on CPU sums many columns slowly.
 
-    For 320 rows of 30592 columns a reduction takes 54 ms (a tenth of a training step of `mini`), a
-    product with a row of ones 3 ms.
+    For 320 rows of 30592 columns, a reduction takes 54 ms (a tenth of a training step of `mini`),
+    but a product with a row of ones takes 3 ms.
     """
     return x + bias, None
 
@@ -105,7 +105,7 @@ _add_bias = differentiable(_add_bias_forward, _add_bias_backward)
 
 
 class ReplacedHead(nnx.Module):
-    """Dense layer, activation, and a logit that a token was replaced (Clark et al. 2020)."""
+    """ELECTRA's head, which detects replaced tokens (Clark et al. 2020)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -120,7 +120,7 @@ class ReplacedHead(nnx.Module):
 
 
 class LinearHead(Affine):
-    """Affine map of states to scores, in float32."""
+    """Affine map of states to float32 scores."""
 
     def __init__(self, config: ModelConfig, num_scores: int, rngs: nnx.Rngs):
         super().__init__(config, {"embed": config.hidden_dim}, {None: num_scores}, rngs)
@@ -131,7 +131,7 @@ class LinearHead(Affine):
 
 
 class PretrainingModel(nnx.Module):
-    """Encoder, masked-LM head and, with a pooler, next-sentence head (Devlin et al. 2018, 3.1)."""
+    """Encoder, masked-LM head and, if `config.pooler`, next-sentence head (Devlin et al. 2018)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.encoder = Encoder(config, pools=config.pooler, rngs=rngs)
@@ -149,9 +149,10 @@ Build = Callable[..., nnx.Module]
 def init_params(
     config: ModelConfig, key: Array, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
-    """Make fresh parameters: truncated normals of scale `init_std`, zero biases, unit norm scales.
+    """Initialise the parameters of a module, by default of a `PretrainingModel`.
 
-    One compiled program makes all parameters. Inside a `jax.jit` with `out_shardings`, each device
+    Weights are truncated normals of scale `init_std`, biases zeros and norm scales ones. One
+    compiled program makes all parameters. Inside a `jax.jit` with `out_shardings`, each device
     makes only its own shards.
     """
     built = module(config, *settings, rngs=nnx.Rngs(params=key))
@@ -167,7 +168,7 @@ def _abstract(module: Build, config: ModelConfig, *settings: Hashable) -> Any:
 def param_shapes(
     config: ModelConfig, module: Build = PretrainingModel, *settings: Hashable
 ) -> Params:
-    """Make the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
+    """Return the tree of `init_params` with a `ShapeDtypeStruct` in place of each array."""
     return nnx.to_pure_dict(nnx.state(_abstract(module, config, *settings), nnx.Param))
 
 
@@ -176,7 +177,7 @@ def logical_axes(
 ) -> Params:
     """Return the tree of `init_params` with a tuple of logical axis names in place of each array.
 
-    Names are batch, length, embed, heads, head_dim, mlp, vocab and layers; None: never sharded.
+    Names are length, embed, heads, head_dim, mlp, vocab and layers, or None for no sharding.
     """
     axes = {}
     for path, variable in nnx.to_flat_state(nnx.state(_abstract(module, config, *settings))):
@@ -201,16 +202,16 @@ def encode(
     stream: Stream = None,
     layout: OnMesh = None,
 ) -> Float[Array, "B L D"]:
-    """Compute the last states of all tokens, in the compute type.
+    """Compute the last hidden states of all tokens, in the compute type (see `config.dtype`).
 
     Args:
       config: the architecture.
       params: any tree with an `encoder` entry.
       tokens: ids below `vocab_size` (not checked here), or vectors if there is no token table.
       type_ids: sentence types, below `num_types`.
-      segment_ids: 0 is padding, 1.. are the packed segments.
-      stream: numbers that determine the dropout masks; None switches dropout off.
-      layout: layout of the batch on a mesh; None on one device.
+      segment_ids: number of each token's segment in its row, from 1; padding has 0.
+      stream: seed and row indices of the dropout masks; None switches dropout off.
+      layout: layout of the arrays on a mesh; None on one device.
 
     Raises:
       UserError: L exceeds `num_positions`.
@@ -222,9 +223,10 @@ def encode(
 def encode_layers(
     config: ModelConfig, params: Params, *inputs: Any, layout: OnMesh = None, every: bool = True
 ) -> tuple[Float[Array, "B L D"], ...]:
-    """Compute the states before the first layer and after each layer (without `every`: the last).
+    """Compute the states before the first layer and after each layer, or only the last states.
 
-    `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`.
+    `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`. If `every`
+    is false, the tuple has only the last states. A final norm is applied to the last states.
     """
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]
@@ -274,7 +276,10 @@ def vocabulary_projection(
     hidden: Float[Array, "B L D"],
     positions: Integer[Array, "B P"] | None = None,
 ) -> Projection:
-    """Compute the operands of the logits at `positions` (None: all), from `encoder` and `mlm`."""
+    """Compute the operands of the masked-LM logits at `positions`, by default at all positions.
+
+    `params` has the entries `encoder` and, if the head has parameters, `mlm`.
+    """
     if positions is not None:
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
@@ -286,7 +291,7 @@ def vocabulary_projection(
 def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
-    """Compute the next-sentence logits: the second text follows the first (0) or does not (1)."""
+    """Compute next-sentence logits: entry 0 for "the second text follows", entry 1 for "not"."""
     pooled = pool(config, params, hidden)
     return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
 
@@ -295,9 +300,9 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States after the embeddings and each layer, M = num_layers + 1; `encode` returns the last."""
+    """States before the first layer and after each of N layers; the last are those of `encode`."""
     weights: Float[Array, "N B H L L"] | None
-    """Attention weights from each token (row) to each token (column); None: not requested."""
+    """Attention weights from each token (row) to each token (column); None if not requested."""
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="with_weights")
@@ -307,7 +312,7 @@ def layer_outputs(
     *inputs: Integer[Array, "B L"] | Float[Array, "B L E"],
     with_weights: bool = False,
 ) -> LayerOutputs:
-    """Compute the states and, if `with_weights`, attention weights of every layer, without dropout.
+    """Compute every layer's states and, if `with_weights`, attention weights, without dropout.
 
     `inputs` are tokens, types and segments as for `encode`. Padding attends only to padding.
     """

@@ -1,6 +1,7 @@
 """Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
 
-Each parameter records logical names of its axes; `parallel/sharding.py` maps them to mesh axes.
+Each parameter records the logical names of its axes. `distributed/parallel/sharding.py` maps these
+names to mesh axes.
 """
 
 import math
@@ -24,7 +25,7 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 
 
 def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Array, "..."]:
-    """Draw from a normal of deviation `std`, truncated at 2 `std` but not rescaled, as in BERT."""
+    """Draw from a normal of standard deviation `std`, truncated at 2 `std`, without rescaling."""
     return std * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
@@ -37,10 +38,10 @@ def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Array:
-    """Compute an einsum with a float32 result, and its backward products in the operands' type.
+    """Compute an einsum with a float32 result, and its gradients in the operands' type.
 
-    JAX's own derivative would compute both backward products in float32, at most half as fast as in
-    bfloat16 on hardware that has bfloat16. With float32 operands this is a plain einsum.
+    JAX's own derivative would compute both backward products in float32, which is at most half as
+    fast on hardware that has bfloat16. With float32 operands this is a plain einsum.
     """
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
@@ -56,7 +57,10 @@ einsum_float32.defvjp(lambda spec, a, b: (einsum_float32(spec, a, b), (a, b)), _
 def differentiable(
     forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Make a function whose gradient is `backward`; `forward` returns (value, residuals)."""
+    """Make a function whose gradient is `backward`; `forward` returns (value, residuals).
+
+    `static` are the indices of arguments that are not differentiated.
+    """
     made = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
     made.defvjp(forward, backward)
     return made
@@ -79,7 +83,7 @@ class Affine(nnx.Module):
         bias: bool = True,
         std: float | None = None,
     ):
-        """Make a map; `std` is the initial deviation of its kernel, by default `init_std`."""
+        """Make a map; `std` is the initial kernel's standard deviation, by default `init_std`."""
         shape = (*inputs.values(), *outputs.values())
         self.num_inputs = len(inputs)
         kernel = truncated_normal(rngs.params(), shape, std or config.init_std)
@@ -94,7 +98,7 @@ class Affine(nnx.Module):
 
 
 def output_std(config: ModelConfig) -> float:
-    """Return the initial deviation of the output weights of attention and feed-forward (`init`)."""
+    """Return the standard deviation of the initial output weights of attention and feed-forward."""
     shrink = math.sqrt(2 * config.num_layers) if config.init == "scaled" else 1.0
     return config.init_std / shrink
 
@@ -116,7 +120,7 @@ class Norm(nnx.Module):
     """Layer norm or RMS norm, as `config.norm` says, with float32 statistics."""
 
     def __init__(self, config: ModelConfig, width: int | None = None, rngs: nnx.Rngs | None = None):
-        """Make a norm over `width` numbers (None: hidden_dim); `rngs` is not used."""
+        """Make a norm over `width` features, by default hidden_dim; `rngs` is not used."""
         width = width or config.hidden_dim
         self.kind, self.eps = config.norm, config.norm_eps
         self.scale = parameter(jnp.ones((width,), jnp.float32), "embed")
@@ -136,8 +140,9 @@ class Norm(nnx.Module):
 def _layer_norm_forward(x, scale, bias, eps):
     """Normalise in two passes (Ba et al. 2016).
 
-    The variance is the mean of squared deviations: the one-pass form E[x^2] - E[x]^2 loses all
-    digits for nearly constant inputs, and BERT's eps of 1e-12 is too small to hide this.
+    The second pass computes the variance as the mean of squared deviations. The one-pass form
+    E[x^2] - E[x]^2 loses all digits for nearly constant inputs, and BERT's eps of 1e-12 is too
+    small to hide this.
     """
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
@@ -148,7 +153,7 @@ def _layer_norm_forward(x, scale, bias, eps):
 
 
 def _layer_norm_backward(eps, residuals, gradient):
-    # One pass computes all four sums, and a TPU fuses it into the product that makes `gradient`;
+    # One pass computes all four sums, and a TPU fuses it into the product that makes `gradient`.
     # JAX's own derivative takes two passes and twice the operations (docs/experiments.md).
     x, scale, bias, mean, inverse = residuals
     centred = x.astype(jnp.float32) - mean
@@ -167,7 +172,7 @@ _layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return x Phi(x), computed with the error function (Hendrycks & Gimpel 2016)."""
+    """Return x Phi(x), where Phi is the normal distribution function (Hendrycks & Gimpel 2016)."""
     if x.dtype.itemsize == 2:
         return _wide_gelu(x)
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
@@ -178,9 +183,9 @@ def _normal_cdf(x):
 
 
 def _wide_gelu_forward(x):
-    """Compute in float32, and keep only `x`: the constants themselves have no exact bfloat16.
+    """Compute GELU in float32, because bfloat16 would round its constants; keep only `x`.
 
-    In bfloat16 the derivative's 2 / sqrt(pi) is 1.125, too small by 0.3%.
+    In bfloat16 the derivative's 2 / sqrt(pi) would be 1.125, which is too small by 0.3%.
     """
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype), x
@@ -207,7 +212,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gated(activation: str, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Array:
-    """Return activation(gate) * up; only the two arguments are kept for the backward pass.
+    """Return activation(gate) * up; the backward pass keeps only the arrays `gate` and `up`.
 
     With JAX's own derivative, a loop over layers would keep five arrays of this size.
     """

@@ -1,4 +1,4 @@
-"""Placement of activations on a device mesh, passed to the model, which knows no mesh axes."""
+"""Placement of activations on a device mesh; the model itself knows only logical axes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -14,20 +14,21 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    A step runs in a `jax.shard_map` over some mesh axes; a layout places arrays over the others.
+    If a step runs in a `jax.shard_map` over some mesh axes, the layout handles only the remaining
+    mesh axes.
     """
 
     mesh: Mesh
     spec: Callable[[LogicalAxes], PartitionSpec]
     """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
-    """Function from a device's shards of one layer's parameters (a nested dict) to what the layer
-    needs; None: the shards suffice. It is called inside the layer, so that no copy lives long."""
+    """Function that gathers the parameters of one layer (a nested dict) from the devices' shards.
+    None means that a device's shards suffice. The model calls the function inside the layer, so
+    that gathered copies do not live long."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts for single entries of the parameters, by the entry's name (see `of`)."""
+    """Layouts that replace this one for single entries of the parameters, by name (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
-    """Function from arrays of the device's rows (axis 0) to arrays of all devices' rows; None if
-    the device has all rows."""
+    """Function that gathers rows (axis 0) from all devices; None if each device has all rows."""
     frozen_layers: int = 0
     """Number of bottom layers that are not trained: no gradient flows through or below them."""
 
@@ -41,7 +42,7 @@ class Layout(NamedTuple):
         return self._replace(gather=None, inner=inner)
 
     def all_rows(self, rows: Any) -> Any:
-        """Gather the rows of all devices over which gradients are summed."""
+        """Gather rows (axis 0) from all devices over which gradients are summed."""
         return rows if self.gather_rows is None else self.gather_rows(rows)
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
     def local(
         self, f: Callable[..., Any], in_axes: Sequence[LogicalAxes], out_axes: LogicalAxes
     ) -> Callable[..., Any]:
-        """Wrap `f`, which XLA cannot split, so that each device runs it on its shards.
+        """Wrap `f`, which XLA cannot partition, so that each device runs it on its shards.
 
         `in_axes` are the logical axes of each argument, `out_axes` the logical axes of the result.
         """
@@ -74,22 +75,22 @@ class Layout(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether every device has its own arrays, so that the compiler splits none of them."""
+        """Whether each device runs on its own arrays, so that the compiler partitions nothing."""
         return self._by_hand() == set(self.mesh.axis_names)
 
     def _by_hand(self) -> set[str]:
-        """Return the mesh axes that the enclosing shard_map handles manually (one device: all)."""
+        """Return the mesh axes that the enclosing shard_map handles; all axes on one device."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 OnMesh = Layout | None
-"""Layout on a mesh; None: arrays lie on one device."""
+"""Layout on a mesh; None if all arrays are on one device."""
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform that will run the step; another platform may trace the step."""
+    """Return the platform (tpu, gpu or cpu) that will run the step, not the one that traces it."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -121,8 +122,8 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
-    Gathers are recognised by their operation: with `checkpoint_name`, JAX could still keep the
-    gathered array from before it is named.
+    Gathers are recognised by their primitive. If gathered arrays were marked with `checkpoint_name`
+    instead, JAX could still keep them from before they get the name.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

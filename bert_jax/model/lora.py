@@ -23,7 +23,7 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""For each matrix, the part of a layer that holds the matrix."""
+"""Part of a layer that contains each target matrix."""
 _PURPOSE = 0x6C6F7261
 
 
@@ -32,7 +32,7 @@ class LoraConfig(Bounded, section="lora"):
     """Settings of LoRA: low-rank updates trained in place of the encoder's own weights."""
 
     rank: Natural = 0
-    """Rank of each update; 0: there are no updates, and the encoder itself is trained."""
+    """Rank of each update; with 0 there are no updates, and the encoder itself is trained."""
     alpha: Positive = 16.0
     """Numerator of the updates' scale, which is alpha / rank."""
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
@@ -45,7 +45,7 @@ class LoraConfig(Bounded, section="lora"):
 
 
 def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
-    """Add the logical axes of the entry `lora` to the parameters' axes, if `rank` is not 0."""
+    """Add the entry `lora` to the tree of the parameters' logical axes, if `rank` is not 0."""
     if not config.rank:
         return axes
 
@@ -59,8 +59,8 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
     """Add the entry `lora` to parameters with the logical axes `axes`, if `rank` is not 0.
 
-    A is drawn from a normal whose deviation, 1 / sqrt(3 inputs), equals PEFT's (which draws from a
-    uniform); B is zero. The A of one target does not depend on the other targets.
+    A is drawn from a normal with standard deviation 1 / sqrt(3 * inputs), which equals that of
+    PEFT's uniform distribution. B starts as zeros. No A depends on which other targets there are.
 
     Raises:
       UserError: the layers have no matrix with the name of a target.
@@ -126,11 +126,11 @@ def _kernel(tree: Params, name: str) -> Any:
     if found is None:
         raise UserError(
             f"lora.targets has {name!r}, but the layers of this model have no such matrix "
-            "(model.gated is false); leave it out"
+            f"(model.gated is false); remove {name!r} from lora.targets"
         )
     return found["kernel"]
 
 
 def _num_inputs(axes: LogicalAxes) -> int:
-    """Count a stacked kernel's input axes: the axis `embed` is either all inputs or all outputs."""
+    """Count a stacked kernel's input axes; `embed` is either its only input or its only output."""
     return 1 if axes[1] == "embed" else len(axes) - 2

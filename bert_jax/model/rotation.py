@@ -23,9 +23,9 @@ class Context(NamedTuple):
     """Inputs that embeddings and all layers share in a forward pass."""
 
     segment_ids: Integer[Array, "B L"]
-    """Segment of each token, numbered from 1; 0: padding. A token sees its own segment."""
+    """Segment of each token, numbered from 1; 0 is padding. A token sees only its own segment."""
     positions: Integer[Array, "B L"] | None
-    """Positions of the tokens; None: they count from 0 in each segment."""
+    """Positions of the tokens; None means that positions count from 0 in each segment."""
     rotations: dict[str, Rotation]
     """Rotation for each kind of layer (G, L); empty unless `config.positions` is `rope`."""
     stream: Stream
@@ -39,7 +39,7 @@ def make_context(
     stream: Stream = None,
     layout: OnMesh = None,
 ) -> Context:
-    """Make the inputs that all layers share; called once per forward pass."""
+    """Make the inputs that all layers share; call this once per forward pass."""
     segment_ids = segment_ids.astype(jnp.int32)
     rotations = {}
     if config.positions == "rope":
@@ -51,7 +51,7 @@ def make_context(
 
 
 def thetas(config: ModelConfig) -> dict[str, float]:
-    """Return the RoPE base (theta) of each kind of layer in the pattern."""
+    """Return the RoPE base (theta) of each kind of layer in `attention_pattern`."""
     both = {"G": config.rope_theta, "L": config.local_rope_theta}
     return {letter: both[letter] for letter in sorted(set(config.attention_pattern))}
 
@@ -70,8 +70,8 @@ def restarting_positions(segment_ids: Integer[Array, "B L"]) -> Integer[Array, "
 
 def rotation(positions: Integer[Array, "B L"], theta: float, head_dim: int) -> Rotation:
     """Compute cosines and sines of position * theta^(-2 i / K) for the K/2 pairs of a head."""
-    # Multiply element by element in float32: in a matrix product, or in bfloat16, the angles of far
-    # positions lose all their bits.
+    # Multiply element by element in float32: in a matrix product or in bfloat16, the angles of far
+    # positions would lose all their bits.
     angles = positions[..., None].astype(jnp.float32) * frequencies(theta, head_dim)
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -87,7 +87,7 @@ def rotate(
 
 
 def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
-    """Return sin(p f) at index 2 i, cos(p f) at 2 i + 1; p: position, f = 10000^(-2 i / width)."""
+    """Encode position p as sin(p f) at index 2 i, cos(p f) at 2 i + 1; f = 10000^(-2 i / width)."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
     pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
     return pairs.reshape(*positions.shape, width)

@@ -1,4 +1,4 @@
-"""A stack of layers, run unrolled or as a scan over the periods of its pattern."""
+"""The loop over a stack of layers, unrolled or as a scan over periods of `attention_pattern`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +14,12 @@ from bert_jax.model.layout import all_but_gathered
 def run_layers(
     config: ModelConfig, apply_layer: Callable, stacked, x: Any, gathers: bool, frozen: int = 0
 ) -> Any:
-    """Run the layers: a scan over periods of the pattern, and the remaining layers unrolled.
+    """Run the layers: full periods of the pattern as a scan, the remaining layers unrolled.
 
-    If `scan_unroll` is `num_layers` or more, all layers are unrolled, and `x` may be a tuple that
-    grows. With `gathers`, the backward pass gathers the layers' parameters again instead of keeping
-    them, even if `remat` is "none". No gradient flows through or below the bottom `frozen` layers.
+    `stacked` has the parameters of the layers, stacked along axis 0. If `scan_unroll` is
+    `num_layers` or more, all layers are unrolled, and `x` may then be a tuple that grows. With
+    `gathers`, the backward pass gathers the layers' parameters again instead of keeping them, even
+    if `remat` is "none". No gradient flows through or below the bottom `frozen` layers.
     """
     num_layers, period = config.num_layers, len(config.attention_pattern)
     straight = config.scan_unroll >= num_layers
@@ -28,7 +29,8 @@ def run_layers(
             "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
             "full": jax.checkpoint_policies.nothing_saveable,
         }[config.remat]
-        # A scan body cannot share expressions with its backward body, but straight code can.
+        # XLA could merge repeated expressions with the original ones in unrolled code, but not in a
+        # scan, whose backward pass is a separate loop.
         apply_layer = jax.checkpoint(
             apply_layer, policy=policy, prevent_cse=straight, static_argnums=0
         )
@@ -37,7 +39,7 @@ def run_layers(
     def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
         """Run layers one by one; axis 0 of each array in `pieces` is the layer."""
         count = pieces[0].shape[0]
-        # `split`, not `piece[n]`: its gradient is one concatenation, not a sum of padded arrays.
+        # The gradient of `split` is one concatenation; with `piece[n]` it would sum padded arrays.
         split = [jax.lax.split(piece, (1,) * count) for piece in pieces]
         for n in range(count):
             params = jax.tree.unflatten(tree, [each[n].squeeze(0) for each in split])
@@ -45,11 +47,11 @@ def run_layers(
         return x
 
     def part(x: Any, start: int, pieces: Sequence[Array]) -> Any:
-        """Run layers from number `start` on, as a scan unless all are unrolled."""
+        """Run layers from index `start` on, as a scan unless all layers are unrolled."""
         stop = start + pieces[0].shape[0]
         if straight:
             return run(x, start, pieces, lambda n: start + n)
-        # A first layer without a norm is unlike all other layers, so periods begin after it.
+        # A first layer without a norm differs from all other layers, so periods begin after it.
         aligned = 0 if config.first_norm else 1
         begin = min(max(start, aligned) + (aligned - max(start, aligned)) % period, stop)
         end = stop - (stop - begin) % period

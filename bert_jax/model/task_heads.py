@@ -6,11 +6,11 @@
     logits = head_logits(model, config, params, hidden, segment_ids)
 
 Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout followed by a
-network of `NETWORKS`. The first three networks are an affine map (Devlin et al. 2018, section 4) of
-different inputs. Without a pooler there may be an entry `transform`, a dense layer before the head
-(Warner et al. 2024, ModernBERT). The biaffine head scores each pair of a word and a possible head,
-and each relation of the pair (Dozat and Manning 2017, Deep Biaffine Attention for Neural Dependency
-Parsing, section 2).
+network of `NETWORKS`. For classification, tagging and span the network is an affine map (Devlin et
+al. 2018, section 4). If the model has no pooler, there may be an entry `transform`, a dense layer
+before the head (Warner et al. 2024, ModernBERT). For parsing the network is a biaffine head. It
+scores each pair of a word and a possible head of the word, and each relation between them (Dozat
+and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing, section 2).
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ ARC_WIDTH, RELATION_WIDTH = 512, 128
 """Widths of the vectors that score arcs and relations; the paper has 500 and 100."""
 SLOPE = 0.1  # slope of the leaky rectifier below 0
 _SITE = 1 << 16
-"""Dropout site of the head, above all sites of an encoder."""
+"""Dropout site of the head, greater than every site of an encoder."""
 
 
 class BiaffineHead(nnx.Module):
@@ -57,7 +57,7 @@ class BiaffineHead(nnx.Module):
         self.num_relations = num_relations
         self.arc_word, self.arc_head = vectors(ARC_WIDTH), vectors(ARC_WIDTH)
         self.relation_word, self.relation_head = vectors(RELATION_WIDTH), vectors(RELATION_WIDTH)
-        # The bias of each of these maps adds a score that depends only on the head.
+        # The biases of `arc` and `relation` add scores that depend only on the head.
         self.arc = Affine(config, {None: ARC_WIDTH}, {None: ARC_WIDTH}, rngs)
         size = num_relations * RELATION_WIDTH
         self.relation = Affine(config, {None: RELATION_WIDTH}, {None: size}, rngs)
@@ -83,8 +83,8 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Builders of networks by kind of head, called as `build(config, num_labels, rngs)`. A network maps
-states to float32 logits; the states are (B, L, D) or, pooled for classification, (B, D)."""
+"""Builders of networks, called as `build(config, num_labels, rngs)`. A network maps states to
+float32 logits. The states are (B, L, D), or (B, D) if they are pooled for classification."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class TaskHeadConfig(Bounded, section="head"):
     """Kind and size of a head."""
 
     kind: HeadNetwork
-    """classification: logits of a row (regression: one label); tagging: logits of each token; span:
-    two scores of each token, as the answer's start and as its end; parsing: for each pair of
-    tokens, scores of the second as the head of the first."""
+    """Kind of head. `classification` gives logits for a row (regression has one label), `tagging`
+    logits for each token. `span` scores each token as the start and as the end of an answer.
+    `parsing` scores, for each pair of tokens, the second token as the head of the first."""
     num_labels: Count = 2
     dropout_rate: Rate = 0.1
-    """Dropout rate before the affine map; published span heads have 0."""
+    """Dropout rate before the network; published span heads have 0."""
     pooling: Pooled = "cls"
     """Input of a classification head; it has no effect if the encoder has a pooler."""
 
@@ -154,10 +154,11 @@ def init_task_params(
 
 
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
-    """Return the parts of a model's parameters with which the training of a new head starts.
+    """Select the entries of a model's parameters from which the training of a new head starts.
 
-    The parts are `encoder` and, if available, `transform`: an earlier head's, or else the dense
-    layer and norm of the masked-LM head (Transformers loads these, too, as their names match).
+    These are `encoder` and, if the new head has one, `transform`. The transform is that of an
+    earlier head or, if there is none, the dense layer and norm of the masked-LM head, which
+    Transformers loads, too, because the names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings
@@ -176,11 +177,11 @@ def head_logits(
     segment_ids: Integer[Array, "B L"],
     stream: Stream = None,
 ) -> Float[Array, "B ..."]:
-    """Compute a head's float32 logits: (B, C), or for heads over tokens (B, L, ...).
+    """Compute a head's float32 logits: (B, C) for classification, (B, L, ...) for other heads.
 
-    `hidden` are the last states; the first token's state suffices (P = 1) unless
-    `reads_all_tokens`. In classification, a row's tokens form one segment, whose id is above 0;
-    padding has the id 0.
+    `hidden` are the last states of all tokens, or of only the first token (P = 1) if
+    `reads_all_tokens` is false. For classification, the tokens of a row must form one segment with
+    an id above 0. Padding has the id 0.
     """
     x, pooling = hidden, head.pooling if head.kind == "classification" else None
     if pooling and config.pooler:

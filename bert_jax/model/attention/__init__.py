@@ -1,1 +1,1 @@
-"""Attention implementations, and the choice among them."""
+"""Implementations of attention, and the choice among them."""

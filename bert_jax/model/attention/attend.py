@@ -1,16 +1,16 @@
-"""Attention over segment ids, and the choice of an implementation.
+"""Attention within segments, and the choice of its implementation.
 
-Padding and packing follow one rule: a query sees the keys whose segment id equals its own. Each
-implementation builds the (B, L, S) mask of this rule itself.
+One rule covers padding and packing: a query sees the keys whose segment id equals its own. Each
+implementation makes the mask (B, L, S) from the segment ids itself.
 
 | `attention_impl` | for | with dropout | causal | extra memory |
 | --- | --- | --- | --- | --- |
 | `xla` | any device; the reference | yes | yes | several (B, H, L, S) arrays |
 | `xla` with a window | any device | no | yes | several (B, H, L, 3 window) arrays |
-| `fused` | TPU, rows up to 8192 | yes | no | (B, H, L) |
-| `splash` | TPU, any length | no | yes, skips blocks | (B, H, L) |
+| `fused` | TPU, lengths in multiples of 128 up to 8192 | yes | no | (B, H, L) |
+| `splash` | TPU, lengths in multiples of 128 | no | yes, skips blocks | (B, H, L) |
 | `cudnn` | GPU since Ampere, even lengths | no | yes, skips blocks | (B, L, S) |
-| `triton` | GPU since Ampere, multiples of 64 | yes | no | (B, H, L) |
+| `triton` | GPU since Ampere, lengths in multiples of 64 | yes | no | (B, H, L) |
 """
 
 import logging
@@ -37,14 +37,15 @@ _PLATFORMS: dict[AttentionImpl, str] = {
 """Platform of each kernel; `auto` tries a platform's kernels in this order, then `xla`."""
 _HAS_DROPOUT = ("fused", "triton")
 FUSED_FROM_LENGTH = 128
-"""Length of the shortest rows for which `auto` takes `fused` on a TPU.
+"""Smallest length of queries and of keys for which `auto` takes a kernel on a TPU.
 
-Estimated cycles of a training step compiled for v5e, dropout 0.1 (`fused`: XLA's estimate plus the
-kernels' scheduled bundles): two layers of width 768, 16 rows of L=512: `xla` 21.8 M, `fused` 16.2 +
-1.9 M; one layer of width 512, 64 rows of L=128: `xla` 8.24 M, `fused` 7.69 + 0.26 M."""
+The reason is the estimated cycles of a training step, compiled for v5e with dropout 0.1. `fused` is
+given as XLA's estimate plus the scheduled bundles of the kernels. Two layers of width 768, 16 rows
+of L=512: `xla` 21.8 M, `fused` 16.2 + 1.9 M. One layer of width 512, 64 rows of L=128: `xla`
+8.24 M, `fused` 7.69 + 0.26 M."""
 
 _SMALL_VMEM = ("tpu v3", "tpu v4")
-"""TPU kinds whose VMEM, 16 MiB, is too small for the rotation angles of a long row."""
+"""TPU kinds whose VMEM (16 MiB) is too small for the rotation angles of a long row."""
 
 log = logging.getLogger("bert_jax.attention")
 """Logger of warnings about the chosen implementation; a run copies them to `events.jsonl`."""
@@ -57,12 +58,12 @@ def attend(
 ) -> Float[Array, "B L H K"]:
     """Attend from each query to the keys with its segment id (Vaswani et al. 2017, section 3.2.1).
 
-    `auto` picks the fastest implementation that supports `asked`. `fused` and `splash` run in
-    Pallas's interpreter on a CPU, for tests. `layout` is None on one device and inside a shard_map.
-    `layers`, used only in the warning, is the number of layers whose scores `xla` keeps at a time.
+    `auto` picks the fastest implementation that supports `asked`. On a CPU, `fused` and `splash`
+    run in Pallas's interpreter, for tests. `layout` may be None on one device and in a shard_map.
+    `layers` is the number of layers whose scores `xla` keeps at a time; only a warning uses it.
 
     Raises:
-      UserError: `impl` does not support `asked` here; the message names alternatives.
+      UserError: `impl` does not support `asked` here. The message names alternatives.
     """
     if asked.stream is None:
         asked = asked._replace(dropout_rate=0.0)
@@ -127,8 +128,9 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU, if a window leaves out most scores, `xla` is chosen, which computes only the rest:
-    cuDNN's window covers one side of a query, so that cuDNN would compute and mask all scores.
+    On a GPU, if a window excludes most scores, the choice is `xla`, which computes only the scores
+    near the window. cuDNN would compute and mask all scores, because its window covers only the
+    keys on one side of a query.
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"
@@ -146,7 +148,7 @@ def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
 
 
 def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
-    """Name the requirement of `impl` that `asked` does not meet; None if all are met."""
+    """Name the requirement of `impl` that `asked` does not meet, or return None if all are met."""
     from bert_jax.model.attention import fused, library, triton
 
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
@@ -162,7 +164,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Explain why `auto` chose `xla`, and how to avoid `xla`; empty or None if nothing is lost."""
+    """Explain why `auto` chose `xla`, and how to avoid it; "" or None if that gains nothing."""
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)

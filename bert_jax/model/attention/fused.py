@@ -1,21 +1,22 @@
-"""Attention as one TPU kernel, forward and backward: scores, softmax, dropout, values in VMEM.
+"""Attention as one TPU kernel for forward and one for backward, with dropout.
 
-BERT drops attention probabilities. No library kernel supports that, and plain XLA writes several
-(B, H, L, S) arrays to memory. Here each kernel program holds the keys and values of one row for a
-group of heads; nothing of size L x S leaves the chip's VMEM, and the backward pass recomputes the
-probabilities and the dropout mask from the log of the softmax's denominator.
+BERT applies dropout to attention probabilities. No library kernel supports that, and plain XLA
+writes several (B, H, L, S) arrays to memory. Here each kernel program holds the keys and values of
+one row for a group of heads, and nothing of size L x S leaves the chip's VMEM. The backward pass
+recomputes the probabilities from the log of the softmax's denominator, and hashes the dropout mask
+again.
 
 Two decisions shape the code:
 
-- Positions lie along the lanes, (B, H*K, L). XLA's projections leave queries, keys and values in
-  this order if heads are narrower than 128 lanes, so none of them is transposed on the way in or
-  out. A head is a range of sublanes, which costs nothing to pick.
-- Scores are computed transposed, (S, L). The softmax then reduces over sublanes, which is plain
-  vector arithmetic; the statistics of a query are a row along the lanes; and four of the five
-  products of the backward pass have only K rows.
+- Positions lie along the lanes: (B, H*K, L). If heads are narrower than 128 lanes, XLA's
+  projections leave queries, keys and values in this order, so that nothing is transposed on the way
+  in or out. A head is a range of sublanes, which costs nothing to select.
+- Scores are computed transposed: (S, L). The softmax then reduces over sublanes, which is plain
+  vector arithmetic, and the statistics of queries lie along the lanes. Four of the five products of
+  the backward pass then have only K rows.
 
-Source of the method: Dao et al. 2022 (FlashAttention). The method's loop over keys is in
-`fused_long`, for rows of more than 512 positions.
+Source: Dao et al. 2022 (FlashAttention). The loop over keys of this method is in `fused_long`, for
+rows of more than 512 positions.
 """
 
 import math
@@ -45,7 +46,7 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""VMEM limit in bytes for a long row's head: 8 double-buffered arrays, frame, scores of a block."""
+"""VMEM limit in bytes for one head of a long row (8 double-buffered arrays, frame, scores)."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -60,9 +61,9 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 
 
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; `unsupported` must accept the sizes, and keys have H heads, too.
+    """Attend on one device; `unsupported` must accept the sizes, and keys must have H heads.
 
-    `head_index` numbers these heads within the model, since a device of a mesh has only some heads.
+    `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
     q, k, v, q_segment_ids, kv_segment_ids, dropout_rate, stream, site, window, *_ = asked
     assert stream is not None
@@ -125,7 +126,7 @@ _attention = differentiable(_forward, _backward, static=(0,))
 def _call(
     plan: Plan, kernel, operands, words, scratch=(), *, name: str, num_products: int, out_shapes
 ):
-    """Run a kernel over a grid of (rows, groups of heads); off a TPU, Pallas interprets it."""
+    """Run a kernel on a grid of (rows, groups of heads); without a TPU, Pallas interprets it."""
 
     def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
         if len(shape) == 4:  # (B, H, 1, L)
@@ -153,7 +154,7 @@ def _call(
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
         ),
     )
-    # Chosen at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
+    # Choose at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
     return jax.lax.platform_dependent(
         words,
         *operands,
@@ -175,7 +176,7 @@ def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):
 
 
 def _kept(plan: Plan, words_ref, head: int, start: int):
-    """Return the mask (reach, chunk) of kept probabilities for one of a program's heads."""
+    """Return the dropout mask (reach, chunk) of one of a program's heads; true means kept."""
     first, end = plan.reach(start)
     row, first_head = pl.program_id(0), pl.program_id(1) * plan.heads
     shape = end - first, plan.chunk
@@ -225,13 +226,13 @@ def _backward_kernel(
             q = plan.head(q_ref, head, start, plan.chunk)
             gradient = plan.head(gradient_ref, head, start, plan.chunk)
             log_sum = log_sum_ref[0, head, :, chunk]
-            # A query that sees no key has equal weights, as in the forward pass. -1e30 + log S is
-            # -1e30 in float32, so its scores are taken relative to 0 instead.
+            # A query that sees no key has equal weights, as in the forward pass. Its scores are set
+            # to 0 instead of -1e30, because -1e30 + log2 S would round to -1e30 in float32.
             alone = log_sum < MASKED_SCORE / 2
             masked = jnp.where(alone, 0.0, MASKED_SCORE)
             log_sum = jnp.where(alone, math.log2(end - first), log_sum)
             scores = product(k.T, q, NN) * (scale * LOG2_E)
-            # Probabilities divided by 1 - rate: in the exponent, this factor costs nothing.
+            # Divide the probabilities by 1 - rate in the exponent, where this costs nothing.
             weights = jnp.exp2(
                 jnp.where(visible, scores, masked) - (log_sum + math.log2(kept_share))
             )
@@ -243,7 +244,7 @@ def _backward_kernel(
                 dweights = jnp.where(survives, dweights, 0.0)
             mean = (weights * dweights).sum(0, keepdims=True) * kept_share
             dscores = (weights * (dweights - mean)).astype(q.dtype)
-            # A query that sees no key has constant scores, so no gradient flows to them.
+            # The scores of a query that sees no key are constants, so they have no gradient.
             q = jnp.where(alone, 0.0, q.astype(jnp.float32)).astype(q.dtype)
             dq = jnp.where(alone, 0.0, product(k, dscores, NN) * scale)
             dq_ref[0, rows, chunk] = dq.astype(dq_ref.dtype)
@@ -259,13 +260,13 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Begin with zeros, in blocks of keys that a chunk sees as a whole or not at all."""
+        """Begin with zeros, in blocks of keys that each chunk sees in full or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)
 
     def add(self, first: int, *grads: Float[Array, "K S"]) -> None:
-        """Add gradients of keys and of values, for the keys from number `first` on."""
+        """Add gradients of keys and of values, for the keys from index `first` on."""
         for start in range(0, grads[0].shape[1], self.width):
             here, part = (first + start) // self.width, slice(start, start + self.width)
             both = zip(self.blocks[here], grads, strict=True)

@@ -1,10 +1,10 @@
-"""Kernels of `fused` for rows beyond 512: loops over chunks of queries and blocks of keys.
+"""Kernels of `fused` for rows of more than 512 positions, as loops over queries and keys.
 
-A program holds one head (K, L) of one row, with positions along the lanes as in `fused`. If the
-program rotates, it first rotates all keys, then each chunk of queries in turn. Each chunk of
-queries meets all blocks of keys, with a running maximum (Dao et al. 2022, FlashAttention, algorithm
-1). With a narrow window it meets one block, which has all keys that the chunk can see. The backward
-pass sums the gradients of keys and values in VMEM, in float32.
+A program holds one head (K, L) of one row, with positions along the lanes as in `fused`. The outer
+loop is over chunks of queries, the inner loop over blocks of keys, with a running maximum (Dao et
+al. 2022, FlashAttention, algorithm 1). With a narrow window the inner loop has only one block, with
+all keys that the chunk can see. If the kernel rotates, it rotates all keys before the loops, and
+queries chunk by chunk. The backward pass sums the gradients of keys and values in VMEM, in float32.
 """
 
 import math
@@ -34,7 +34,7 @@ from bert_jax.model.attention.xla import MASKED_SCORE
 
 
 def frame(plan: Plan, dtype) -> list:
-    """List the scratch arrays for rotated or framed keys and for framed values."""
+    """List the scratch arrays: one for rotated or framed keys, one for framed values."""
     array = pltpu.VMEM((plan.head_dim, plan.frame), dtype)
     return [array] * ((plan.rotates or plan.is_framed) + plan.is_framed)
 
@@ -106,7 +106,7 @@ def backward_kernel(
         here = _part(number, plan.chunk)
         q, left = _query(plan, q_ref, angles, here, scale * LOG2_E)
         q_ids, gradient = q_ids_ref[0, :, here], gradient_ref[0, :, here]
-        # The output yields the sum over keys of weight times gradient.
+        # The sum over keys of weight times gradient follows from the output (see `xla`).
         mean = gradient.astype(jnp.float32) * out_ref[0, :, here].astype(jnp.float32)
         mean = mean.sum(0, keepdims=True) * kept_share
         log_sum = log_sum_ref[0, 0, :, here]
@@ -140,7 +140,7 @@ def backward_kernel(
         dq_ref[0, :, here] = _turned(plan, dq, angles, here, back=True).astype(dq_ref.dtype)
 
     _loop(plan.queries // plan.chunk, chunk, None)
-    # Rotated queries are already multiplied by the scores' factor, but others are not.
+    # Rotated queries already include the scores' factor; queries that are not rotated do not.
     left = 1 / LOG2_E if plan.rotates else scale
 
     def write(number, _):
@@ -161,12 +161,12 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the slice of a block of keys; in a frame it begins at the chunk's first place."""
+    """Return the slice of a block of keys; in a frame it begins at the index of the chunk."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 
 def _visible_keys(plan: Plan):
-    """Return `visible_keys` or, in a frame, a cheaper form: all chunks see the same offsets."""
+    """Return `visible_keys` or, in a frame, a cheaper form that reuses one mask of the window."""
     if not plan.is_framed:
         return partial(visible_keys, plan)
     near = is_near(plan.front, (plan.block, plan.chunk), -plan.front)
@@ -174,13 +174,13 @@ def _visible_keys(plan: Plan):
 
 
 def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) -> jax.Array:
-    """Return a block's mask (block, chunk) of kept probabilities; `place` is (row, head)."""
+    """Return a block's dropout mask (block, chunk), true for kept; `place` is (row, head)."""
     first = keys.start - plan.front
     return kept(plan, words_ref, *place, chunk.start, first, (keys.size, chunk.size))
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries, and the scores' factor (None: the rotation has applied it)."""
+    """Return a chunk of queries, and the scores' factor, or None if the rotation applied it."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor
@@ -204,7 +204,7 @@ def _turned(plan: Plan, x, angles, here, *, factor: float | None = None, back: b
 
 
 def _laid(plan: Plan, k_ref, v_ref, angles, laid):
-    """Fill the scratch arrays; return functions that read (rotated) keys and values at places."""
+    """Fill the scratch arrays; return functions that read slices of (rotated) keys and values."""
     keys = values = None
     if laid:
         keys = laid[0]
@@ -233,7 +233,7 @@ def _lay(plan: Plan, frame_ref, piece):
     frame_ref[...] = jnp.zeros_like(frame_ref)
 
     def shifted(before, x):
-        """Move a piece `part` lanes right; the last lanes of the piece before fill the gap."""
+        """Move a piece `part` lanes right; the last lanes of the previous piece fill the gap."""
         wide = jnp.concatenate((before, x), 1)
         return pltpu.roll(wide, x.shape[1] + part, 1)[:, : x.shape[1]].astype(frame_ref.dtype)
 

@@ -1,4 +1,4 @@
-"""Static plan of a `fused` kernel call, and the functions that all its kernels share."""
+"""Static plan of a call of the `fused` attention kernels, and functions that they share."""
 
 import math
 from typing import NamedTuple
@@ -15,13 +15,13 @@ MAX_LENGTH = 8192
 """Longest row for which VMEM holds one head and its gradients."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
-"""Number of scores held at a time (1 MiB; the backward pass holds about four such arrays)."""
-NT = (((1,), (1,)), ((), ()))
-NN = (((1,), (0,)), ((), ()))
+"""Number of scores held at a time: 1 MiB in float32, of which backward holds about four arrays."""
+NT = (((1,), (1,)), ((), ()))  # a @ b.T, for `lax.dot_general`
+NN = (((1,), (0,)), ((), ()))  # a @ b
 
 
 class Plan(NamedTuple):
-    """Sizes of one kernel call, and how its work is cut into chunks and blocks."""
+    """Sizes of one kernel call, and its division into chunks of queries and blocks of keys."""
 
     rows: int  # B
     queries: int  # L
@@ -40,10 +40,10 @@ class Plan(NamedTuple):
 
     @property
     def is_framed(self) -> bool:
-        """Whether a long row's chunks of queries meet only the keys in their window.
+        """Whether a chunk of queries in a long row is compared only with the keys in its window.
 
-        Keys and values are then copied into a longer array, the frame, where the keys that a chunk
-        sees begin at the chunk's own first place, aligned to lanes, and span only the window.
+        Keys and values are then copied into a longer array, the frame. The keys that a chunk sees
+        begin in the frame at the same index as the chunk in the row, which is aligned to lanes.
         """
         reach = up_to_lanes(LANES + 2 * (self.window or 0))
         return self.is_long and self.window is not None and reach < self.keys
@@ -52,20 +52,20 @@ class Plan(NamedTuple):
     def chunk(self) -> int:
         """Number of queries that are computed together."""
         narrow = self.is_framed if self.is_long else self.window is not None
-        if narrow:  # so that few keys are computed needlessly
+        if narrow:  # so that few scores outside the window are computed
             return LANES
         return largest(self.queries, SCORES_PER_CHUNK // (512 if self.is_long else self.keys))
 
     @property
     def block(self) -> int:
-        """Number of keys that a chunk of a long row meets at a time; in a frame, all it can see."""
+        """Number of keys per block in a long row; a block in a frame has all keys a chunk sees."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
         return largest(self.keys, SCORES_PER_CHUNK // self.chunk)
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of keys that each chunk of a long row meets."""
+        """Number of blocks of keys with which each chunk of a long row is compared."""
         return 1 if self.is_framed else self.keys // self.block
 
     @property
@@ -75,12 +75,12 @@ class Plan(NamedTuple):
 
     @property
     def front(self) -> int:
-        """Number of empty places before the first key in a frame."""
+        """Number of empty positions before the first key in a frame."""
         return (self.window or 0) if self.is_framed else 0
 
     @property
     def frame(self) -> int:
-        """Length of the array with a long row's keys, including the empty places of a frame."""
+        """Length of the array with a long row's keys, including empty positions of a frame."""
         if not self.is_framed:
             return self.keys
         around = self.front // LANES * LANES + LANES
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Number of heads per program, for at most two full chunks of scores; 1 for a long row."""
+        """Number of heads per program, limited by their number of scores; 1 for a long row."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
         return self.chunk * sum(map(len, sizes))
 
     def reach(self, start: int) -> tuple[int, int]:
-        """Return the range (first, end) of keys for a short row's chunk of queries at `start`."""
+        """Return the range (first, end) of keys that a short row's chunk at `start` may see."""
         if self.window is None:
             return 0, self.keys
         last = start + self.chunk + self.window
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return first // LANES * LANES, min(self.keys, -(-last // LANES) * LANES)
 
     def head(self, ref, head: int, start: int, size: int):
-        """Return `size` places (K, size) of one of the program's heads, from place `start` on."""
+        """Read positions `start` to `start + size` of one of the program's heads: (K, size)."""
         return ref[0, head * self.head_dim : (head + 1) * self.head_dim, start : start + size]
 
 
@@ -129,7 +129,7 @@ def largest(length: int, limit: int) -> int:
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
     """Return the bool mask (keys, queries) of the keys that each query sees in every head.
 
-    `q_ids` (1, queries) begin at place `query` of the row, `kv_ids` (1, keys) at place `key`.
+    `q_ids` (1, queries) begin at position `query` of the row, `kv_ids` (1, keys) at `key`.
     """
     visible = same_segment(q_ids, kv_ids)
     if plan.window is None:
@@ -143,13 +143,13 @@ def same_segment(q_ids, kv_ids):
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return the mask (keys, queries) of each query's window; `offset`: first key - first query."""
+    """Return the mask (keys, queries) of keys near a query; `offset` is first key - first query."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return a head's mask (keys, queries) of kept probabilities, from `key` and `query` on."""
+    """Return a head's dropout mask (keys, queries) from `key` and `query` on; true means kept."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Library kernels, without dropout: JAX's for TPUs (any length), and cuDNN's for GPUs.
+"""Attention kernels of libraries, without dropout: JAX's splash attention (TPU), cuDNN's (GPU).
 
 Sources: jax.experimental.pallas.ops.tpu.splash_attention; `jax.nn.dot_product_attention`.
 """
@@ -24,7 +24,7 @@ _LONGEST_BLOCK = 512
 _MAX_HEAD_DIM = 128
 AMPERE = (8, 0)
 _LEAST_VERSION = {(10, 3): 91100}
-"""Oldest cuDNN that works for a compute capability, if JAX's CUDA plugin accepts older ones."""
+"""Oldest cuDNN that works on a compute capability, where JAX also accepts older versions."""
 
 
 class Gpu(NamedTuple):
@@ -37,8 +37,8 @@ class Gpu(NamedTuple):
 
 
 def local_gpu() -> Gpu:
-    """Return the first GPU of this process."""
-    # A private module, but JAX's own check reads it, too, and raises in the middle of a trace.
+    """Return the properties of the first GPU of this process."""
+    # This module is private, but JAX's own check reads it, too, and raises only inside a trace.
     from jax._src.lib import cuda_versions
 
     said = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
@@ -52,7 +52,7 @@ def local_gpu() -> Gpu:
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    The requirements are JAX's for training with a mask (`check_is_flash_attention`), and the
+    These are JAX's requirements for training with a mask (`check_is_flash_attention`), and the
     compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):
@@ -75,8 +75,8 @@ def cudnn_attention(
     asked: Asked, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Float[Array, "B L H K"]:
     """Attend on one device, without dropout; "xla" runs the call without a GPU, for tests."""
-    # One mask for all heads, (B, 1, L, S): cuDNN could take lengths instead if rows were merely
-    # padded, but segment ids are data, so that compilation cannot rule out packed rows.
+    # All heads share one mask (B, 1, L, S). If rows were only padded, cuDNN could take lengths
+    # instead, but segment ids are data, so that compilation cannot rule out packed rows.
     mask = visible_keys(asked.q_segment_ids, asked.kv_segment_ids, asked.window)
     return jax.nn.dot_product_attention(
         *asked[:3], mask=mask, is_causal=asked.causal, implementation=implementation
@@ -95,11 +95,11 @@ def block_sizes(
 ) -> splash_attention_kernel.BlockSizes:
     """Return the largest blocks of at most 512 that divide the lengths, for all passes.
 
-    At L=512 one block is a whole row: there is no running softmax, and the fused backward pass (one
-    kernel for dq, dk and dv) needs no sum over blocks. For longer rows, up to four blocks of keys
-    are in memory together, so that fewer partial sums of dq are written. With a window, blocks are
-    about as wide as the range that a query sees, since each is computed or skipped as a whole; the
-    backward pass is not fused then, because the fused kernel would skip no block.
+    At L=512 one block is a full row. There is then no running softmax, and the fused backward pass
+    (one kernel for dq, dk and dv) needs no sum over blocks. For longer rows, up to four blocks of
+    keys are in memory together, so that fewer partial sums of dq are written. With a window, blocks
+    are at most about as wide as the range that a query sees, because a block cannot be skipped in
+    part. The backward pass is then not fused, because the fused kernel would skip no block.
     """
     longest = _LONGEST_BLOCK
     if window is not None:
@@ -116,7 +116,7 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout; lengths are multiples of 128, keys have H heads."""
+    """Attend on one device, without dropout, for lengths in multiples of 128 and H key heads."""
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])
@@ -141,7 +141,7 @@ def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
         q, k, v = (x.swapaxes(1, 2) for x in (q * (1 / math.sqrt(head_dim)), k, v))
         return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
 
-    # Chosen at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
+    # Choose at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
     ids = asked.q_segment_ids.astype("int32"), asked.kv_segment_ids.astype("int32")
     on_tpu, elsewhere = (partial(run, interpret=interpret) for interpret in (False, True))
     return jax.lax.platform_dependent(*asked[:3], *ids, tpu=on_tpu, default=elsewhere)

@@ -1,14 +1,13 @@
-"""Attention as a Triton kernel for GPUs, forward and backward, with BERT's dropout.
+"""Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-BERT drops attention probabilities, with masks that are pure functions of places (`dropout`). cuDNN
-draws masks of its own, and plain XLA writes several (B, H, L, S) arrays to memory. Here a program
-holds a block of queries or of keys of one head; scores, probabilities and masks stay in registers.
+BERT applies dropout to attention probabilities, and here the mask must be a pure function of seed
+and positions (`dropout`). cuDNN would draw different masks, and plain XLA writes several
+(B, H, L, S) arrays to memory. In these kernels a program holds a block of queries or of keys of one
+head, and scores, probabilities and masks stay in registers.
 
-Queries, keys and values are read as the projections write them, (B, L, H, K), so that none of them
-is transposed. Sums over blocks have a fixed order, without atomic additions, so that the same
-inputs give the same bits.
-
-Source of the method: Dao 2023 (FlashAttention-2), section 3.
+Queries, keys and values are read as the projections write them, (B, L, H, K), without a transpose.
+Sums over blocks have a fixed order, without atomic additions, so that the same inputs give the same
+bits. Source: Dao 2023 (FlashAttention-2), section 3.
 """
 
 import math
@@ -29,11 +28,11 @@ from bert_jax.model.layers import differentiable
 
 try:
     from jax.experimental.pallas import triton as plgpu
-except ImportError:  # JAX has announced that the backend will go
+except ImportError:  # JAX has announced that it will remove this backend
     plgpu = None  # type: ignore[assignment]
 
 _UNIT = 64
-"""Number that divides the lengths of rows."""
+"""Divisor that the numbers of queries and of keys must have."""
 _HEAD_DIMS = (16, 32, 64, 128)
 
 
@@ -43,7 +42,7 @@ class Tile(NamedTuple):
     own: int
     """Number of queries, or of keys, that a program holds."""
     step: int
-    """Number of positions on the other side that one product takes."""
+    """Number of keys that one product takes, or of queries if the program holds keys."""
     warps: int
     stages: int
     """Number of steps whose loads are in flight."""
@@ -52,33 +51,33 @@ class Tile(NamedTuple):
 _FORWARD = Tile(64, 32, 4, 2)
 _BY_KEYS = Tile(64, 32, 4, 2)
 _BY_QUERIES = Tile(64, 64, 4, 2)
-"""The fastest of the tiles in docs/experiments.md at L=128 and L=512 on an H100."""
+"""Tiles of the three kernels, the fastest in docs/experiments.md at L=128 and L=512 on an H100."""
 
 
 class Plan(NamedTuple):
-    """Numbers that a kernel is compiled for."""
+    """Constants for which a kernel is compiled."""
 
     rate: float
-    """Rate of the dropout."""
+    """Dropout rate."""
     scale: float
     """Factor of the scores, 1 / sqrt(K)."""
     window: int | None
 
     @property
     def grow(self) -> float:
-        """Factor of what dropout keeps."""
+        """Factor by which dropout multiplies the entries that it keeps."""
         return 1 / (1 - self.rate)
 
 
 class Names(NamedTuple):
-    """Words that name this call's dropout masks, as references in a kernel."""
+    """Words that determine the dropout masks of a call; in a kernel, references to the words."""
 
     step: Any
     """Seed and site."""
     heads: Any
-    """Number of the head within the model."""
+    """Index of each head in the model."""
     rows: Any
-    """Position of the row in the stream of examples."""
+    """Position of each row in the stream of examples."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
@@ -99,9 +98,9 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
 
 
 def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; `unsupported` must accept the sizes, and keys have H heads, too.
+    """Attend on one device; `unsupported` must accept the sizes, and keys must have H heads.
 
-    `head_index` numbers these heads within the model, since a device of a mesh has only some heads.
+    `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
     assert asked.stream is not None
     plan = Plan(asked.dropout_rate, 1 / math.sqrt(asked.q.shape[-1]), asked.window)
@@ -154,11 +153,11 @@ def _call(
     split: tuple[str, ...],
     out_shapes: list[jax.ShapeDtypeStruct],
 ):
-    """Run a kernel over a grid of (blocks and heads, rows); off a GPU, Pallas interprets it.
+    """Run a kernel on a grid of (blocks and heads, rows); without CUDA, Pallas interprets it.
 
     A program gets its block of the outputs and of the operands in `split`, and all positions of the
-    other operands. Triton has three axes of programs; the third is left to `jax.vmap`, which puts
-    the runs of a sweep there.
+    other operands. The third axis of Triton's grid remains free for `jax.vmap`, which needs it for
+    the runs of a sweep.
     """
     rows, length, heads, _ = operands[split[0]].shape
 
@@ -189,7 +188,7 @@ def _call(
         out_shape=out_shapes,
         name=name,
     )
-    # Chosen at lowering, because a step compiled ahead of time is traced elsewhere.
+    # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
     params = plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages)
     return jax.lax.platform_dependent(
         names, operands, cuda=call(compiler_params=params), default=call(interpret=True)
@@ -272,7 +271,7 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
 
 
 def _loop(plan: Plan, tile: Tile, first, length: int, over, start):
-    """Run `over` for each step through `length` positions that the block from `first` on sees."""
+    """Run `over` for each step of `length` positions that the block at `first` can see."""
     if plan.window is None:
         return jax.lax.fori_loop(0, length // tile.step, over, start)
     lowest = jnp.maximum(first - plan.window, 0) // tile.step
@@ -292,7 +291,7 @@ def _visible(plan: Plan, q_ids, kv_ids, q_first, kv_first, *, keys_first: bool =
 
 
 def _kept(plan: Plan, x, names: Names, q_first, kv_first, *, keys_first: bool = False):
-    """Zero what dropout drops; the mask is that of `keep_mask` for (B, H, L, S)."""
+    """Apply the dropout mask to `x` without scaling; equals `keep_mask` of shape (B, H, L, S)."""
     if not plan.rate:
         return x
     num_queries, num_keys = x.shape[::-1] if keys_first else x.shape
@@ -307,7 +306,7 @@ def _kept(plan: Plan, x, names: Names, q_first, kv_first, *, keys_first: bool = 
 
 
 def _axes(queries, keys, keys_first: bool):
-    """Give both vectors an axis of their own."""
+    """Put queries and keys on separate axes, keys on axis 0 if `keys_first`."""
     if keys_first:
         return queries[None, :], keys[:, None]
     return queries[:, None], keys[None, :]

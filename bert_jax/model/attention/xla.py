@@ -1,7 +1,7 @@
 """Attention in plain XLA operations: the reference, and the fastest for short rows on a TPU.
 
-The derivative is written out, so that a TPU runs the backward pass in five fusions around the five
-matrix products. In JAX's own derivative, the gradient of the softmax is a separate pass over
+The gradient is written by hand, so that a TPU runs the backward pass in five fusions around the
+five matrix products. In JAX's own derivative, the gradient of the softmax is a separate pass over
 (B, H, L, S). For 32 rows of BERT-base at L=128, this pass takes 150 thousand cycles of a v5e; all
 matrix products of a layer's attention take 1.0 million.
 """
@@ -20,39 +20,39 @@ from bert_jax.model.layers import einsum_float32
 from bert_jax.model.rotation import Rotation
 
 MASKED_SCORE = -1e30
-"""Score of a key that a query must not see: finite, so that no row is ever 0/0, and so far below
-any real score that the key's probability is exactly 0 in float32."""
+"""Score of a key that a query must not see. It is finite, so that no softmax is 0/0, and so far
+below any real score that the key's probability is exactly 0 in float32."""
 _SMALLEST_BLOCK = 16
 """Smallest number of queries in a block of `banded_attention`; smaller blocks would cost more."""
 
 
 class Asked(NamedTuple):
-    """Arguments of one scaled dot-product attention of L queries to S keys.
+    """Arguments of one call of scaled dot-product attention, from L queries to S keys.
 
-    If no key has a query's segment id, the query gets a finite vector without meaning: the mean of
-    all values or, from `cudnn`, some other vector.
+    A query that sees no key gets a finite vector without meaning: a mean of values or, from
+    `cudnn`, some other vector.
     """
 
     q: Float[Array, "B L H K"]
     k: Float[Array, "B S G K"]
-    """Keys of G heads; each is shared by H / G query heads."""
+    """Keys of G heads; H / G query heads share each key head."""
     v: Float[Array, "B S G K"]
     q_segment_ids: Integer[Array, "B L"]
-    """Segment of each query; 0 is padding, which sees only padding."""
+    """Segment of each query; padding is segment 0, so it sees only padding."""
     kv_segment_ids: Integer[Array, "B S"]
     dropout_rate: float = 0.0
-    """Rate of the dropout of the attention probabilities."""
+    """Dropout rate of the attention probabilities."""
     stream: Stream = None
     site: Number = 0
     """Dropout site: a number that no other dropout of the model has."""
     window: int | None = None
-    """Largest distance at which a query sees a key; None: no limit."""
+    """Largest distance at which a query sees a key; None means no limit."""
     causal: bool = False
-    """Whether a query sees only its own place and earlier places."""
+    """Whether a query sees only its own position and earlier positions."""
     q_places: Integer[Array, "B L"] | None = None
-    """Places of the queries in the row (only `xla` takes them); None: query i is at place i."""
+    """Positions of the queries in the row, which only `xla` supports; None means 0, 1, 2, ..."""
     angles: Rotation | None = None
-    """Rotation to apply to queries and keys before the product; None: no rotation."""
+    """Rotation to apply to queries and keys before the product; None means no rotation."""
 
 
 def visible_keys(
@@ -64,7 +64,8 @@ def visible_keys(
 ) -> Bool[Array, "B 1 L S"]:
     """Return the mask of keys that each query sees: keys of its segment, at most `window` away.
 
-    Segments are contiguous, so that distances in the row are distances in the text. See `Asked`.
+    The arguments are as in `Asked`. Each segment must be contiguous, so that distances in the row
+    are distances in the text.
     """
     visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
     if window is None and not causal:
@@ -79,10 +80,10 @@ def visible_keys(
 def xla_attention(
     asked: Asked, when_kept: Callable[[], None] | None = None, keeps_half: bool = False
 ) -> Float[Array, "B L H K"]:
-    """Attend, keeping float32 scores for the backward pass; keys have as many heads as queries.
+    """Attend; the keys must have as many heads as the queries.
 
-    `when_kept` is called if the pass is traced for a gradient: only then are scores kept. With
-    `keeps_half` the probabilities are kept instead, in the type of `v`.
+    For a gradient, float32 scores are kept or, with `keeps_half`, probabilities in the type of `v`.
+    `when_kept` is called when JAX traces this forward pass of a gradient.
     """
     # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a
     # forward pass of 5.1 instead of 7.5 ms at B=16, L=128, H=4, K=64); on TPU it costs nothing.
@@ -95,7 +96,7 @@ def xla_attention(
 
 
 def is_banded(asked: Asked) -> bool:
-    """Return true if `banded_attention` applies and saves scores; False if sizes are symbolic."""
+    """Return true if `banded_attention` applies and saves work; symbolic sizes give False."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
@@ -106,8 +107,8 @@ def is_banded(asked: Asked) -> bool:
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
     """Attend within a window, block by block, without dropout; q, k and v have the same shape.
 
-    A block of queries, as long as the window, meets the keys of its own block and of the two
-    adjacent blocks: 3 L window scores instead of L * L.
+    A block is as long as the window, but at least 16. Its queries attend to the keys of the same
+    block and of the two adjacent blocks, which takes 3 * L * window scores instead of L * L.
     """
     assert asked.window is not None
     rows, length = asked.q.shape[:2]
@@ -142,7 +143,7 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attention(q, k, v, visible, drop, rate, when_kept, keeps_half):
-    """Attend with heads in front: q (B, H, L, K), k, v (B, H, S, K), visible (B, 1, L, S)."""
+    """Attend, for heads on axis 1: q (B, H, L, K), k and v (B, H, S, K), visible (B, 1, L, S)."""
     return _forward(q, k, v, visible, drop, rate)[0]
 
 
@@ -153,13 +154,13 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     # Scores, their scaling, the softmax and its sums are float32 whatever the compute type.
     scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
-    # The differences are kept, not the scores: a TPU writes them in the pass that sums the
-    # exponentials, and this pass takes a quarter of the cycles of a pass that only sums.
+    # Keep the scores minus their maximum: a TPU writes these differences in the pass that sums the
+    # exponentials, and that pass takes a quarter of the cycles of a pass that only sums.
     scores = scores - scores.max(-1, keepdims=True)
     inverse = 1 / jnp.exp(scores).sum(-1, keepdims=True)
     weights = (jnp.exp(scores) * inverse).astype(v.dtype)
     out = jnp.einsum("BHLS,BHSK->BHLK", dropout(weights, rate, *drop), v)
-    # The output for a query that sees no key, a mean of values, depends on no score.
+    # A query that sees no key outputs a mean of values, which depends on no score.
     slope = jnp.where(visible.any(-1, keepdims=True), scale, 0.0)
     kept = (weights, None) if keeps_half else (scores, inverse)
     return out, (q, k, v, slope, drop, kept, out)
@@ -172,8 +173,8 @@ def _backward(rate, when_kept, keeps_half, residuals, gradient):
     weights = kept.astype(jnp.float32) if keeps_half else jnp.exp(kept) * inverse
     dv = jnp.einsum("BHLS,BHLK->BHSK", dropout(weights.astype(v.dtype), rate, *drop), gradient)
     dweights = dropout(einsum_float32("BHLK,BHSK->BHLS", gradient, v), rate, *drop)
-    # The output yields the sum over keys of weight times gradient (Dao et al. 2022, appendix B.2)
-    # in a pass over (L, K) instead of (L, S).
+    # The sum over keys of weight times gradient follows from the output, in a pass over (L, K)
+    # instead of (L, S) (Dao et al. 2022, appendix B.2).
     mean = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
     dscores = (weights * (dweights - mean) * slope).astype(q.dtype)
     dq = jnp.einsum("BHLS,BHSK->BHLK", dscores, k)

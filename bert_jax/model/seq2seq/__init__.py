@@ -1,1 +1,1 @@
-"""Networks that read a source sequence and write a target sequence."""
+"""Networks that read a source sequence and generate a target sequence."""

@@ -1,6 +1,6 @@
-"""Recurrent cells, and the loop that runs a cell along a row.
+"""Recurrent cells, and the loop that runs a cell along a sequence.
 
-A cell's inputs are projected for all places at once; only its state is projected place by place.
+A cell's inputs are projected for all positions at once. Only its state is projected step by step.
 
 Sources: Elman 1990 (tanh); Cho et al. 2014, with the reset gate after the product as in cuDNN and
 torch (GRU); Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000 (LSTM). Gates
@@ -21,19 +21,19 @@ from bert_jax.model.layers import Affine, AxisSizes, compute_dtype, einsum_float
 CellName = Literal["tanh", "gru", "lstm"]
 
 State = tuple[Float[Array, "... D"], ...]
-"""Float32 state of a cell; the first part is the cell's output."""
+"""Float32 state of a cell; the first entry is the cell's output."""
 
 
 class Restart(NamedTuple):
-    """Places where segments begin, and the states with which they begin."""
+    """Positions where segments begin, and the states with which the segments begin."""
 
     at: Bool[Array, "..."]
-    """Mask of these places, in the shape of the inputs without the last axis."""
+    """Mask of these positions, in the shape of the inputs without the last axis."""
     fresh: Any = None
-    """Tree of states for all places, like the state, used where `at` is true; None: zeros."""
+    """Tree of states for all positions, used where `at` is true; None means zeros."""
 
     def of(self, state: Any) -> Any:
-        """Replace the state (a tree of arrays) of the rows where a segment begins."""
+        """Return `state` (a tree of arrays) with fresh states where `at` is true."""
         at = self.at[..., None]
         if self.fresh is None:
             return jax.tree.map(lambda old: jnp.where(at, 0.0, old), state)
@@ -76,7 +76,7 @@ CELLS: dict[CellName, CellKind] = {
 
 
 class Cell(nnx.Module):
-    """Weights of a recurrent layer; `context` is the width of a second input (0: none)."""
+    """Weights of a recurrent layer; `context` is the width of a second input, if not 0."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Cell(nnx.Module):
         rngs: nnx.Rngs,
         context: int = 0,
     ):
-        """Make the weights: state matrices start orthogonal, an LSTM's forget bias starts at 1.
+        """Make the weights. State matrices start orthogonal; an LSTM's forget bias starts at 1.
 
         Sources: Bahdanau et al. 2014, appendix B.1; Jozefowicz et al. 2015, section 3.2.
         """
@@ -122,7 +122,7 @@ class Cell(nnx.Module):
 
 
 def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
-    """Return `affine` for use in a loop: products in `dtype`, weights and gradients in float32."""
+    """Return `affine` as a function for a loop: products in `dtype`, gradients in float32."""
     kernel = affine.kernel[...].astype(jnp.float32)
     bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
 
@@ -140,10 +140,10 @@ def run(
     *,
     reverse: bool = False,
 ) -> tuple[Float[Array, "T ... D"], State]:
-    """Run a cell along the places of rows, from `state`; return its outputs and the last state.
+    """Run a cell along sequences, starting from `state`; return its outputs and the last state.
 
-    `projected` are the cell's projected inputs, with places on axis 0. `reverse` runs from the last
-    place to the first. `restart` marks where segments begin or, with `reverse`, where they end.
+    `projected` are the cell's projected inputs, with positions on axis 0. With `reverse`, the cell
+    runs from the last position to the first, and `restart` marks where segments end.
     """
     step = cell.stepper()
 

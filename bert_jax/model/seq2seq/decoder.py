@@ -35,23 +35,24 @@ SITES_PER_LAYER = 5
 SITE_CROSS_WEIGHTS, SITE_CROSS_OUTPUT = 4, 5  # after the three sites of an encoder's layer
 
 Attend = Callable[[Array], Array]
-"""Function that applies one of a layer's attentions to the layer's states."""
+"""Function that applies one of a layer's two attentions to the layer's states."""
 _GLOBAL = "G"  # letter of all layers of a decoder
 
 
 class Source(NamedTuple):
-    """Encoded source, as cross-attention reads it."""
+    """Encoded source, which cross-attention reads."""
 
     states: Float[Array, "B S D"]
     segment_ids: Integer[Array, "B S"]
-    """Segment of each token; 0: padding. A target token sees the source tokens of its segment."""
+    """Segment of each token; 0 is padding. A target token sees the source of its own segment."""
 
 
 class Memory(NamedTuple):
     """Keys and values of one layer, for the source tokens or for the target tokens of all beams.
 
-    Each of G heads of width D has S slots. Target tokens have S = T * K slots: the tokens that K
-    beams write in a step lie side by side, and stay there when beams are reordered.
+    Each of G heads of width D has one slot per token: S source tokens or S = T * K target tokens.
+    The K tokens that the beams write in one step are adjacent, and stay there when beams are
+    reordered.
     """
 
     keys: Float[Array, "B G D S"]
@@ -59,7 +60,7 @@ class Memory(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """Masks of the slots that beams see in both memories."""
+    """Masks of the slots that each beam sees in the memories of target and source."""
 
     target: Bool[Array, "B K S"]
     """Slots with the tokens of each beam."""
@@ -75,7 +76,7 @@ def memory_of(keys: Float[Array, "B S G D"], values: Float[Array, "B S G D"]) ->
 def attend_slots(
     query: Float[Array, "B K H D"], memory: Memory, visible: Bool[Array, "B C S"]
 ) -> Float[Array, "B K H D"]:
-    """Attend from one token of each of K beams to memory slots; C is K, or 1 for a shared mask."""
+    """Attend from one token of each of K beams to a memory; C is K, or 1 for a shared mask."""
     keys, values = memory
     rows, beams, heads, dim = query.shape
     groups = keys.shape[1]
@@ -102,7 +103,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend in R = B * K beams from the token of step `at`; also return the new memory."""
+        """Attend from the token of step `at` in R = B * K beams; also return the new memory."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -154,7 +155,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], context: Context, source: Source, index: Number
     ) -> Float[Array, "B T D"]:
-        """Apply the layer to all positions; `index`, the layer's number, sets its dropout sites."""
+        """Apply the layer to all positions; `index` counts layers and sets the dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
         return self._joined(
             x,
@@ -220,10 +221,10 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(Stack):
-    """Stack of decoder layers over the vectors of tokens."""
+    """Stack of decoder layers, which reads the embedding vectors of tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
-        """Make a decoder; without `has_table`, tokens are looked up in the encoder's table."""
+        """Make a decoder; if not `has_table`, the encoder's table embeds its tokens."""
         super().__init__(config, DecoderLayer, has_table, rngs)
 
     def __call__(
@@ -234,7 +235,7 @@ class Decoder(Stack):
         stream: Stream = None,
         layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
-        """Compute the normalised last states for the vectors of tokens, in the compute type."""
+        """Compute the last states, after any final norm, for embedding vectors of tokens."""
         context = make_context(self.config, segment_ids, None, stream, layout)
         x = self._embedded(vectors, context)
         return self.run(x, context, lambda layer, x, at, _: layer(x, context, source, at))[-1]
@@ -259,7 +260,7 @@ class Decoder(Stack):
         visible: Visible,
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], list[Memory]]:
-        """For one token of each of R = B * K beams, compute last states and the new memories."""
+        """Compute last states and new memories for one token of each of R = B * K beams."""
         places = jnp.broadcast_to(at, (len(vectors), 1))
         context = make_context(self.config, jnp.ones_like(places), places)
         x, written = self._embedded(vectors, context), []
@@ -269,7 +270,7 @@ class Decoder(Stack):
         return self.end(x), written
 
     def each_layer(self) -> list[DecoderLayer]:
-        """Return the layers of the stack as separate modules, from the bottom."""
+        """Return the layers of the stack as separate modules, from the bottom layer up."""
         graphdef, stacked = nnx.split(self.layers)
         return [
             nnx.merge(graphdef, jax.tree.map(lambda leaf, n=n: leaf[n], stacked))

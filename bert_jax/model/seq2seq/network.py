@@ -1,9 +1,9 @@
-"""The interface of a network that reads a source and writes a target.
+"""The interface of a network that reads a source sequence and generates a target sequence.
 
-Training calls `logits`, for all target places at once (teacher forcing). Search calls `start` and
-`step`, one token at a time. Both compute the same: `step` after k tokens gives the logits that
-`logits` gives at place k. Search, evaluation, the attention page and export know networks only
-through this interface.
+Training calls `logits` for all target positions at once (teacher forcing). Beam search calls
+`start`, and then `step` for each token. Both give the same results: the call of `step` with token k
+returns the logits that `logits` returns at position k. Search, evaluation, the attention page and
+export use networks only through this interface.
 """
 
 from abc import ABC, abstractmethod
@@ -20,21 +20,22 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
+"""Token tables that are the same array: `all` (source, target and output), `output` (target and
+output) or `none`."""
 
 
 class Side(NamedTuple):
-    """Packed rows of one side, source or target."""
+    """Packed rows of sources or of targets."""
 
     tokens: Integer[Array, "B L"] | Float[Array, "B L F"]
-    """Source: [CLS] text [SEP], or vectors if the network reads vectors; target: [CLS] text, the
-    decoder's input."""
+    """Tokens of sources ([CLS] text [SEP]) or of targets ([CLS] text, the decoder's input). Sources
+    are vectors if the network reads vectors."""
     segment_ids: Integer[Array, "B L"]
-    """Segment of each token; 0: padding. A source and a target with the same number are a pair."""
+    """Segment of each token; 0 is padding. In a row, source and target segment n form a pair."""
 
 
 class Cache(NamedTuple):
-    """State of a search after some tokens."""
+    """State of a beam search after some tokens."""
 
     shared: Tree
     """Arrays (B, ...) that all beams of a source read; they are never tiled or reordered."""
@@ -43,7 +44,7 @@ class Cache(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Attention weights, float32, whose rows sum to 1; None: the network has no such attention."""
+    """Float32 attention weights, whose rows sum to 1; None if the network has no such attention."""
 
     encoder: Float[Array, "N B H S S"] | None
     """Weights from a source token to source tokens."""
@@ -69,28 +70,28 @@ class Network(ABC):
         return init_params(self.model, key, *self.parts())
 
     def axes(self) -> Tree:
-        """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+        """Return the names of each parameter's logical axes (see `heads.logical_axes`)."""
         return logical_axes(self.model, *self.parts())
 
     @abstractmethod
     def logits(
         self, params: Tree, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Float[Array, "B T V"]:
-        """Compute the logits of the token after each target place, float32.
+        """Compute the float32 logits of the token after each target position.
 
-        V is `padded_vocab_size`; columns that stand for no token are `PADDED_LOGIT`. A target place
-        sees itself, the earlier target places of its segment and the segment's source places.
+        V is `padded_vocab_size`; columns that stand for no token are `PADDED_LOGIT`. A target token
+        sees itself, the earlier target tokens and all source tokens of its segment.
         """
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source per row (segment id 1, padding 0); make room for `max_length` steps."""
+        """Encode one source per row (segment 1, padding 0), and allocate `max_length` steps."""
 
     @abstractmethod
     def step(
         self, params: Tree, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
-        """Add a token to each beam ([CLS] first); compute the next token's logits, float32."""
+        """Add a token to each beam ([CLS] first), and compute float32 logits of the next token."""
 
     @abstractmethod
     def weights(self, params: Tree, source: Side, target: Side) -> Weights:

@@ -1,4 +1,4 @@
-"""Recurrent networks that read a source and write a target, as used before the Transformer."""
+"""Recurrent networks for sequence to sequence, as used before the Transformer."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,13 +36,13 @@ from bert_jax.model.seq2seq.recurrent_layers import (
 
 
 class Recurrent(nnx.Module):
-    """Encoder, decoder and output, with the tables that they use."""
+    """Parameters of encoder, decoder and output, including their token tables."""
 
     def __init__(self, config: ModelConfig, settings: RecurrentConfig, rngs: nnx.Rngs):
         self.config, self.settings = config, settings
         self.encoder = RecurrentEncoder(config, settings, rngs)
         self.decoder = RecurrentDecoder(config, settings, rngs)
-        # The readout is as wide as the table, so no map lies between them.
+        # The readout is as wide as the token table, so the head needs no transform.
         head = replace(config, head_transform=False, decoder_bias=True)
         self.output = MaskedLMHead(replace(head, tied=settings.tying != "none"), rngs)
 
@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return the decoder's view of the source: a `Memory` if it attends, else `summary`."""
+        """Return what the decoder reads of the source: `summary`, or a `Memory` if it attends."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)
@@ -83,13 +83,13 @@ class RecurrentNetwork(Network):
     """Recurrent encoder and decoder, with or without attention."""
 
     settings: RecurrentConfig = field(default_factory=RecurrentConfig)
-    """Cells and wiring."""
+    """Kind of the cells and connections between them."""
 
     def __post_init__(self) -> None:
         if self.settings.bidirectional and self.model.hidden_dim % 2:
             raise UserError(
                 f"model.hidden_dim is {self.model.hidden_dim}; with objective.bidirectional it "
-                "must be even: each direction has half of it"
+                "must be even, because each direction has half the width"
             )
 
     @override
@@ -160,7 +160,7 @@ class RecurrentNetwork(Network):
     def _decoded(
         self, module: Recurrent, source: Side, target: Side, stream: Stream = None
     ) -> Decoded:
-        """Run encoder and decoder over all places of packed rows."""
+        """Run encoder and decoder over all positions of packed rows."""
 
         def by_place(x: Array) -> Array:
             return x.swapaxes(0, 1)[:, :, None]

@@ -1,8 +1,8 @@
-"""Recurrent encoder and decoder over packed rows; axis 0 is the place, a decoder's axis 2 the beam.
+"""Recurrent encoder and decoder over packed rows, with positions on axis 0.
 
 Sources: Schuster & Paliwal 1997 (bidirectional encoder); Sutskever et al. 2014 and Cho et al. 2014
 (the source as one vector); Bahdanau et al. 2014 (the previous state attends); Luong et al. 2015
-(the current state attends, and the result feeds the next place); Wu et al. 2016 (GNMT: only the
+(the current state attends, and the result feeds the next position); Wu et al. 2016 (GNMT: only the
 first layer reads in both directions, there are residuals, the context feeds every layer).
 
 With a decoder state s and source states h_i, attention scores are s^T h_i (dot), s^T W h_i
@@ -31,7 +31,7 @@ from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped,
 from bert_jax.model.seq2seq.network import Tying
 
 Score = Literal["none", "dot", "multiplicative", "additive"]
-# Dropout sites, numbered after the Transformer's: single sites, then one per layer of each side.
+# Dropout sites, above those of the Transformer; each layer of encoder and decoder also has one.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
 
@@ -43,23 +43,25 @@ class RecurrentConfig(Bounded, section="objective"):
     cell: CellName = "gru"
     """Cell of all layers: tanh, gru or lstm."""
     attention: Score = "additive"
-    """Score function of the attention; none: the decoder reads one vector for the whole source."""
+    """Score function of attention; with `none`, the decoder reads one vector for the source."""
     wiring: Literal["before", "after"] = "before"
-    """Decoder state that attends. before: the bottom layer's previous state, and the context feeds
-    every layer (Bahdanau et al. 2014; GNMT). after: the top layer's current state, and the readout
-    feeds the next place (Luong et al. 2015). Without attention, the source's vector feeds every
-    layer (before: Cho et al. 2014) or only the first state (after: Sutskever et al. 2014)."""
+    """Decoder state that attends. `before` is the bottom layer's previous state; the context then
+    feeds every layer (Bahdanau et al. 2014; GNMT). `after` is the top layer's current state; the
+    readout then feeds the next position (Luong et al. 2015). Without attention, the source's vector
+    feeds every layer (`before`, Cho et al. 2014) or only the initial state (`after`, Sutskever et
+    al. 2014)."""
     bidirectional: bool = True
     """Whether the encoder's first layer reads in both directions, each with half of the width."""
     num_decoder_layers: Natural = 0
-    """Number of decoder layers; 0: model.num_layers."""
+    """Number of decoder layers; 0 means model.num_layers."""
     residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
-    """First layer with a residual connection, counted from 1; all layers above have one too. At
-    least 2, as layer 1 reads embeddings; 0: no layer. GNMT: 3."""
+    """First layer with a residual connection, counted from 1; all layers above have one, too. It is
+    at least 2, because layer 1 reads embeddings. 0 means no layer; GNMT has 3."""
     window: Natural = 0
-    """Largest distance at which a target place sees a source place; 0: no limit."""
+    """Largest distance at which a target position sees a source position; 0 means no limit."""
     tying: Tying = "all"
-    """Shared token tables: `all` (source, target, output), `output` (target, output), `none`."""
+    """Token tables that are the same array: `all` (source, target and output), `output` (target and
+    output) or `none`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +78,7 @@ class RecurrentConfig(Bounded, section="objective"):
 
     @property
     def feeds(self) -> bool:
-        """Whether the readout of a place feeds the next place."""
+        """Whether the readout of a position feeds the next position."""
         return self.attends and self.wiring == "after"
 
     def is_residual(self, layer: int) -> bool:
@@ -85,11 +87,11 @@ class RecurrentConfig(Bounded, section="objective"):
 
 
 Mask = Float[Array, "L B *beams D"] | None
-"""Dropout factors, 0 or 1 / (1 - rate), with places on axis 0; None: nothing is dropped."""
+"""Dropout factors, 0 or 1 / (1 - rate), with positions on axis 0; None means no dropout."""
 
 
 def dropout_mask(config: ModelConfig, stream: Stream, site: int, length: int) -> Mask:
-    """Make the dropout mask between two layers; `length` is the number of places."""
+    """Make the dropout mask between two layers; `length` is the number of positions."""
     rate = config.hidden_dropout_rate
     if stream is None or not rate:
         return None
@@ -128,7 +130,7 @@ class RecurrentEncoder(nnx.Module):
     def __call__(
         self, x: Float[Array, "S B E"], segment_ids: Integer[Array, "S B"], stream: Stream = None
     ) -> Float[Array, "S B D"]:
-        """Return the states of the last layer at all places; each segment begins from zeros."""
+        """Return the last layer's states at all positions; each segment starts from zeros."""
         changes = segment_ids[1:] != segment_ids[:-1]
         begins = Restart(jnp.pad(changes, ((1, 0), (0, 0)), constant_values=True))
         ends = Restart(jnp.pad(changes, ((0, 1), (0, 0)), constant_values=True))
@@ -152,7 +154,10 @@ class RecurrentEncoder(nnx.Module):
         segment_ids: Integer[Array, "B S"],
         wanted: Integer[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """Return each wanted segment's last state; a sole two-way layer has one per direction."""
+        """Return the last state of each wanted segment.
+
+        If the only layer is bidirectional, its backward half is taken at the segment's first token.
+        """
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
         ends = jnp.max(jnp.where(is_own, index, 0), axis=-1)
@@ -174,9 +179,9 @@ class Memory(NamedTuple):
     """Part of the scores that depends only on the source, float32."""
     segment_ids: Integer[Array, "B S"]
     places: Integer[Array, "B S"]
-    """Place of each token in its segment."""
+    """Position of each token in its segment."""
     last_places: Integer[Array, "B S"]
-    """For each token, the place of the last token in its segment."""
+    """Position of the last token in the segment of each token."""
 
 
 class Places(NamedTuple):
@@ -184,15 +189,15 @@ class Places(NamedTuple):
 
     segment_ids: Integer[Array, "... B K"]
     at: Integer[Array, "... B K"]
-    """Place of each token in its segment, from 0."""
+    """Position of each token in its segment, from 0."""
 
 
 Attend = Callable[[Array, Places], tuple[Array, Array]]
-"""Function from states (B, K, D) and their places to contexts (B, K, D) and weights (B, K, S)."""
+"""Function from states (B, K, D) and their `Places` to contexts (B, K, D), weights (B, K, S)."""
 
 
 class Alignment(nnx.Module):
-    """Attention of a recurrent decoder; it sees `window` source places on each side (0: all)."""
+    """Attention of a recurrent decoder to source positions in a window (0 means all positions)."""
 
     def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -205,7 +210,7 @@ class Alignment(nnx.Module):
             self.vector = parameter(scale, None)
 
     def remember(self, states: Float[Array, "B S D"], segment_ids: Integer[Array, "B S"]) -> Memory:
-        """Compute, once per source, the arrays that all target places read."""
+        """Compute, once per source, the arrays that attention reads at all target positions."""
         keys = states if self.score == "dot" else self.key(states)
         places = restarting_positions(segment_ids)
         to_end = restarting_positions(segment_ids[:, ::-1])[:, ::-1]
@@ -213,7 +218,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the attention over a source; the backward pass recomputes the large sums."""
+        """Return the function that attends to a source; its large sums are rematerialised."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -227,9 +232,9 @@ class Alignment(nnx.Module):
         def attend(states: Array, places: Places) -> tuple[Array, Array]:
             visible = places.segment_ids[..., None] == memory.segment_ids[:, None]
             if self.window:
-                # The window lies around the target's place (Luong et al. 2015, 3.2, local-m).
-                # Target place t, which predicts token t of its text, looks at token t of the source
-                # text, at place t + 1 after [CLS], or at the last place of a shorter source.
+                # Target position t predicts token t of its text (Luong et al. 2015, 3.2, local-m).
+                # Its window is centred on token t of the source, which is at position t + 1 after
+                # [CLS], or on the last position of a shorter source.
                 centre = jnp.minimum(places.at[..., None] + 1, memory.last_places[:, None])
                 visible &= jnp.abs(memory.places[:, None] - centre) <= self.window
             weights = jax.nn.softmax(jnp.where(visible, scores(states), MASKED_SCORE), axis=-1)
@@ -240,27 +245,27 @@ class Alignment(nnx.Module):
 
 
 class Carry(NamedTuple):
-    """Everything a decoder hands from one place to the next, float32."""
+    """Everything that a decoder passes from one position to the next, in float32."""
 
     states: tuple[State, ...]
     """State of each layer, (..., B, K, D)."""
     fed: Float[Array, "... E"] | None
-    """Readout of the previous place, (..., B, K, E); None if no readout is fed back."""
+    """Readout of the previous position, (..., B, K, E); None if no readout is fed back."""
 
 
 class Decoded(NamedTuple):
-    """Results of running a decoder along target places."""
+    """Results of running a decoder along target positions."""
 
     readout: Float[Array, "T B K E"]
     """Vectors that the output table maps to logits."""
     carry: Carry
-    """Carry after the last place."""
+    """Carry after the last position."""
     weights: Float[Array, "T B K S"] | None
-    """Weights of the attention, float32; None without attention."""
+    """Attention weights in float32; None without attention."""
 
 
 def readout_inputs(config: ModelConfig, settings: RecurrentConfig) -> int:
-    """Return the readout's input width: state, plus any context and embedding that it reads."""
+    """Return the width of the readout's input: the state and any context and embedding."""
     context = config.hidden_dim * (settings.feeds or settings.wiring == "before")
     embedding = config.embedding_width * (settings.wiring == "before")
     return config.hidden_dim + context + embedding
@@ -294,7 +299,7 @@ class RecurrentDecoder(nnx.Module):
         return [getattr(self, f"layer{n + 1}") for n in range(self.count)]
 
     def begin(self, summary: Float[Array, "... D"]) -> Carry:
-        """Make, from the summary of a segment's source, the carry with which the segment begins."""
+        """Make the initial carry of a segment from the summary of the segment's source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
         states = tuple(
@@ -312,10 +317,10 @@ class RecurrentDecoder(nnx.Module):
         restart: Restart | None = None,
         stream: Stream = None,
     ) -> Decoded:
-        """Run the decoder along target places, from the carry before the first place.
+        """Run the decoder along target positions, from the carry before the first position.
 
-        `source` is the attention's memory or, without attention, the source's summary by place.
-        `restart` has the `Carry` with which segments begin; None: no segment begins.
+        `source` is the memory to attend to or, without attention, the source's summary for each
+        position. `restart` has the `Carry` with which segments begin; None if none begins.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)
         masks = [dropout_mask(self.config, stream, site, len(x)) for site in sites]
@@ -324,7 +329,7 @@ class RecurrentDecoder(nnx.Module):
         return take(x, source, places, carry, restart, masks)
 
     def _by_layer(self, x, source, places, carry, restart, masks) -> Decoded:
-        """Run one layer after the other, each along all places."""
+        """Run one layer after the other, each along all positions."""
         weights, context, states, y = None, source, [], x
         for n, cell in enumerate(self.cells):
             begins = restart and restart._replace(fresh=restart.fresh.states[n])
@@ -361,7 +366,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run the layers by place: the top state attends, and the readout feeds the next place."""
+        """Run all layers at one position after the other, each fed with the previous readout."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

@@ -1,11 +1,13 @@
-"""Beam search on the device, over any network.
+"""Beam search on the device, for any `Network`.
 
-The rules equal Transformers' `generate` with `early_stopping="never"`. A step looks at the 2 K best
-continuations of K beams. An end token among the K best finishes a hypothesis; an end token among
-the others is ignored. The K best unfinished continuations are the next beams. A hypothesis that
-reaches the maximum length counts as finished. A row is done once its worst finished hypothesis
-beats the best score that its best beam could still reach: the beam's sum of log-probabilities so
-far, divided by the length penalty at the maximum length.
+The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
+best continuations of K beams. One of the best K that ends with the end token becomes a finished
+hypothesis. Among the other K, end tokens are ignored. The K best unfinished continuations become
+the next beams. A hypothesis that reaches the maximum length also counts as finished.
+
+The search of a row ends when no beam can still beat the worst of its K finished hypotheses. At
+best, a beam reaches its sum of log-probabilities so far, divided by the length penalty at the
+maximum length. Greedy search (K = 1) ends with its first end token.
 """
 
 from dataclasses import dataclass
@@ -28,16 +30,16 @@ class SearchConfig(Bounded):
     """Settings of the beam search for translations."""
 
     num_beams: Count = 5
-    """Number of hypotheses kept at each step (K); 1: greedy search."""
+    """Number of beams (K), the hypotheses that a step continues; 1 means greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent of the length penalty: a score is the sum of log-probabilities divided by ((beta +
-    n) / (beta + 1)) ** alpha, where n counts the tokens and the end token; 0: no penalty."""
+    """Exponent alpha of the length penalty; 0 means no penalty. A score is the sum of n tokens'
+    log-probabilities (end token included) divided by ((beta + n) / (beta + 1)) ** alpha."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; 5 in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
-    """Largest number of tokens in a translation, end token included; 0: the model's limit."""
+    """Largest number of tokens in a translation, end token included; 0 means the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens per source token ([CLS] and [SEP] count); 0: no limit."""
+    """Largest number of target tokens per source token (also [CLS], [SEP]); 0 means no limit."""
     nbest: Count = 1
     """Number of hypotheses to return for each source, at most `num_beams`."""
 
@@ -64,17 +66,17 @@ class Found(NamedTuple):
     """Finished hypotheses, best first."""
 
     tokens: Integer[Array, "B K T"]
-    """Tokens, including the end token but not the begin token; 0 after the end."""
+    """Tokens without the begin token but with the end token, followed by zeros."""
     lengths: Integer[Array, "B K"]
-    """Number of tokens; 0 where there is no hypothesis (a row may have fewer than K)."""
+    """Number of tokens; 0 if there is no hypothesis, because a row may have fewer than K."""
     scores: Float[Array, "B K"]
-    """Sum of log-probabilities divided by the length penalty; -inf where there is no hypothesis."""
+    """Sum of log-probabilities divided by the length penalty; -inf if there is no hypothesis."""
     ended: Bool[Array, "B K"]
     """Whether the last token is the end token; False if the maximum length cut the hypothesis."""
 
 
 class Prefix(NamedTuple):
-    """Tokens with which translations must begin; they count neither in scores nor in penalties."""
+    """Tokens with which translations must begin; scores and length penalties ignore them."""
 
     tokens: Integer[Array, "B P"]
     lengths: Integer[Array, " B"]
@@ -94,7 +96,7 @@ class _State(NamedTuple):
     """Sums of log-probabilities (B, K), best first; -inf where there is no beam."""
     found: Found
     open: Array
-    """Mask (B,) of the rows that may still find a better hypothesis."""
+    """Mask (B,) of rows whose search goes on."""
 
 
 @partial(jax.jit, static_argnames=("network", "settings", "max_length", "begin", "end"))
@@ -110,10 +112,10 @@ def search(
     begin: int,
     end: int,
 ) -> Found:
-    """Find the best target sequences of each source by beam search; one beam is greedy search.
+    """Find the best target sequences of each source by beam search.
 
-    The source has one text per row. `limits` has each row's largest number of target tokens, cut
-    to `max_length` (T). The decoder reads the token `begin` first; the token `end` ends a target.
+    The source has one text per row. `limits` has each row's largest number of target tokens, cut to
+    `max_length` (T). The decoder first reads the token `begin`; the token `end` ends a target.
     """
     count, beams = len(source.tokens), settings.num_beams
     nothing = Prefix(jnp.zeros((count, 1), jnp.int32), jnp.zeros(count, jnp.int32))
@@ -130,7 +132,7 @@ def search(
         if prefix is not None:
             is_forced = (step < forced.lengths)[:, None]
             column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None]
-            # Each beam has one continuation.
+            # Each beam continues only with its prefix's next token.
             others = (0, 0), (0, most - beams)
             unchanged = jnp.pad(state.sums, others, constant_values=-jnp.inf)
             sums = jnp.where(is_forced, unchanged, sums)
@@ -207,13 +209,13 @@ def continuations(
 
 
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
-    """Pick entries of axis 1, in each row by the row's own indices."""
+    """Pick entries along axis 1, with separate indices for each row."""
     pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
     return pick(values, index)
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:
-    """Keep the best `beams` hypotheses among the found ones and the first `beams` new ones."""
+    """Return the best `beams` hypotheses of `found` and of the first `beams` of `new`."""
     both = Found(
         *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
     )

@@ -1,7 +1,7 @@
 """The Transformer with an encoder and a decoder (Vaswani et al. 2017).
 
-The encoder has the parameters of a pretrained masked-LM encoder. A decoder layer is an encoder
-layer with cross-attention between its two parts; the output is the masked-LM head.
+The encoder has the same parameters as a pretrained masked-LM encoder. A decoder layer is an encoder
+layer with cross-attention between self-attention and feed-forward. The output is a masked-LM head.
 """
 
 import dataclasses
@@ -49,16 +49,16 @@ class TransformerNetwork(Network):
     """Encoder and decoder made of attention layers, and `output`, a masked-LM head."""
 
     num_decoder_layers: int = 0
-    """Number of decoder layers; 0: as many as the encoder has."""
+    """Number of decoder layers; 0 means as many as the encoder has."""
     tying: Tying = "all"
     feature_dim: int = 0
-    """Width of the vectors (B, S, F) that the encoder reads; 0: it reads tokens instead."""
+    """Width of the vectors (B, S, F) that the encoder reads; 0 means that it reads tokens."""
 
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
             raise UserError(
-                f"objective.feature_dim is {self.feature_dim}: a source of vectors has no token "
-                "table to share; set objective.tying to 'output' or 'none'"
+                f"objective.feature_dim is {self.feature_dim}, so the source is vectors and has no "
+                "token table to share; set objective.tying to 'output' or 'none'"
             )
         if self.model.projects_embeddings and not self.model.head_transform:
             raise UserError(
@@ -69,7 +69,7 @@ class TransformerNetwork(Network):
 
     @property
     def decoder(self) -> ModelConfig:
-        """Architecture of the decoder: like the encoder, but all layers global, no token types."""
+        """Architecture of the decoder: the encoder's, but all layers global and no token types."""
         return dataclasses.replace(
             self.model,
             num_layers=self.num_decoder_layers or self.model.num_layers,
@@ -86,7 +86,7 @@ class TransformerNetwork(Network):
     def logits(
         self, params: Any, source: Side, target: Side, stream: Stream = None, layout: OnMesh = None
     ) -> Float[Array, "B T V"]:
-        """Compute the logits of the token after each target place, float32."""
+        """Compute the float32 logits of the token after each target position."""
         read = self._read(params, source, stream, layout)
         layout = None if layout is None else layout.of("decoder")
         vectors = self._looked_up(params, target.tokens)
@@ -94,7 +94,7 @@ class TransformerNetwork(Network):
         return self._output(params, states)
 
     def start(self, params: Any, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source per row; make room for `max_length` tokens per beam.
+        """Encode one source per row, and allocate `max_length` tokens per beam.
 
         Raises:
           UserError: `max_length` is beyond `num_positions`.
@@ -103,7 +103,7 @@ class TransformerNetwork(Network):
         if max_length > decoder.num_positions:
             raise UserError(
                 f"the target length {max_length} is beyond model.num_positions "
-                f"{decoder.num_positions}: shorten the targets or train more positions"
+                f"{decoder.num_positions}: shorten the targets or use a model with more positions"
             )
         states, segment_ids = self._read(params, source)
         attentions = [layer.cross for layer in self._decoder(params).each_layer()]
@@ -116,9 +116,9 @@ class TransformerNetwork(Network):
         return Cache(
             shared={"source": memories, "segment_ids": segment_ids, "target": target},
             beams={
-                # (B, K, T): the beam that wrote each token of this beam; -1: no token yet.
+                # (B, K, T): the beam that wrote each token of this beam; -1 if no token yet.
                 "writers": jnp.full((*beams, max_length), -1, jnp.int32),
-                # The same number for all beams, which are equally long.
+                # All beams have the same length.
                 "length": jnp.zeros(beams, jnp.int32),
             },
         )
@@ -126,7 +126,7 @@ class TransformerNetwork(Network):
     def step(
         self, params: Any, cache: Cache, tokens: Integer[Array, "B K"]
     ) -> tuple[Float[Array, "B K V"], Cache]:
-        """Add a token to each beam ([CLS] first); compute the next token's logits, float32."""
+        """Add a token to each beam ([CLS] first), and compute float32 logits of the next token."""
         shared, length = cache.shared, cache.beams["length"]
         at, numbers = length[0, 0], jnp.arange(tokens.shape[1])
         writers = cache.beams["writers"].at[:, :, at].set(numbers)
@@ -150,7 +150,7 @@ class TransformerNetwork(Network):
         return Weights(outputs.weights, *weights)
 
     def decoder_from(self, encoder: Any, head: Any) -> Any:
-        """Make the entries `decoder` (without cross-attention) and `output` from a masked LM."""
+        """Make `decoder` (without cross-attention) and `output` from a masked LM's parameters."""
         embeddings = dict(encoder.get("embeddings", {}))
         if "type" in embeddings and "position" in embeddings:
             # A decoder has no token types: all its tokens count as the first type.
@@ -170,7 +170,7 @@ class TransformerNetwork(Network):
         return TRAIN_OVER_FORWARD * (read + written + vocabulary_flops(self.decoder, target_length))
 
     def _inputs(self, params: Any, source: Side) -> tuple[Array, Array, Array]:
-        """Return an encoder's inputs for a source: tokens or vectors, types and segments."""
+        """Return the encoder's inputs for a source: tokens or vectors, types and segments."""
         segment_ids, tokens = jnp.asarray(source.segment_ids, jnp.int32), source.tokens
         if self.feature_dim:
             features = with_params(params["features"], FeatureMap, self.model, self.feature_dim)

@@ -1,8 +1,8 @@
 """The operations of one step as a `Program`, and their time on a chip.
 
 Times are added up, because a TPU core runs one operation at a time, in the order of the schedule.
-Work beside the core (DMA between HBM and the core's memory, asynchronous collectives) costs only
-the time by which it outlasts the operations scheduled next to it.
+DMA between HBM and the core's memory and asynchronous collectives run beside the core. They cost
+only the time by which they outlast the operations that are scheduled at the same time.
 """
 
 import itertools
@@ -17,14 +17,14 @@ from bert_jax.plan.hlo_cost.kernels import Work, work_of
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
-"""Constants of a Pallas kernel: the share of the arrays' time that no vector work hides, and the
-extra cycles of a core for each product and for each step of the grid. Fitted to the schedules that
-libtpu writes for 12 attention kernels on v5e: 11 are met within 11%, one within 19%
+"""Constants of Pallas kernels: the share of matrix time that vector work cannot hide, and a core's
+extra cycles per matrix product and per step of the grid. They are fitted to the schedules that
+libtpu writes for 12 attention kernels on v5e; 11 of these are predicted within 11%, one within 19%
 (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5
-"""Share of the peak for a kernel whose program cannot be read but which states its FLOPs: heads of
-64 fill half of a systolic array of 128."""
+"""Share of peak FLOPs of a kernel that states its FLOPs but whose program cannot be read. It is one
+half because heads of width 64 fill half of a 128 x 128 systolic array."""
 
 NUM_TOP = 10
 
@@ -37,15 +37,15 @@ class Op:
     kind: str
     """Kind: "xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
     cycles: int | None
-    """Compiler's estimate for one run; None without an estimate."""
+    """Compiler's estimate for one run; None if there is no estimate."""
     runs: int
     """Runs per step: the product of the trip counts around the operation."""
     bytes: int
-    """Logical size of operands and results: the least that the operation reads and writes."""
+    """Size of operands and results without padding, the least that the operation must move."""
     hbm_bytes: int
     """Bytes of operands and results in HBM, not in the core's own memories."""
     source: str
-    """Source line, such as `model/encoder.py:123 Layer.__call__`; empty for the compiler's own."""
+    """Source line, such as `model/encoder.py:123 Layer.__call__`; empty if there is none."""
     phase: str
     """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None
@@ -69,23 +69,23 @@ class Collective:
     """Bytes per device of the operand or the result, whichever is larger: the operand in a
     reduction (all-reduce, reduce-scatter), the result in an all-gather."""
     axes: tuple[str, ...]
-    """Mesh axes of the exchange, in mesh order; ("mixed",) if no axes give the groups."""
+    """Mesh axes that a group of devices spans, in mesh order; ("mixed",) if no axes fit."""
     group_size: int
-    """Number of devices in a group (2 in a permutation) or, between slices, number of slices."""
+    """Number of devices in a group (2 in a permutation) or, for "dcn", number of slices."""
     runs: int
     source: str
     phase: str
     colors: int = 0
-    """Number of rings that XLA runs at once, each on one link of a device; 0: not stated."""
+    """Number of rings that XLA runs at once, each on one link of a device; 0 if not stated."""
     asynchronous: bool = False
-    """Whether other work is scheduled between the exchange's start and end."""
+    """Whether other work may be scheduled between the exchange's start and end."""
     overlapped_cycles: int = 0
-    """Cycles of work scheduled beside one run, shared out among all exchanges under way."""
+    """Cycles of work scheduled during one run; exchanges that run at the same time share them."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy between memories beside the core (DMA), with all its runs in a step."""
+    """A copy between memories that runs beside the core (DMA), with all its runs in a step."""
 
     bytes: int
     """Bytes moved in one run."""
@@ -98,7 +98,7 @@ class Loop:
 
     name: str
     trips: int | None
-    """Number of iterations; None if it depends on data; the body is then counted once."""
+    """Number of iterations; None if it depends on data, in which case one is counted."""
     runs: int
     """Number of times per step that the loop is entered."""
     cycles: int
@@ -118,12 +118,12 @@ class Program:
 
     @property
     def cycles(self) -> int:
-        """Cycles in one step of all operations that have an estimate, run one after the other."""
+        """Sum of the cycles of all operations that have an estimate, in one step."""
         return sum(op.cycles * op.runs for op in self.ops if op.cycles is not None)
 
     @property
     def unknown_loops(self) -> tuple[Loop, ...]:
-        """Loops whose length depends on data: the step takes longer than counted here."""
+        """Loops whose length depends on data, so that a step may take longer than is counted."""
         return tuple(loop for loop in self.loops if loop.trips is None)
 
 
@@ -136,20 +136,20 @@ class Cost:
     parts: dict[str, float]
     """Seconds by part: "xla", "pallas", "unestimated", "collectives exposed", "copies exposed"."""
     how: dict[str, str]
-    """Method of the estimate in words, for each part and each omission."""
+    """Explanation of the estimate for each part, and of what is not counted."""
     top: tuple[tuple[float, str, str], ...]
     """The most expensive operations: (seconds per step, source line, name), longest first."""
     by_source: tuple[tuple[float, str], ...]
     """Seconds per step by source line, longest first; "(compiler)" if there is no line."""
     hidden: dict[str, float]
-    """Seconds that other work hides, not in `parts`: "collectives", "copies"."""
+    """Seconds that `parts` does not count, as other work hides them: "collectives", "copies"."""
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
-    """Predict the time of a step on one device, which has its share of the chip.
+    """Predict the time of a step on one device, which has an equal share of its chip.
 
-    `torus` has the number of chips in each dimension of the slice, (4, 4) for v5e:4x4. If it is
-    empty (unknown), a group of some of the devices is taken to be one ring without wrap-around.
+    `torus` has the number of chips in each dimension of the slice, such as (4, 4) for v5e:4x4. If
+    it is empty, a group of some of the devices counts as one ring without wrap-around.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -211,10 +211,10 @@ def _work(op: Op) -> Work | None:
 def collective_seconds(
     exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
-    """Estimate the seconds of one run of an exchange that has the network to itself.
+    """Estimate the seconds of one run of an exchange, if no other exchange uses the network.
 
-    A ring runs in both directions of every dimension it spans: each device sends (n-1)/n of the
-    bytes, twice for an all-reduce (reduce-scatter, then all-gather).
+    Rings run in both directions of every dimension that the group spans. Each of n devices sends
+    (n-1)/n of the bytes, or twice as much in an all-reduce (reduce-scatter, then all-gather).
     """
     n = exchange.group_size
     share = (n - 1) / n * exchange.bytes
@@ -233,8 +233,8 @@ def collective_seconds(
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
     """Return the bytes per second that each of `n` devices sends, over dimensions the group fills.
 
-    With wrap-around, a dimension has a ring in each direction; without, a ring comes back over the
-    same links, at half the rate. A group that fills no dimension has one ring without wrap-around.
+    With wrap-around, a dimension has a ring in each direction. Without it, one ring comes back over
+    the same links, at half the rate. A group that fills no dimension has one ring of this kind.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]
@@ -252,26 +252,26 @@ def _label(source: str, phase: str) -> str:
 def _how(program: Program, chip: Chip) -> dict[str, str]:
     how = {
         "xla": f"cycles that XLA estimates for each operation / {chip.clock_hz / 1e9:g} GHz; "
-        "loop bodies times their trip counts",
+        "a loop body counts once per iteration",
         "pallas": "counted in the kernel's own program: vector operations, exponentials, "
         f"{MXU_SHARE:.0%} of its products' time on systolic arrays of {chip.mxu_side}, "
-        f"{PRODUCT_CYCLES} cycles a product and {STEP_CYCLES} a step of the grid; never less than "
-        "the products' whole time or the kernel's bytes / HBM bandwidth",
+        f"{PRODUCT_CYCLES} cycles per product and {STEP_CYCLES} per step of the grid; at least the "
+        "full time of the products, and at least the kernel's bytes / HBM bandwidth",
         "unestimated": "operations for which XLA estimates no cycles (gathers, scatters, sorts): "
         "bytes of operands and results / HBM bandwidth",
         "collectives exposed": "bytes over rings on all links of the dimensions a group spans; "
-        "asynchronous ones count only for the time by which they outlast the work beside them",
-        "copies exposed": "DMA between HBM and core memory: the time by which it outlasts all else",
+        "an asynchronous collective counts only the time by which it outlasts the work beside it",
+        "copies exposed": "time by which DMA between HBM and core memory outlasts all other work",
     }
     kernels = [op for op in program.ops if op.kind == "pallas"]
     unread = {op.name for op in kernels if not ((work := _work(op)) and work.exact)}
     if unread:
         names = ", ".join(sorted(unread))
         how["kernels not counted"] = (
-            "for programs that cannot be read whole, stated FLOPs at "
+            "kernels whose programs cannot be read in full take their stated FLOPs at "
             f"{STATED_EFFICIENCY:.0%} of the peak, or bytes / HBM bandwidth: {names}"
         )
     if program.unknown_loops:
         names = ", ".join(f"{loop.name} ({loop.source})" for loop in program.unknown_loops)
-        how["unknown loops"] = f"the length depends on data, so one iteration is counted: {names}"
+        how["unknown loops"] = f"one iteration is counted, as the number depends on data: {names}"
     return how

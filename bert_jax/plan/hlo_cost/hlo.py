@@ -1,9 +1,9 @@
 """The operations of one step, from the optimised HLO that XLA wrote for a TPU.
 
-`parse_program` walks the schedule from the entry computation. A loop's body counts once per
-iteration; a conditional counts its branch with the most cycles; a fusion is one operation with the
-compiler's estimate (`estimated_cycles` in its backend_config); a pair of -start and -done is one
-operation. No jax or libtpu is needed.
+`parse_program` walks the schedule from the entry computation. The body of a loop counts once per
+iteration. A conditional counts as its branch with the most cycles. A fusion is one operation with
+the compiler's estimate (`estimated_cycles` in its backend_config). A pair of -start and -done is
+one operation. Neither jax nor libtpu is needed.
 """
 
 import math
@@ -24,24 +24,24 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
 }  # fmt: skip
-"""Instructions that cost the core nothing: names for values, and ends of started work."""
+"""Instructions that cost the core nothing: they name values, or belong to work beside the core."""
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 FREE_CALLS = {
     "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
     "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
     "MoveToHost", "MoveToDevice",
 }  # fmt: skip
-"""Markers of the compiler: no code is generated for them."""
+"""Custom calls that only mark something for the compiler, which generates no code for them."""
 SENTINEL = 2**50
-"""Smallest cycle count that means "unknown"; the compiler then writes a value near 2^63."""
+"""Smallest number of cycles that means "unknown", for which the compiler writes about 2^63."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, whatever the ids of the devices. Several slices run the program
-    of one slice: the mesh's outermost axes must span the slices.
+    position in `mesh.devices.flat`, whatever the ids of the devices. If there are several slices,
+    all run the same program, and the outermost axes of the mesh must span the slices.
 
     Raises:
         ValueError: The text is not a program, or has groups of devices in an unknown form.
@@ -77,7 +77,7 @@ _RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
 
 @dataclass
 class _Flight:
-    """A collective under way."""
+    """A collective that has started and not yet finished."""
 
     exchange: Collective
     fused: bool
@@ -118,7 +118,7 @@ class _Walk:
     def _beside_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> bool:
-        """Count exchanges and copies; return whether the instruction takes the core no time."""
+        """Count exchanges and copies; return true if the instruction takes no time on the core."""
         opcode, name = instruction.opcode, instruction.name
         instructions = scope.computation.instructions
         base = opcode.removesuffix("-start").removesuffix("-done")
@@ -147,7 +147,7 @@ class _Walk:
             begun = instructions[instruction.operands[0]]
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS:
-            # Count the arrays that a -start makes, not its operand.
+            # Count the arrays that a -start makes instead of its operand.
             started = hlo_text.started_shape(instruction.shape)
             self.transfers.append(Transfer(shape_bytes(started), runs))
         else:
@@ -157,7 +157,7 @@ class _Walk:
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> tuple[int, list[str]]:
-        """Return cycles of one run, and the collectives that advance inside this instruction."""
+        """Return the cycles of one run, and keys of collectives that advance inside it."""
         opcode, calls = instruction.opcode, instruction.calls
         if opcode == "while":
             return self._loop(instruction, scope, runs), []
@@ -174,7 +174,7 @@ class _Walk:
         body = body_scope(instruction, scope)
         counted = 1 if trips is None else trips
         cycles = 0
-        position = len(self.loops)  # before the loops of its body
+        position = len(self.loops)  # so that the loop is listed before the loops of its body
         if body is not None and trips != 0:
             cycles = self.computation(body, runs * counted)
         source = self.module.source(instruction)
@@ -232,7 +232,7 @@ class _Walk:
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
         """Return the collective that a SparseCore runs beside the core, and its computation.
 
-        It may be in a call inside a call; the inner computation has the outer one's arguments.
+        The collective may be in nested calls, which pass their arguments on unchanged.
         """
         computation = self.module.computations.get(name)
         if computation is None:
@@ -283,7 +283,7 @@ class _Walk:
         )  # fmt: skip
 
     def _add(self, exchange: Collective) -> None:
-        if exchange.axes:  # else groups of one device: nothing is sent
+        if exchange.axes:  # groups of one device have no axes and send nothing
             self.collectives.append(exchange)
 
     def _start(

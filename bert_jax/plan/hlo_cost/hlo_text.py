@@ -22,7 +22,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 MIXED = "mixed"
-"""Name for the axes of groups that no product of mesh axes gives."""
+"""Axis name for groups of devices that no product of mesh axes gives."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -40,14 +40,14 @@ class Instruction:
     name: str
     opcode: str
     shape: str
-    """Type as written, layouts included: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of types."""
+    """Type as written, with layouts: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of types."""
     operands: tuple[str, ...]
     literal: str
-    """Text between the parentheses: the value of a constant, the number of a parameter."""
+    """Text in the parentheses, such as the value of a constant or the number of a parameter."""
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
-        """Return the first group of `pattern` in the attributes; None without a match."""
+        """Return the first group of `pattern` in the attributes; None if there is no match."""
         match = re.search(pattern, self.attributes)
         return match.group(1) if match else None
 
@@ -63,13 +63,13 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Path of JAX names; empty for the compiler's own instructions."""
+        """Path of JAX names; empty if the compiler made the instruction."""
         return self.attribute(r'op_name="([^"]*)"') or ""
 
 
 @dataclass
 class Computation:
-    """A computation: its instructions by name, in the order of the text (the schedule, if any)."""
+    """A computation: its instructions by name, in the order of the text or of any schedule."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -97,12 +97,12 @@ class Module:
             number: (_int_of("file_location_id", row), _int_of("parent_frame_id", row))
             for number, row in self.tables.get("StackFrames", {}).items()
         }
-        # The text numbers parents one too high: the outermost frame is its own parent.
+        # If the outermost frame is its own parent, the text numbers all parents one too high.
         shift = 1 if any(number == parent for number, (_, parent) in frames.items()) else 0
         return {n: (location, parent - shift) for n, (location, parent) in frames.items()}
 
     def source(self, instruction: Instruction) -> str:
-        """Return the package's innermost frame, `model/encoder.py:123 Layer.__call__`, or ""."""
+        """Return the innermost stack frame in this package, `model/encoder.py:9 Layer.f`, or ""."""
         number = _int_of("stack_frame_id", instruction.attributes)
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -125,7 +125,7 @@ def _int_of(key: str, text: str) -> int:
 
 
 def parse_text(text: str) -> Module:
-    """Parse the text of a program; a text without an ENTRY computation is a ValueError."""
+    """Parse the text of a program; raise a ValueError if it has no ENTRY computation."""
     lines = iter(text.splitlines())
     head = next(lines, "")
     module = Module({}, "", _int_of("num_partitions", head) or 1, {})
@@ -142,7 +142,7 @@ def parse_text(text: str) -> Module:
                 pending = line
                 current = None if line.startswith("}") else current
             else:
-                pending += line  # metadata of Pallas kernels goes over several lines
+                pending += line  # metadata of Pallas kernels spans several lines
         elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             table = module.tables.setdefault(line, {})
         elif table is not None and (row := re.match(r"(\d+) (.*)", line)):
@@ -179,7 +179,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Find the parenthesis that closes the parenthesis at `start`."""
+    """Find the parenthesis that closes the one at `start`."""
     depth = 0
     for match in re.finditer(r"[()]", line[start:]):
         depth += 1 if match.group() == "(" else -1
@@ -189,7 +189,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """Yield (bytes, layout) of each array in a type, without padding to tiles; tokens have 0."""
+    """Yield (bytes without padding, layout) of each array in a type; tokens have 0 bytes."""
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
@@ -204,13 +204,13 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes that an instruction writes and reads; a gather reads what it returns."""
+    """Return the shapes written and read by an instruction; a gather reads as much as it writes."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
 
 def phase_of(op_name: str) -> str:
-    """Return the part of a train step to which a JAX name path belongs."""
+    """Return the phase of a train step to which a path of JAX names belongs (see `Op.phase`)."""
     if "rematted_computation" in op_name or "checkpoint/" in op_name:
         return "recomputed"
     if "transpose(" in op_name:
@@ -219,12 +219,12 @@ def phase_of(op_name: str) -> str:
 
 
 def hbm_bytes(shape: str) -> int:
-    """Add up the bytes of a type's arrays in HBM, whose layouts name no memory space like S(1)."""
+    """Add up the bytes of arrays in HBM; arrays elsewhere have a memory space in their layout."""
     return sum(size for size, layout in arrays(shape) if "S(" not in layout)
 
 
 def started_shape(shape: str) -> str:
-    """Return element 1 of a tuple type, which a -start operation writes."""
+    """Return element 1 of a tuple type, which is what a -start operation writes."""
     depth, start = 0, 0
     parts = []
     for position, char in enumerate(shape):
@@ -256,8 +256,8 @@ def _iota(dims: str, permutation: str | None) -> np.ndarray:
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
     """Return the groups of devices in the attributes of a collective.
 
-    Reads `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's form since 2025)
-    and `source_target_pairs`, whose pairs are returned as groups. An empty list means all devices.
+    The forms are `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's since
+    2025) and `source_target_pairs`, whose pairs count as groups. An empty list means all devices.
 
     Raises:
         ValueError: The groups have another form.
@@ -283,7 +283,7 @@ def _mesh_groups(axes: str, devices: str | None, chosen: str) -> tuple[tuple[int
         ids = _iota(*match.groups())
     else:
         ids = np.array(_numbers(devices))
-    # 'a':(2)4 is the part of axis 'a' of size 4 that has size 2 before it.
+    # 'a':(2)4 is a part of axis 'a': its size is 4, after a part of size 2.
     parts = re.findall(r"'?\"?([\w.]+)'?\"?(?::\((\d+)\)(\d+))?", chosen)
     split: list[int] = []
     inside: list[int] = []
@@ -313,10 +313,11 @@ def _rows(array: np.ndarray) -> tuple[tuple[int, ...], ...]:
 def axes_of_groups(
     groups: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return, in mesh order, the axes that groups of positions in `mesh.devices.flat` span.
+    """Return the mesh axes, in mesh order, that groups of devices span.
 
-    The result is () if every group is one device, one axis even if groups span only a part of it,
-    and ("mixed",) if no product of axes gives the groups.
+    Devices are positions in `mesh.devices.flat`. The result is () if every group is one device, and
+    ("mixed",) if no product of axes gives the groups. An axis also counts if groups span only a
+    part of it, provided that they span no other axis.
     """
     wanted = frozenset(frozenset(group) for group in groups)
     names, sizes = [*mesh_shape], [*mesh_shape.values()]
@@ -341,7 +342,7 @@ def axes_of_groups(
 def axes_of_pairs(
     pairs: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the mesh axes along which a permutation's senders and receivers differ."""
+    """Return the mesh axes along which the sender and the receiver of any pair differ."""
     sizes = list(mesh_shape.values())
     moved: set[int] = set()
     for source, target in pairs:

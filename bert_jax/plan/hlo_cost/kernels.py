@@ -1,8 +1,8 @@
-"""Work of a Pallas kernel, counted from the kernel's own program.
+"""Work of a Pallas kernel, counted in the program of the kernel.
 
 XLA estimates no cycles for a Pallas call, and a kernel's own `cost_estimate` is optional: splash
-attention has none. But the call carries its Mosaic program, with the grid, the shapes of every
-product and every vector operation, which this module counts.
+attention has none. But the call contains the kernel's Mosaic program (MLIR). This module counts the
+matrix products and vector operations of that program, over all steps of the grid.
 """
 
 import base64
@@ -20,18 +20,18 @@ LANES, SUBLANES = 128, 8
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one call, over all steps of its grid; every `pl.when` counts as taken."""
+    """Work of one call, over all steps of its grid; each branch (`pl.when`) counts as taken."""
 
     steps: int
-    """Steps of the grid."""
+    """Number of steps of the grid."""
     products: tuple[tuple[int, int, int, int, bool], ...]
-    """Matrix products: (rows, contraction, columns, times, whether float32)."""
+    """Matrix products: (rows, contracted size, columns, number of runs, whether float32)."""
     vector: int
-    """32-bit elementwise operations, arrays padded to registers of 8 x 128."""
+    """Number of 32-bit elementwise operations, with arrays padded to registers of 8 x 128."""
     transcendentals: int
-    """Exponentials, logarithms, divisions and the like, padded likewise."""
+    """Number of exponentials, logarithms, divisions and similar operations, also padded."""
     exact: bool
-    """Whether all loop lengths were found; the body of an unknown loop is counted once."""
+    """Whether all loop lengths are known; a loop of unknown length is counted as one iteration."""
 
     @property
     def num_products(self) -> int:
@@ -39,7 +39,7 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count FLOPs on systolic arrays of this side; contraction and columns are padded to it."""
+        """Count FLOPs on systolic arrays of `side` x `side`, to which products are padded."""
         # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
@@ -56,7 +56,7 @@ _TRANSCENDENTAL = {
     "exp", "exp2", "log", "log1p", "rsqrt", "sqrt", "tanh", "erf", "sin", "cos", "powf", "divf",
     "reciprocal",
 }  # fmt: skip
-_FREE = {  # names for registers, moves between memory and registers (their own slots), and control
+_FREE = {  # renamed registers, moves between memory and registers (own issue slots), and control
     "constant", "shape_cast", "broadcast", "load", "store", "vector_store", "vector_load",
     "strided_load", "strided_store", "extract_strided_slice", "extract", "bitcast", "yield",
     "return", "matmul", "iota", "memref_slice", "memref_squeeze", "memref_bitcast",
@@ -109,7 +109,7 @@ def _count(function: Any) -> Work:
 
 
 def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
-    """Yield (operation, number of runs, whether the number is certain), with nested regions."""
+    """Yield (operation, number of runs, whether that number is known), also of nested regions."""
     for region in operation.regions:
         for block in region.blocks:
             for child in block.operations:
@@ -162,7 +162,7 @@ def _product(operation: Any) -> tuple[int, int, int]:
 
 
 def _padded(type_text: str) -> int:
-    """Count the elements of a vector type, its last two dimensions padded to whole registers."""
+    """Count the elements of a vector type, with the last two dimensions padded to registers."""
     dims = _dims(type_text)
     if not dims:
         return 0

@@ -1,10 +1,9 @@
-"""Trip counts of `while` loops, by interpreting the condition and the scalars it reads.
+"""Numbers of iterations (trip counts) of `while` loops in HLO text.
 
-The text carries no trip counts. XLA sinks, widens, unrolls and peels loops and puts the increment
-or the comparison into fusions, so pattern matching would miss some loops. Instead the few integers
-that the condition depends on are interpreted, from the initial values to the iteration in which the
-condition is false. A value that depends on data is None here, and so is a trip count that depends
-on such a value.
+Loops seldom state a trip count. XLA sinks, widens, unrolls and peels loops, and puts the increment
+or the comparison into fusions, so pattern matching would miss some loops. This module therefore
+interprets the few integers on which the condition depends, from their initial values until the
+condition is false. If a value depends on data, it is None, and so is a trip count that needs it.
 """
 
 import operator
@@ -16,14 +15,14 @@ from typing import Any
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
-"""Limit for interpreted iterations; longer loops, which no train step has, count as unknown."""
+"""Limit of interpreted iterations; longer loops count as unknown, but no train step has any."""
 
 _MAX_DEPTH = 150
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """Marker for element `index` of a loop's state on entry; a body returns it if unchanged."""
+    """Marker for element `index` of a loop's state; a body that returns it has not changed it."""
 
     index: int
 
@@ -57,7 +56,7 @@ _SAME = {
 
 
 def _wrap(value: Any, shape: str) -> Any:
-    """Wrap integers to the type: s32 and u32 overflow as in hardware."""
+    """Wrap an integer to the range of its type: s32 and u32 overflow as in hardware."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     kind = re.match(r"([su])(\d+)", shape)
@@ -145,7 +144,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """Return the scope of a while's body, in which the state that no iteration changes is known."""
+    """Return the scope of a loop's body, which knows the state that no iteration changes."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None
@@ -184,7 +183,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
         root = run(body, state)
         return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
 
-    # Only the elements of the state matter that the condition reads, directly or through others.
+    # Find the elements of the state on which the condition depends, directly or through others.
     run(condition, initial.element)
     known = -1
     while known != len(needed):
