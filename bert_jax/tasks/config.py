@@ -68,8 +68,8 @@ class TableConfig(SkewConfig, WrittenConfig):
     """Number of tokens from the start of one window to the start of the next, at most a window's
     length. 0 means half a window (long=windows)."""
     calibrate: bool = False
-    """Whether to divide logits by a temperature, fitted to the dev data, so that about 80% of
-    predictions with probability 0.8 are right (Guo et al. 2017). Predicted classes do not change."""
+    """Whether to divide logits by a temperature, fitted to the dev data, so that probabilities tell
+    how often predictions are right (Guo et al. 2017). The predicted classes do not change."""
     thresholds: Literal["half", "tuned"] = "half"
     """Probability above which a label is predicted (multi_label). half: 0.5. tuned: for each label,
     the threshold that gives the label's highest F1 on the dev data."""

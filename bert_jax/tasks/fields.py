@@ -166,8 +166,8 @@ class FileTaskConfig(TaskConfig):
         """Return a configuration that reads all training data (see `TaskConfig.with_folds`)."""
         if self.dev:
             raise UserError(
-                f"task.dev is set, but task.folds is {self.folds}, which holds each fold out of the "
-                "training file; leave task.dev out"
+                f"task.dev is set, but task.folds is {self.folds}, and each fold is held out of "
+                "the training file; leave task.dev out"
             )
         return replace(self, dev=self.source("train"))
 
