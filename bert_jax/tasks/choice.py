@@ -62,7 +62,6 @@ class ChoiceSplit(Split):
         return [[example_key([example.text]) for example in self._examples]]
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for the confidence interval of the accuracy."""
         hits = self._logits(outputs).argmax(axis=1) == np.array(self._gold)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 

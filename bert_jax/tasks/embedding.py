@@ -273,7 +273,6 @@ class EmbeddingSplit(Split):
         return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for confidence intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
