@@ -231,7 +231,7 @@ class ChoiceConfig(FileTaskConfig):
     """Format of the files; auto means that the suffix of the file's name tells the format."""
 
     def __post_init__(self) -> None:
-        """Refuse `labels` unless they have exactly one name for each choice."""
+        """Raise a UserError if `labels` does not have exactly one name for each choice."""
         super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
@@ -373,7 +373,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     @property
     def tag_stride(self) -> int:
-        """Sub-words from the start of a window to the start of the next."""
+        """Number of sub-words from the start of a window to the start of the next."""
         return self.stride or self.length // 2
 
 

@@ -101,7 +101,7 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...] | None
-    """Reference answers. () means that the context has no answer, None that it is not known."""
+    """Reference answers. () means that the context has no answer; None means they are unknown."""
     origin: Origin
 
     @property

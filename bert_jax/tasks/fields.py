@@ -43,7 +43,7 @@ class TaskConfig(Bounded, section="task"):
     held out in one run. Folds have the same mix of labels and keep groups together. 0 means no
     cross-validation."""
     fold: Natural = 0
-    """Number of the fold to hold out, from 1. 0 means one run for each fold, which holds it out."""
+    """Number of the fold to hold out, from 1. 0 means one run for each fold."""
     metric: str = ""
     """Metric that selects the best checkpoint; if empty, the first metric listed here. glue: the
     leaderboard's metrics. table: accuracy, f1 (of the second of two labels), macro_f1 or matthews
@@ -52,7 +52,7 @@ class TaskConfig(Bounded, section="task"):
     accuracy for plain tags. squad: f1 or exact. parsing: las or uas. embedding: spearman or pearson
     for rows of scores; ndcg@10, mrr@10, recall@100 or map for other rows."""
     test: str = ""
-    """File (for GLUE, a split with labels) to score once, after training. If empty, none is."""
+    """File (for GLUE, a split with labels) to score once, after training. If empty, no file is."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for a fold or a metric that the task does not have."""

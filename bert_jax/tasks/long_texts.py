@@ -83,7 +83,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
     length, stride = lengths[moving], min(stride or max(width // 2, 1), width)
     rows = []
     for start in range(0, length - width + stride, stride):
-        # The last window begins earlier if it would reach beyond the text: it has more context.
+        # The last window begins earlier, rather than end beyond the text, so it is full.
         begin = min(start, length - width)
         spans = [[(0, keep)] for keep in still]
         spans[moving] = [(begin, begin + width)]

@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
 NO_LABEL = -1
-"""Label of positions that have no label."""
+"""Marker of positions that have no label."""
 
 Batch = dict[str, np.ndarray]
 """Rows of one length as arrays, with a leading axis (M) if M trials are trained at once.
@@ -49,7 +49,7 @@ class Rows:
     group: int = 1
     """Number of rows of an example, such as a query and its documents, or a text's choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
-    """Number that identifies each row's text; equal texts have equal numbers."""
+    """Number that identifies each row's text, -1 if empty; equal texts have equal numbers."""
     weights: Float32[np.ndarray, " N"] | None = None
     """Weight of each example in the loss, above 0; None means that every weight is 1."""
 

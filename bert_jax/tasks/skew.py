@@ -98,7 +98,7 @@ def class_weights(
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
     """Return weights that make all classes count equally; 1 for a class that no row has."""
     labels = rows.labels
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels a row: without / with
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # rows without / rows with the label
         held = labels.sum(axis=0, dtype=np.float64)
         counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
         return tuple(((len(rows) - counts) / counts).tolist())

@@ -33,8 +33,8 @@ Outputs = Sequence[np.ndarray] | np.ndarray
 """Model outputs in float32 for N rows, or for N groups of G rows, in the order of the rows.
 
 Classes and scores have logits (N, C), and choices have logits (N, G). Embeddings have vectors
-(N, G, D). Tags and spans have N arrays of logits (n, C), and arcs have N arrays (n, n, 2); entries
-after a row's tokens are padding."""
+(N, G, D). Tags and spans have N arrays of logits (n, C). Arcs have N arrays (n, n, 2): the score
+and the best relation for each pair of token and head. Entries after a row's tokens are padding."""
 
 SplitScores = Mapping[str, float]
 """Scores of a split by name. They include the fitted thresholds and the fitted temperature, which

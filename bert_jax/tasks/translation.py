@@ -27,7 +27,7 @@ class Score:
 
     value: float
     interval: tuple[float, float] | None
-    """Bounds of the 95% confidence interval over sentences; None if they were not computed."""
+    """Bounds of the 95% confidence interval over sentences; None if there is no interval."""
     signature: str
     """Settings of the metric as sacreBLEU writes them; quote them with the score."""
 
@@ -58,10 +58,7 @@ def by_length(
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
-    """Find which of the target texts `captions` has the best BLEU if it translates every sentence.
-
-    `captions` are the training data's target texts.
-    """
+    """Find the training target in `captions` with the best BLEU as every sentence's translation."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu

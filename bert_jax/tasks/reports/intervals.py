@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield counts (d, count) for d resamples at a time: how often each contains each unit."""
+    """Yield counts (d, count), d resamples at a time: how often each resample has each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)

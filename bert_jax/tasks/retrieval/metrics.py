@@ -1,4 +1,4 @@
-"""Ranking metrics as in trec_eval and BEIR, for rankings and for vectors, and clustering.
+"""Ranking metrics as in trec_eval and BEIR, search by vectors, and clustering.
 
 Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 2007 (V-measure).
 """

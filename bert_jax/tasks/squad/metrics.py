@@ -47,7 +47,7 @@ def normalized_words(text: str) -> list[str]:
 
 
 def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
-    """Return the harmonic mean of precision and recall over words; repeated words count again."""
+    """Return the harmonic mean of precision and recall over words; repetitions count too."""
     if rules == "v2.0" and not (predicted and right):
         return float(predicted == right)
     same = sum((Counter(predicted) & Counter(right)).values())

@@ -167,7 +167,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
     If `lenient`, tags that follow no scheme are read as the CoNLL script does (see `entities`).
 
     Raises:
-        UserError: tags do not mark entities, or, unless `lenient`, follow no scheme (see
+        UserError: tags do not mark entities or, if `lenient` is false, follow no scheme (see
             `detect_scheme`).
     """
     if lenient:

@@ -82,13 +82,13 @@ class Decisions:
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Return the temperature and the reliability before and after it applies, for JSON."""
+        """Return the temperature, and the reliability before and after scaling, as JSON values."""
         parts = {"before": PLAIN, "after": self}
         bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare probabilities of the best class, or of each label, with how often it is right."""
+        """Compare probabilities of best classes, or of labels, with how often they come true."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)

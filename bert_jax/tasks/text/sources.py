@@ -30,7 +30,7 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold out a part of the rows as dev; rows with equal texts stay in the same part.
 
-    With groups, rows of a group stay together too, and both parts have the same mix of labels.
+    If there are groups, their rows stay together too, and both parts get the same mix of labels.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:

@@ -178,7 +178,7 @@ def _label(
     parts = value if isinstance(value, list) else [value]
     names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
     if len(set(names)) != len(parts):
-        raise UserError(f"{origin}: the labels {value!r:.60} have an empty label or one twice")
+        raise UserError(f"{origin}: the labels {value!r:.60} repeat a label or have an empty one")
     return names
 
 
