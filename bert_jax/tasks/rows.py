@@ -41,11 +41,12 @@ class Rows:
     second_start: Int32[np.ndarray, " rows"]
     """Position in each row where the second text (type 1) begins; n if there is no second text."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
-    """Labels to predict; None if they are not known. By kind of head: single_label: (N,) int32;
-    multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
-    int32, positions of the first and the last token; tags: N arrays (n,) int32, `NO_LABEL` at
-    positions without a tag; arcs: N such arrays of (head's position * number of relations +
-    relation's number); choice: (N,) int32, number of the right row in the group."""
+    """Labels to predict; None if they are not known. The form depends on the kind of head.
+    single_label: (N,) int32. multi_label: (N, K) float32 of 0 and 1. regression: (N,) float32,
+    standardised. span: (N, 2) int32, positions of the first and the last token. tags: N arrays (n,)
+    int32, with `NO_LABEL` at positions without a tag. arcs: arrays as for tags, of (head's position
+    * number of relations + relation's number). choice: (N,) int32, number of the right row in the
+    group. embedding: (N,) int32 classes or float32 scores."""
     group: int = 1
     """Number of rows of an example, such as a query and its documents, or a text's choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
