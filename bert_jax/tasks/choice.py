@@ -1,4 +1,4 @@
-"""Multiple choice: one score for each choice; the highest wins (Zellers et al. 2018)."""
+"""Multiple choice: each choice gets a score, and the highest wins (Zellers et al. 2018)."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices from a table with `read`, a function of the module `text.tables`."""
+    """Read texts with choices; `read` is a function of `text.tables` that reads the table."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
@@ -62,7 +62,6 @@ class ChoiceSplit(Split):
         return [[example_key([example.text]) for example in self._examples]]
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data from which the accuracy's confidence interval is computed."""
         hits = self._logits(outputs).argmax(axis=1) == np.array(self._gold)
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 

@@ -20,7 +20,7 @@ METRICS: dict[ProblemType, tuple[str, ...]] = {
     "multi_label": ("f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
 }
-"""Metrics that can select the best checkpoint, by problem type, the default first."""
+"""Metrics that can select the best checkpoint, by problem type; the first is the default."""
 _SEVERAL = "which works only with task.problem_type='multi_label'"
 
 
@@ -39,36 +39,37 @@ class TableConfig(SkewConfig, WrittenConfig):
     text: str = "text"
     """Column of the text."""
     text_pair: str = ""
-    """Column of the second text of a pair; empty: each row has a single text."""
+    """Column of the second text of a pair. If empty, each row has a single text."""
     label: str = "label"
     """Column of the label."""
     label_columns: tuple[str, ...] = ()
     """Columns of zeros and ones, one column for each label; they replace `label` (multi_label)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels in the order of the model's outputs; empty: the sorted labels of the
-    training file."""
+    """Names of the labels in the order of the model's outputs. If empty, the labels of the training
+    file are used, in sorted order."""
     separator: str = ","
     """Separator between the labels of a row (multi_label)."""
     group: str = ""
-    """Column of each row's group, such as an author or a document: holding out never splits a
-    group, and both parts have the same mix of labels. Empty: only equal texts stay together."""
+    """Column of each row's group, such as an author or a document. When rows are held out, groups
+    stay together, and both parts get the same mix of labels. If empty, only equal texts stay
+    together."""
     empty: Literal["fail", "skip", "keep"] = "keep"
     """Treatment of rows with an empty text; a warning counts the rows skipped or kept."""
     long: Literal["cut", "head_tail", "windows"] = "cut"
     """Treatment of texts of more than task.max_length tokens. cut: read only the beginning.
     head_tail: fill a quarter of the row with the beginning and the rest with the end (Sun et al.
     2019). windows: read everything in overlapping rows; for a pair, each row has a part of the
-    longer text and at most half a row of the shorter. Every window is trained on its text's label,
-    and the windows of a text together weigh as much as one row."""
+    longer text and the beginning of the shorter text, which takes at most half of the row. Every
+    window is trained on its text's label; the windows of a text together weigh as much as a row."""
     window_pooling: Pooling = "mean"
-    """Rule that pools the windows' logits into a text's: the mean, the highest logit of each class,
-    or the mean of the first and the last window (long=windows)."""
+    """Rule that combines the logits of a text's windows (long=windows). mean: their mean. max: the
+    highest logit of each class. first_last: the mean of the first and the last window."""
     window_stride: Natural = 0
-    """Tokens from the start of a window to the start of the next, at most the length of a window;
-    0: half a window (long=windows)."""
+    """Number of tokens from the start of one window to the start of the next, at most a window's
+    length. 0 means half a window (long=windows)."""
     calibrate: bool = False
-    """Whether to divide logits by the temperature with the least log loss on the dev data, so that
-    probabilities match shares of right answers (Guo et al. 2017). No predicted class changes."""
+    """Whether to divide logits by a temperature, fitted to the dev data, so that probabilities tell
+    how often predictions are right (Guo et al. 2017). The predicted classes do not change."""
     thresholds: Literal["half", "tuned"] = "half"
     """Probability above which a label is predicted (multi_label). half: 0.5. tuned: for each label,
     the threshold that gives the label's highest F1 on the dev data."""
@@ -121,7 +122,7 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
     "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
     "texts": RANKING_METRICS,
 }  # fmt: skip
-"""Metrics that can select the best checkpoint, by kind of rows, the default first."""
+"""Metrics that can select the best checkpoint, by kind of rows; the first is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +138,13 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     kind: str = "embedding"
     rows: PairKind = "pairs"
-    """Content of a row. pairs: a query and a document that answers the query; the columns
+    """Content of a row. pairs: a query and a document that answers the query; the columns named in
     `negatives` add hard negatives. scores: two texts and their similarity. classes: a text and its
     class. texts: one text, which is compared with itself under different dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Content of a row in the dev and test files; it must be auto if `rows` is classes. auto: as
-    in `rows`; a single text is cut in two, and its first half searches for its second half."""
+    """Content of a row in the dev and test files. auto means the same as `rows`; with rows=texts,
+    each text is cut in two, and the first half is the query that must find the second half. Only
+    auto is allowed with rows=classes or without a dev file."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -160,12 +162,12 @@ class EmbeddingTaskConfig(WrittenConfig):
     label: str = "label"
     """Column of the class (classes)."""
     query_prefix: str = ""
-    """Text put before each query, in training and in every later use, such as "query: "."""
+    """Text to put before each query, such as "query: ", in training and in every later use."""
     document_prefix: str = ""
-    """Text put before each document, and before every text where `rows` is classes or texts."""
+    """Text to put before each document; before each text, if `rows` is classes or texts."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Largest number of tokens in a query, special tokens included; 0: `task.max_length`, the limit
-    of a document. Where queries are short, a low number saves time."""
+    """Largest number of tokens in a query, special tokens included. 0 means `task.max_length`, the
+    limit for documents. If queries are short, a low limit saves time."""
 
     def __post_init__(self) -> None:
         """Refuse options that do not apply to the kind of rows."""
@@ -216,20 +218,20 @@ class ChoiceConfig(FileTaskConfig):
     text: str = "sent1"
     """Column of the text, a context or a question."""
     beginning: str = "sent2"
-    """Column of a text that every choice begins with; empty: no such text."""
+    """Column of a text with which every choice begins. If empty, choices stay as they are."""
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
-    """Column of the right choice: its name in `labels` or, without `labels`, its number from 0."""
+    """Column that names the right choice by one of the `labels`."""
     labels: tuple[str, ...] = ()
-    """Names of the choices, as written in the column `label`, such as A,B,C,D; empty: 0, 1, ..."""
+    """Names of the choices in the column `label`, such as A,B,C,D. If empty, they are 0, 1, ..."""
     id: str = ""
-    """Column of the rows' ids; empty: rows are numbered from 0."""
+    """Column of the rows' ids. If empty, rows are numbered from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto: the format that the suffix stands for."""
+    """Format of the files; auto means that the suffix of the file's name tells the format."""
 
     def __post_init__(self) -> None:
-        """Refuse `labels` unless they have exactly one name for each choice."""
+        """Raise a UserError if `labels` does not have exactly one name for each choice."""
         super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
@@ -256,7 +258,7 @@ class SquadConfig(FileTaskConfig):
     """Treatment of answers whose text is not at the given offset: fail, skip them, or keep them
     only for the scores. A warning counts the answers skipped or kept."""
     stride: Natural = 0
-    """Tokens from the start of a window to the start of the next; 0: a third of max_length."""
+    """Number of tokens from one window's start to the next; 0 means a third of max_length."""
     max_question: Count = 64
     """Largest number of tokens in a question; longer questions are cut and counted in a warning."""
     num_best: Count = 20
@@ -264,7 +266,8 @@ class SquadConfig(FileTaskConfig):
     max_answer_tokens: Count = 30
     """Largest number of tokens in an answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Scoring rules of SQuAD; auto: v2.0 if a question of train or dev has no answer, else v1.1."""
+    """Version of SQuAD's scoring rules. auto means v2.0 if a question in train or dev has no
+    answer, and v1.1 otherwise."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if windows would leave tokens out."""
@@ -291,7 +294,7 @@ class SquadConfig(FileTaskConfig):
 
 @dataclass(frozen=True)
 class WindowOptions(Bounded):
-    """Lengths, in tokens, that determine a long context's windows; defaults as in `run_squad.py`.
+    """Lengths, in tokens, of a long context's windows; the defaults are from `run_squad.py`.
 
     Raises:
         UserError: a length is below 1, or tokens between windows would be left out.
@@ -300,8 +303,8 @@ class WindowOptions(Bounded):
     max_length: Count = 384
     """Largest number of tokens in a row, special tokens included."""
     stride: Count = 128
-    """Tokens from the start of a window to the start of the next. (`transformers` uses this name
-    for the overlap.)"""
+    """Number of tokens from one window's start to the next. (In `transformers`, the name `stride`
+    means the overlap.)"""
     max_question: Count = 64
     """Largest number of tokens in a question; longer questions are cut and counted."""
 
@@ -311,8 +314,8 @@ class WindowOptions(Bounded):
         if room < self.stride:
             raise UserError(
                 f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}); stride "
-                f"{self.stride} would leave out tokens between windows. Set max_length to at least "
+                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), so windows "
+                f"at stride {self.stride} would leave out tokens. Set max_length to at least "
                 f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
             )
 
@@ -333,7 +336,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     tag_column: int = -1
     """Number of the column of tags; 1 is the first, -1 the last (columns)."""
     comment: str = ""
-    """Prefix of lines to skip (columns); empty: no line is skipped."""
+    """Prefix of lines to skip (columns). If empty, no line is skipped."""
     conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
     """Column of the tags (conllu)."""
     tokens: str = "tokens"
@@ -343,16 +346,17 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     tag_names: tuple[str, ...] = ()
     """Names of the tags 0, 1, ..., for files in which tags are numbers (rows)."""
     labels: tuple[str, ...] = ()
-    """Tags in the order of the model's outputs, entity tags as IOB2 with O; empty: the tags of the
-    training file. A tag not listed is an error in that file and a miss in other files."""
+    """Tags in the order of the model's outputs; entity tags must be IOB2 and include O. If empty,
+    the tags of the training file are used. An unlisted tag is an error in the training file and a
+    miss in other files."""
     scheme: Literal["auto", "plain"] = "auto"
     """Scheme of the tags. auto: detect IOB1, IOB2 or IOBES; tags that mark no entities are plain.
     plain: tags are classes of words, and the metric is accuracy."""
     lenient: bool = False
     """Whether to accept tags that follow no scheme, and read them as the CoNLL script does."""
     stride: Natural = 0
-    """Sub-words from the start of a window to the start of the next, for sentences longer than
-    max_length; 0: half of max_length."""
+    """Number of sub-words from one window's start to the next, in sentences longer than max_length.
+    0 means half of max_length."""
 
     def __post_init__(self) -> None:
         """Refuse a stride that leaves words out, and entity options for plain tags."""
@@ -369,7 +373,7 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     @property
     def tag_stride(self) -> int:
-        """Sub-words from the start of a window to the start of the next."""
+        """Number of sub-words from the start of a window to the start of the next."""
         return self.stride or self.length // 2
 
 
@@ -385,8 +389,8 @@ class ParsingConfig(FileTaskConfig):
 
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
-    """Relations in the order of the model's outputs; empty: the relations of the training file. An
-    unlisted relation is an error in that file and a miss in other files."""
+    """Relations in the order of the model's outputs. If empty, the relations of the training file
+    are used. An unlisted relation is an error in the training file and a miss in other files."""
 
 
 TaskConfig.VARIANTS = {

@@ -1,4 +1,4 @@
-"""Embedding tasks, over pairs, scored pairs, classes or single texts: reading, rows, scores."""
+"""Embedding tasks for pairs, scored pairs, classes or single texts: reading, rows and scores."""
 
 import hashlib
 import math
@@ -28,13 +28,13 @@ _SHORTEST_HALVES = 8
 
 @dataclass(frozen=True)
 class GroupData(Data[TextExample]):
-    """Examples of one file: each has query, document and hard negatives; two texts; or one text."""
+    """Examples of one file, with the kind of their content (see `EmbeddingTaskConfig.rows`)."""
 
     kind: PairKind = "pairs"
 
 
 def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
-    """Read the training and the dev file; without a dev file, hold out training rows."""
+    """Read the training and the dev file; if there is no dev file, hold out training rows."""
     train = config.source("train")
     data = read_groups(train, config, config.rows)
     if config.dev:
@@ -60,8 +60,8 @@ def read_groups(
 ) -> GroupData:
     """Read a file of rows of this kind; rows with an empty text are skipped with a warning.
 
-    `labels` are the classes of the training file; None: the classes of this file. Unless
-    `labelled`, neither scores nor classes are read.
+    `labels` are the classes of the training file; None means the classes that occur in this file.
+    Scores and classes are read only if `labelled`.
 
     Raises:
         UserError: the file cannot be read, has wrong rows, or lacks the column of labels.
@@ -100,13 +100,13 @@ def _listed(origin: Origin, value: Any) -> Iterator[str]:
 
 
 def text_key(text: str) -> bytes:
-    """Hash a text; texts that differ only in case and blanks get the same hash."""
+    """Hash a text; texts that differ only in case and white space get the same hash."""
     words = " ".join(text.casefold().split())
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
-    """Hold out a share of the documents (for single texts: of the texts) with all their rows."""
+    """Hold out a share of the distinct documents, or of the single texts, with all their rows."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
     held = held_out(source, keys, rate, 2, "documents")
     pairs = list(zip(data.examples, held, strict=True))
@@ -155,9 +155,9 @@ def group_rows(
 ) -> tuple[Rows, list[str]]:
     """Return the rows of one file's texts, and warnings that count cut texts.
 
-    All groups have as many rows as the largest group; empty rows stand for missing texts. Texts
-    begin with the prefix of queries or documents; a long text loses its end. In training, a single
-    text (kind texts) is paired with itself.
+    An example becomes a group of rows, one for each text. Empty rows fill up groups that are
+    smaller than the largest. Each text gets the prefix of queries or documents, and a long text
+    loses its end. In training, a single text (kind texts) is paired with itself.
     """
     is_pair = len(data.examples[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
@@ -222,7 +222,7 @@ class EmbeddingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of a random ranking, or of a constant for scored pairs; NaN without labels."""
+        """Expected score of a random ranking; 0 for scored pairs; NaN if labels are missing."""
         if self._data.kind in ("scores", "classes") and self._data.truth is None:
             return math.nan
         if self._data.kind == "scores":
@@ -236,10 +236,11 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Return positions of queries and documents among all N * G rows, and two lists by query.
+        """Positions of queries and documents among all N * G rows, and two lists by query.
 
         The first list has the numbers of the documents that answer each query. The second has the
-        number of the document with the query's own text, or -1 if it is an answer or missing.
+        number of the document whose text is the query's own, which a search must leave out; it is
+        -1 if there is no such document or if this document is an answer.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None
@@ -272,7 +273,6 @@ class EmbeddingSplit(Split):
         return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for confidence intervals over pairs or queries."""
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
             truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
@@ -300,8 +300,8 @@ class EmbeddingSplit(Split):
         """Return the cosine between the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(
-                f"{self.name} has single texts, not pairs to compare; `bert-jax embed` writes "
-                "the vectors of texts"
+                f"{self.name} has single texts, not pairs to compare; use `bert-jax embed` to "
+                "write the vectors of texts"
             )
         return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
 

@@ -24,7 +24,7 @@ class Origin(NamedTuple):
     path: str
     """File, or name of a data set."""
     line: int
-    """Number of the line, from 1; in a source without lines, number of the record."""
+    """Number of the line, from 1; if the source has no lines, number of the record."""
 
     @property
     def unit(self) -> str:
@@ -52,7 +52,7 @@ class TextExample:
     """Group of the example; None if the table has no groups."""
 
     more: tuple[str, ...] = ()
-    """Other texts: hard negatives, or choices, each with the beginning that all choices share."""
+    """Other texts: hard negatives, or choices, each including the beginning that all share."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class TaggedExample:
 
 
 class Answer(NamedTuple):
-    """A reference answer: its text and its place."""
+    """A reference answer: its text and its offset."""
 
     text: str
     start: int
@@ -101,7 +101,7 @@ class Question:
     question: str
     context: str
     answers: tuple[Answer, ...] | None
-    """Reference answers; () if the context has no answer; None if the file does not say."""
+    """Reference answers. () means that the context has no answer; None means they are unknown."""
     origin: Origin
 
     @property
@@ -123,11 +123,11 @@ class Data(Generic[Example]):
     """Name of the file, or of the split."""
     examples: Sequence[Example]
     labels: "LabelSet | None" = None
-    """Names of the classes; None for scores, and for examples without labels."""
+    """Names of the classes; None if there are no classes or the examples have no labels."""
     warnings: tuple[str, ...] = ()
-    """Warnings that count examples skipped, or kept although they look wrong, with line numbers."""
+    """Warnings, for example with the lines of examples that were skipped or that look wrong."""
     submission: tuple[str, str] | None = None
-    """GLUE task and test split, if the leaderboard takes predictions for the texts; else None."""
+    """GLUE task and split, for a test set whose predictions the leaderboard scores; else None."""
     trains: bool = False
     """Whether a model is trained on the examples."""
 
@@ -140,7 +140,7 @@ class Data(Generic[Example]):
 
 @dataclass(frozen=True)
 class LabelSet:
-    """Names of labels; the number of a label is its position.
+    """Names of labels, in order; the number of a label is its position, from 0.
 
     Raises:
         UserError: there are no names, or a name is empty or occurs twice.
@@ -170,7 +170,7 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin | str) -> int:
-        """Return a label's number; the error for an unknown label begins with `origin`."""
+        """Return a label's number; if it is unknown, raise an error that begins with `origin`."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
@@ -186,10 +186,10 @@ class LabelSet:
 
 
 class UnknownLabel(UserError):
-    """Error for a label that is not in a set.
+    """Error for a label that is not in a `LabelSet`.
 
-    A file may have a million unknown labels, but a message names five; so the text, which is slow
-    to make, is made only when it is read.
+    The text is slow to make, so it is made only when it is shown: a file may have a million unknown
+    labels, and a message shows five.
     """
 
     def __str__(self) -> str:
@@ -221,7 +221,7 @@ class MissingColumn(UserError):
 
 
 class Problems:
-    """Faults of a file, collected while it is read; `what` is the noun for its parts ("rows")."""
+    """Faults of a file, collected while it is read; `what` is the word for its lines or rows."""
 
     def __init__(self, path: str, what: str = "rows") -> None:
         self._path = path
@@ -246,7 +246,7 @@ class Problems:
 
 
 def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return one warning per file, which counts `origins` as `what` and lists the first lines."""
+    """Return one warning per file: the number of `origins`, the words `what`, the first lines."""
     found = []
     for path, group in groupby(sorted(origins), key=attrgetter("path")):
         lines = list(group)

@@ -1,4 +1,4 @@
-"""The configuration fields that all kinds of tasks share, and properties that runs read."""
+"""Configuration fields that all kinds of tasks share, and properties that training runs read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,32 +31,34 @@ class TaskConfig(Bounded, section="task"):
     """Names of the fields that name files."""
 
     kind: str = "table"
-    """Kind of task: texts with labels (table), a task of GLUE, words with tags (tagging), questions
-    about texts (squad), multiple choice, dependency trees (parsing), or vectors (embedding)."""
+    """Kind of task: texts with labels (table), a task of GLUE (glue), words with tags (tagging),
+    questions about texts (squad), multiple choice (choice), dependency trees (parsing), or vectors
+    (embedding)."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Largest number of tokens in a row, special tokens included; 0: 128 (squad 384, embedding
-    256), or the model's number of positions if that is lower. Longer texts are cut, and a warning
-    counts them; tagged sentences and the contexts of squad are read in windows."""
+    """Largest number of tokens in a row, special tokens included. 0 means 128 (384 for squad, 256
+    for embedding), or the model's number of positions if that is lower. Longer texts are cut, and a
+    warning counts them; tagged sentences and the contexts of squad are read in windows."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
-    """Number of parts of the training data for cross-validation; each part, a fold, is held out in
-    one run. Folds have the same mix of labels and keep groups together. 0: no folds."""
+    """Number of parts (folds) into which cross-validation divides the training data; each fold is
+    held out in one run. Folds have the same mix of labels and keep groups together. 0 means no
+    cross-validation."""
     fold: Natural = 0
-    """Number of the fold to hold out, from 1; 0: hold out each fold in turn, one run for each."""
+    """Number of the fold to hold out, from 1. 0 means one run for each fold."""
     metric: str = ""
-    """Metric that selects the best checkpoint; empty: the task's first metric. glue: the
-    leaderboard's metrics. table: single_label has accuracy, f1 (of the second of two labels),
-    macro_f1 and matthews; multi_label f1 (micro), macro_f1 and accuracy; regression pearson and
-    spearman. tagging: entity tags f1, precision, recall and accuracy; plain tags accuracy. squad:
-    f1 and exact. parsing: las and uas. embedding: rows of scores have spearman and pearson, other
-    rows ndcg@10, mrr@10, recall@100 and map."""
+    """Metric that selects the best checkpoint; if empty, the first metric listed here. glue: the
+    leaderboard's metrics. table: accuracy, f1 (of the second of two labels), macro_f1 or matthews
+    for single_label; f1 (micro), macro_f1 or accuracy for multi_label; pearson or spearman for
+    regression. choice: accuracy. tagging: f1, precision, recall or accuracy for entity tags;
+    accuracy for plain tags. squad: f1 or exact. parsing: las or uas. embedding: spearman or pearson
+    for rows of scores; ndcg@10, mrr@10, recall@100 or map for other rows."""
     test: str = ""
-    """File (for GLUE, a split with labels) to score once, after training; empty: no file."""
+    """File (for GLUE, a split with labels) to score once, after training. If empty, no file is."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for a fold or a metric that the task does not have."""
         super().__post_init__()
         if self.fold > self.folds:
-            right = f"a fold from 1 to {self.folds}, or 0 for all" if self.folds else "0: no folds"
+            right = f"a fold from 1 to {self.folds}, or 0 for all" if self.folds else "0"
             raise UserError(
                 f"task.fold is {self.fold}, but task.folds is {self.folds}; expected {right}"
             )
@@ -69,7 +71,7 @@ class TaskConfig(Bounded, section="task"):
         return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric or, by default, the first; an unknown one is a UserError."""
+        """Return the configured metric, by default the first; a UserError if it is unknown."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 needs two labels" if metric == "f1" and "macro_f1" in metrics else ""
@@ -95,7 +97,7 @@ class TaskConfig(Bounded, section="task"):
         return self.max_length or self.LENGTH
 
     def fitted(self, max_positions: int) -> "TaskConfig":
-        """Lower the default `max_length` to `max_positions`, a model's number of positions."""
+        """Lower the default `max_length` if the model has only `max_positions` positions."""
         if self.max_length or self.length <= max_positions:
             return self
         return replace(self, max_length=max_positions)
@@ -116,10 +118,10 @@ class TaskConfig(Bounded, section="task"):
         return {"test": self.test} if self.test else {}
 
     def with_folds(self) -> "TaskConfig":
-        """Return the task with all training data, from which folds can be held out.
+        """Return a configuration that reads all training data, from which folds are held out later.
 
         Raises:
-            UserError: the task names dev data, or its scores need all dev data at once.
+            UserError: dev data are named, or this kind of task cannot be scored in folds.
         """
         return self
 
@@ -152,8 +154,8 @@ class FileTaskConfig(TaskConfig):
     train: str = ""
     """File to train on."""
     dev: str = ""
-    """File that selects the best checkpoint; empty (table, embedding): rows of the training file
-    are held out."""
+    """File that selects the best checkpoint. If it is empty, the kinds table and embedding hold out
+    rows of the training file. With `folds`, it must be empty."""
 
     @property
     def dev_sources(self) -> dict[str, str]:
@@ -161,11 +163,11 @@ class FileTaskConfig(TaskConfig):
         return {"dev": self.dev} if self.dev and not self.folds else {}
 
     def with_folds(self) -> TaskConfig:
-        """Return the task with all training data (see `TaskConfig.with_folds`)."""
+        """Return a configuration that reads all training data (see `TaskConfig.with_folds`)."""
         if self.dev:
             raise UserError(
-                f"task.dev is set, but task.folds is {self.folds}: each fold is held out of the "
-                "training file; leave dev out"
+                f"task.dev is set, but task.folds is {self.folds}, and each fold is held out of "
+                "the training file; leave task.dev out"
             )
         return replace(self, dev=self.source("train"))
 
@@ -175,7 +177,7 @@ class WrittenConfig(TableFormat, FileTaskConfig):
     """Fields of tasks that read tables in any format."""
 
     id: str = ""
-    """Column of the rows' ids; empty: rows are numbered from 0."""
+    """Column of the rows' ids. If empty, rows are numbered from 0."""
     dev_rate: Annotated[float, Above(0), Below(1)] = 0.1
-    """Share of the distinct texts (for embedding pairs: of the documents) to hold out if dev is
-    empty; rows with the same text stay together."""
+    """Share of the distinct texts (of the distinct documents, for embedding pairs) to hold out if
+    dev is empty. Rows with the same text stay together."""

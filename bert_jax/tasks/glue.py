@@ -40,17 +40,17 @@ class GlueTask:
     labels: tuple[str, ...]
     """Names of the classes; () if scores are predicted."""
     written: tuple[str, ...]
-    """Classes as the files and the leaderboard write them."""
+    """Names of the classes as they are written in the files and for the leaderboard."""
     metrics: tuple[str, ...]
     """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    """File for the leaderboard and its number of rows, by test split."""
+    """Name of the leaderboard's file and its number of rows, by test split."""
     tfds: tuple[str, str, str]
-    """Names in TensorFlow Datasets: the configuration, the text and the second text."""
+    """Names in TensorFlow Datasets of the configuration and of the columns of both texts."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
     """File of each split."""
     id: str = "index"
-    """Column that numbers the rows of the test files."""
+    """Column of the row numbers in the test files."""
     score_range: tuple[float, float] | None = None
     """Lowest and highest score; None if classes are predicted."""
 
@@ -113,7 +113,7 @@ def glue_task(name: str) -> GlueTask:
 
 
 def glue_sources(name: str, data: str) -> list[str]:
-    """List the sources of a run on a task: training and dev files, or data sets as tfds:NAME."""
+    """List what a run on a task reads: training and dev files, or a data set as tfds:NAME."""
     task = glue_task(name)
     if data == "tfds":
         return [f"tfds:glue/{task.tfds[0]}"]
@@ -132,10 +132,11 @@ def submission_file(
     ids: Sequence[str],
     predictions: Sequence[int] | Sequence[float] | np.ndarray,
 ) -> tuple[str, str]:
-    """Return the name and the lines of a leaderboard file: a header, then index and prediction.
+    """Return the name and the content of the file to submit to the leaderboard.
 
-    `ids` and `predictions` correspond one to one, in any order. A prediction is the number of a
-    class, or a score, which is clipped to 0...5 and written with three decimals.
+    After a header, each line has an index and a prediction. `ids` and `predictions` correspond one
+    to one, in any order. A prediction is the number of a class, or a score, which is clipped to
+    0...5 and written with three decimals.
 
     Raises:
         UserError: the task is unknown, `split` is no test split, a prediction is not valid, or a
@@ -192,8 +193,8 @@ class GlueConfig(SkewConfig, TaskConfig):
     """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli. A model trained on
     mnli can also predict the diagnostic set ax."""
     data: str = ""
-    """Directory of the task's TSV files, or the directory that holds all tasks; tfds: the data set
-    that TensorFlow Datasets has prepared."""
+    """Directory of the task's TSV files, or the directory that holds all tasks. tfds means the data
+    set that TensorFlow Datasets has prepared."""
 
     def __post_init__(self) -> None:
         """Refuse a task without training data, and class options for a task that has no classes."""

@@ -14,8 +14,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 Span = tuple[int, int]
 Pooling = Literal["mean", "max", "first_last"]
-"""Pooling of the logits of a text's windows: the mean, the highest logit of each class, or the mean
-of the first and the last window."""
+"""Rule that combines the logits of a text's windows. mean: their mean. max: the highest logit of
+each class. first_last: the mean of the first and the last window."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class LongTexts(Bounded, section="long"):
     """Tokens read from a long text. cut: the beginning. head_tail: the beginning and the end.
     windows: everything, in overlapping rows."""
     pooling: Pooling = "mean"
-    """Pooling of the logits of a text with several rows."""
+    """Rule that combines the logits of a text's windows."""
     stride: Natural = 0
-    """Tokens from the start of a window to the start of the next; 0: half a window."""
+    """Number of tokens from one window's start to the next; 0 means half a window."""
 
     def parts(self, lengths: Sequence[int], room: int) -> list[list[list[Span]]]:
         """Cut one or two texts of these lengths into rows; return token spans by row and text.
@@ -45,7 +45,7 @@ class LongTexts(Bounded, section="long"):
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Pool the logits of each example's rows; `owners` numbers each row's example."""
+        """Pool the logits of each example's rows; `owners` has the number of a row's example."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -61,7 +61,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return two texts' lengths when cut to `room` tokens in all; the longer text is cut first."""
+    """Return two texts' lengths after cutting them to `room` tokens in all, the longer first."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))
@@ -83,7 +83,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
     length, stride = lengths[moving], min(stride or max(width // 2, 1), width)
     rows = []
     for start in range(0, length - width + stride, stride):
-        # The last window is as long as the others, so it has all the context it can.
+        # The last window begins earlier, rather than end beyond the text, so it is full.
         begin = min(start, length - width)
         spans = [[(0, keep)] for keep in still]
         spans[moving] = [(begin, begin + width)]
@@ -112,7 +112,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Numbers of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens in long examples, no special tokens; `left_out` of them are in no row."""
+    """Number of tokens in long examples, without special tokens; `left_out` are in no row."""
     left_out: int = 0
 
     def warnings(

@@ -27,7 +27,9 @@ TASKS: Mapping[str, type[Task[Any]]] = {
 
 
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
-    """Open a task and read its data; lower the default length to the model's number of positions.
+    """Open a task and read its data.
+
+    The default length of rows is lowered to `max_positions`, the model's number of positions.
 
     Raises:
         UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
@@ -48,7 +50,9 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
 
 def fold_parts(split: Split, count: int) -> np.ndarray:
-    """Return fold numbers (N,), from 1, of the examples; texts, labels and groups decide them.
+    """Divide the examples into `count` folds, and return each example's fold (N,), from 1.
+
+    The folds depend only on the texts, labels and groups.
 
     Raises:
         UserError: there are fewer groups than folds.
@@ -64,7 +68,7 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
-    """Return the task that `Task.describe` described, without training data.
+    """Rebuild a task, without its data, from what `Task.describe` returned.
 
     Raises:
         UserError: `Task.describe` did not make the description.
@@ -72,7 +76,7 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]
     if unknown:
-        raise UserError(f"{where}: {unknown[0]!r} is missing; was it made by bert-jax finetune?")
+        raise UserError(f"{where}: {unknown[0]!r} is missing; use a model from bert-jax finetune")
     config = build(TaskConfig, description["task"], where)
     spec = build(LabelSpec, description["learned"], where)
     return TASKS[config.kind](config, spec, tokenizer)

@@ -1,4 +1,4 @@
-"""Examples that share texts, and folds that keep such examples together."""
+"""Examples that share texts, and division of examples into parts that keep these together."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ Texts = Sequence[tuple[str, ...]]
 
 
 def example_key(texts: Sequence[str]) -> bytes:
-    """Hash the texts of an example to 16 bytes, ignoring case and blanks."""
+    """Hash the texts of an example to 16 bytes; case and the amount of white space are ignored."""
     whole = (*texts, "")[: max(2, len(texts))]  # a single text equals a pair with an empty second
     joined = "\0".join(" ".join(text.casefold().split()) for text in whole)
     return hashlib.blake2b(joined.encode(), digest_size=16).digest()
@@ -43,7 +43,7 @@ def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:
     short = f"{first[:60]}..." if len(first) > 60 else first
     return (
         f"{name}: {len(shared):,} of {len(examples):,} examples have the texts of training "
-        f"examples (the first: {short!r}); their scores say less about new texts"
+        f"examples (the first: {short!r}), so their scores say less about new texts"
     )
 
 
@@ -56,7 +56,7 @@ def strata(labels: Sequence[Any]) -> list[Hashable]:
 
 
 def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
-    """Return each example's group number; examples that share any key share a group."""
+    """Return each example's group number; an equal key in any list puts examples in one group."""
     count = len(keys[0])
     nodes: list[np.ndarray] = []
     total = count
@@ -71,10 +71,13 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 
 
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
-    """Hold out `rate` of a file's distinct keys, but at least `least`, whatever the keys' order.
+    """Choose keys to hold out: a share `rate` of the distinct keys, but at least `least`.
+
+    The result is true for the chosen keys; it does not depend on their order. `path` and `what`,
+    the noun for the keys, are for the message.
 
     Raises:
-        UserError: fewer than `least` distinct keys would remain; `what` is the noun for the keys.
+        UserError: fewer than `least` distinct keys would remain.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:
@@ -93,22 +96,23 @@ def deal(
     keys: Sequence[bytes],
     shares: Sequence[float],
 ) -> Int64[np.ndarray, " N"]:
-    """Divide examples into parts with equal mixes of kinds, whatever the examples' order.
+    """Divide examples into parts that have the same mix of kinds and do not split groups.
 
-    Groups of equal content (number of examples of each kind) are divided evenly, the largest first.
-    Each remaining group goes to the part that lacks its content most, which keeps the squared
-    differences from the shares, relative to the number of examples of each kind, smallest.
+    `kinds` are the examples' strata (see `strata`), `groups` their groups, and `keys` hashes of
+    their texts. `shares` are the sizes of the parts and sum to 1. The result is the number of each
+    example's part, from 0; it does not depend on the order of the examples.
 
-    Each example has a kind (see `strata`), a group, which stays in one part, and a hash of
-    its texts (`keys`), which orders groups. `shares` are the parts' sizes and sum to 1. The result
-    is the number of each example's part, from 0.
+    Groups with the same number of examples of each kind are divided evenly among the parts, the
+    largest groups first. Groups that are left over go, in the order of their keys, to the part that
+    lacks their kinds most. This minimises the squared differences from the shares, relative to the
+    number of examples of each kind.
     """
     number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
     kind_of = np.array([number[kind] for kind in kinds])
     named, group_of = np.unique(groups, return_inverse=True)
     content = np.zeros((len(named), len(number)), np.int64)
     np.add.at(content, (group_of, kind_of), 1)
-    content = np.column_stack([content, content.sum(axis=1)])  # the size counts as a kind does
+    content = np.column_stack([content, content.sum(axis=1)])  # balance sizes like a kind
     first: list[bytes] = [b""] * len(named)
     for group, key in zip(group_of.tolist(), keys, strict=True):
         first[group] = min(first[group] or key, key)

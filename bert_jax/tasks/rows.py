@@ -16,15 +16,15 @@ from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
 NO_LABEL = -1
-"""Label of positions that have no label."""
+"""Marker of positions that have no label."""
 
 Batch = dict[str, np.ndarray]
 """Rows of one length as arrays, with a leading axis (M) if M trials are trained at once.
 
 tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) for groups of G rows;
-    segment_ids are 1, and 0 for padding.
-labels: as in `Rows`, with B in place of N; tags are (..., B, L), padded with `NO_LABEL`; absent if
-    the rows have no labels.
+    segment_ids are 1 for tokens and 0 for padding.
+labels: as in `Rows`, with B in place of N; absent if the rows have no labels. Tags and arcs are
+    arrays (..., B, L), padded with `NO_LABEL`.
 text_ids: (..., B, G) int32, as in `Rows`; absent if the rows have none.
 weights: (..., B) float32, `Rows.weights` or 1; 0 for copies of a row that only fill the batch.
 row_index: (..., B) uint32, 0 to B - 1, so that each row has its own dropout.
@@ -33,7 +33,7 @@ row_index: (..., B) uint32, 0 to B - 1, so that each row has its own dropout.
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N examples of `group` rows, unpadded; each row has its own length n."""
+    """N examples of `group` rows each; rows are not padded, so each has its own length n."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
     """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; empty rows
@@ -41,28 +41,29 @@ class Rows:
     second_start: Int32[np.ndarray, " rows"]
     """Position in each row where the second text (type 1) begins; n if there is no second text."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
-    """Labels to predict; None if they are not known. By kind of head: single_label: (N,) int32;
-    multi_label: (N, K) float32 of 0 and 1; regression: (N,) float32, standardised; span: (N, 2)
-    int32, positions of the first and the last token; tags: N arrays (n,) int32, `NO_LABEL` at
-    positions without a tag; arcs: N such arrays of (head's position * number of relations +
-    relation's number); choice: (N,) int32, number of the right row in the group."""
+    """Labels to predict; None if they are not known. The form depends on the kind of head.
+    single_label: (N,) int32. multi_label: (N, K) float32 of 0 and 1. regression: (N,) float32,
+    standardised. span: (N, 2) int32, positions of the first and the last token. tags: N arrays (n,)
+    int32, with `NO_LABEL` at positions without a tag. arcs: arrays as for tags, of (head's position
+    * number of relations + relation's number). choice: (N,) int32, number of the right row in the
+    group. embedding: (N,) int32 classes or float32 scores."""
     group: int = 1
-    """Rows of an example, such as a query with its documents, or a question with its choices."""
+    """Number of rows of an example, such as a query and its documents, or a text's choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
-    """Number that identifies each row's text; equal texts have equal numbers."""
+    """Number that identifies each row's text, -1 if empty; equal texts have equal numbers."""
     weights: Float32[np.ndarray, " N"] | None = None
-    """Weight of each example in the loss, above 0; None: every weight is 1."""
+    """Weight of each example in the loss, above 0; None means that every weight is 1."""
 
     def __post_init__(self) -> None:
         """Raise a ValueError if a list has too few or too many entries."""
         if self.group < 1 or len(self.tokens) % self.group:
-            raise ValueError(f"{len(self.tokens)} rows in groups of {self.group}")
+            raise ValueError(f"{len(self.tokens)} rows do not fill groups of {self.group}")
         for name in ("second_start", "text_ids"):
             entries = getattr(self, name)
             if entries is not None and len(entries) != len(self.tokens):
-                raise ValueError(f"{len(self.tokens)} rows, {len(entries)} entries in {name}")
+                raise ValueError(f"{len(self.tokens)} rows, but {len(entries)} entries in {name}")
         if self.labels is not None and len(self.labels) != len(self):
-            raise ValueError(f"{len(self)} rows, {len(self.labels)} labels")
+            raise ValueError(f"{len(self)} examples, but {len(self.labels)} labels")
 
     def __len__(self) -> int:
         return len(self.tokens) // self.group
@@ -86,16 +87,16 @@ class Rows:
 
 
 _MULTIPLE = 8
-# Purposes of random numbers: words of `hash_key`.
+# Purposes of random numbers; `hash_key` takes them as inputs.
 _ROWS, _ORDER, _DRAWN = 0x726F7773, 0x6F726465, 0x64726177
 
 
 def choose_buckets(
     lengths: Integer[np.ndarray, " N"], max_buckets: int, *, limit: int | None = None
 ) -> tuple[int, ...]:
-    """Choose the bucket lengths with the least padding (exact, by dynamic programming).
+    """Choose at most `max_buckets` bucket lengths that minimise padding (dynamic programming).
 
-    Bucket lengths ascend in multiples of 8, and the last holds the longest row. `limit`, the
+    The lengths are ascending multiples of 8, and the longest row fits in the last. `limit`, the
     model's number of positions, caps the last length, which may then be no multiple of 8.
 
     Raises:
@@ -133,11 +134,11 @@ def choose_buckets(
 class TrainBatches:
     """Training batches, epoch by epoch, for several trials at once.
 
-    All trials have batches of the same lengths, so that they run as one array program; which rows a
-    batch holds depends only on (rows, batch size, seed of the trial, epoch).
+    All trials have batches of the same lengths, so that they run as one array program. The rows of
+    a batch depend only on (rows, buckets, batch size, seed of the trial, epoch).
 
     An epoch of N rows, repeated rows included, has `num_batches` = ceil(N / batch_size) batches;
-    `batches_of` counts them by length.
+    `batches_of` is the number of batches by length.
     """
 
     def __init__(
@@ -148,9 +149,9 @@ class TrainBatches:
         pad_id: int,
         repeats: Float[np.ndarray, " N"] | None = None,
     ):
-        """Plan batches; `buckets` ascend, and the last holds the longest row.
+        """Plan batches; `buckets` ascend, and the longest row must fit in the last.
 
-        `repeats` is how often each row occurs in an epoch on average, at least 1; None: 1 for all.
+        `repeats` is how often, on average, each row occurs in an epoch, at least 1; None means 1.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -191,10 +192,10 @@ class TrainBatches:
 def eval_batches(
     rows: Rows, buckets: Sequence[int], batch_size: int, pad_id: int
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
-    """Yield batches that hold every example once, by bucket; rows move up as in training.
+    """Yield batches that contain every example once, from the shortest length to the longest.
 
-    Each item has the numbers of a batch's examples, and the batch of arrays (B, ...) in the same
-    order. Rows of weight 0 fill the last batch.
+    An item is the numbers of a batch's examples, and the batch of arrays (B, ...) in the same
+    order. The last batch is filled with rows of weight 0.
     """
     if len(rows) == 0:
         return
@@ -220,7 +221,7 @@ class _Buckets:
         self.batch_size = batch_size
         self.num_rows = len(lengths)
         bucket_of = np.searchsorted(ascending, lengths)
-        # No batch is longer than the longest row's bucket: the last rows move up no further.
+        # Rows never move beyond the longest row's bucket, even if `buckets` has longer ones.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
         held = np.cumsum([len(own) for own in self._own])
         full = held // batch_size
@@ -232,10 +233,10 @@ class _Buckets:
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the rows of each batch; the last is filled up with copies of its own first row.
+        """Return the row numbers of each batch; copies of one row fill up the last batch.
 
-        A bucket's batches take the bucket's rows and the rows left over from the bucket below, in
-        the order of `shuffle`; rows that do not fill a batch move up to the next bucket.
+        Rows left over from a bucket's full batches move up to the next bucket, where `shuffle`
+        orders them together with that bucket's rows.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
@@ -252,9 +253,9 @@ class _Buckets:
 class _Oversampled:
     """Rows of an epoch, with rows of rare classes repeated.
 
-    Each row occurs as many times as the whole part of its `repeats`. Among rows with equal
-    `repeats` in a bucket, some are drawn once more, so that the rows occur round(sum of `repeats`)
-    times in all. Entry i of an epoch lies in the same bucket in every epoch.
+    Each row occurs at least floor(`repeats`) times. Among rows with equal `repeats` in a bucket,
+    some are drawn once more, so that these rows occur round(sum of `repeats`) times in all. Entry i
+    of an epoch lies in the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
@@ -294,7 +295,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Pad the examples `index` to `length`; after a trial's first `num_real`, weights are 0."""
+        """Return the examples `index`, padded; all but each trial's first `num_real` weigh 0."""
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

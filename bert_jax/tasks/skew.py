@@ -24,18 +24,20 @@ class SkewConfig(Bounded, section="task"):
 
     class_weights: str = ""
     """Weights of the classes in the loss: a list such as spam=2.5,news=2 (unlisted labels weigh 1),
-    or balanced: rows / (classes * rows of the class). With several labels per row (multi_label), a
-    label's weight applies to the rows that have the label, and balanced means rows without the
-    label / rows with it. Tags are weighted as classes are. Empty: all weigh 1."""
+    or balanced, which means (all rows) / (number of classes * rows of the class). With several
+    labels per row (multi_label), a label's weight applies to the rows that have the label, and
+    balanced means (rows without the label) / (rows with the label). Tags are weighted like classes.
+    If empty, all classes weigh 1."""
     focal_gamma: NonNegative = 0.0
     """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of confident predictions;
-    2 is usual. 0: cross entropy."""
+    2 is usual. 0 means cross entropy."""
     label_smoothing: Rate = 0.0
     """Share of each label to spread over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Exponent from 0 to 1: a row occurs (most / own) ** exponent times an epoch; `most` counts the
-    rows of the most frequent class, `own` the rows of the row's rarest class. 1: all classes are
-    equally frequent. 0: each row occurs once."""
+    """Exponent for repeating rows of rare classes. A row occurs, on average, (most / own) **
+    exponent times in an epoch, where `most` is the number of rows of the most frequent class, and
+    `own` is the number of rows of the row's rarest class. 0 means that each row occurs once; 1
+    makes all classes equally frequent."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range, or a focal loss with smoothed labels."""
@@ -48,7 +50,7 @@ class SkewConfig(Bounded, section="task"):
             )
 
     def check_has_classes(self, where: str) -> None:
-        """Refuse all these options for a task without classes, which messages call `where`."""
+        """Raise a UserError if an option is set; `where` names the task, which has no classes."""
         for name in ("class_weights", "focal_gamma", "label_smoothing", "oversampling"):
             if value := getattr(self, name):
                 raise UserError(
@@ -96,7 +98,7 @@ def class_weights(
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
     """Return weights that make all classes count equally; 1 for a class that no row has."""
     labels = rows.labels
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # several labels a row: without / with
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # rows without / rows with the label
         held = labels.sum(axis=0, dtype=np.float64)
         counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
         return tuple(((len(rows) - counts) / counts).tolist())
@@ -109,10 +111,10 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 
 
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
-    """Compute how often each row occurs in an epoch: on average, and at least once.
+    """Compute how often each row occurs in an epoch, on average; the minimum is 1.
 
-    A row's rarest class decides how often (Gupta et al. 2019, repeat factor sampling, with the most
-    frequent class as the threshold); a row without a class occurs once.
+    A row's rarest class determines the number (Gupta et al. 2019, repeat factor sampling, with the
+    most frequent class as the threshold). A row without a class occurs once.
     """
     has = _membership(rows, num_classes)
     counts = has.sum(axis=0)

@@ -27,16 +27,16 @@ class TableFormat:
     """Format of a table: kind of file, header, quotes, delimiter, and treatment of broken rows."""
 
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto: the format that the suffix stands for, or tfds for a name that
-    begins with `tfds:`, a prepared data set."""
+    """Format of the files. auto means that the suffix of the file's name tells the format; a name
+    that begins with `tfds:` is a data set that TensorFlow Datasets has prepared."""
     header: bool | None = None
-    """Whether line 1 of CSV or TSV names the columns. None: yes if columns are given by name; if
-    they are given by number, this must be set."""
+    """Whether line 1 of CSV or TSV names the columns. None means yes if columns are given by name;
+    true or false must be set if columns are given by number."""
     quoting: bool | None = None
-    """Whether double quotes may enclose a field of CSV or TSV. None: yes in CSV; no in TSV, where
-    quotes are text, as in the files of GLUE."""
+    """Whether double quotes may enclose a field of CSV or TSV. None means yes in CSV and no in TSV,
+    so that quotes in TSV are part of the text, as in the files of GLUE."""
     delimiter: str = ""
-    """Character between the fields; empty: a comma in CSV and a tab in TSV."""
+    """Character between the fields. If empty, it is a comma in CSV and a tab in TSV."""
     ragged: Literal["fail", "skip"] = "fail"
     """Treatment of rows with more or fewer fields than the first line."""
 
@@ -48,9 +48,9 @@ class Row(NamedTuple):
     values: tuple[Any, ...]
     """Values in the order of the requested columns; None for a missing optional column."""
     missing: bool = False
-    """Whether the row is to be skipped: it has too few or too many fields, and `ragged` is skip."""
+    """Whether to skip the row, because it has too few or too many fields and `ragged` is skip."""
     problem: str = ""
-    """Message about a fault of the row, which then has no values; it begins with the origin."""
+    """Message about a fault of the row; it begins with the origin. The row then has no values."""
 
 
 def read_delimited(
@@ -59,7 +59,7 @@ def read_delimited(
     """Yield the rows of a CSV or TSV file (see `read_rows`)."""
     delimiter = table.delimiter or ("," if kind == "csv" else "\t")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise UserError(f"{name}: the delimiter is {delimiter!r}; expected one character, no quote")
+        raise UserError(f"{name}: the delimiter is {delimiter!r}; give one character, not a quote")
     quoting = kind == "csv" if table.quoting is None else table.quoting
     text = decode_text(read_plain(Path(name), max_bytes=MAX_BYTES), where=name)
     if "\n" not in text and "\r" in text:
@@ -112,20 +112,21 @@ def _quote_hint(fields: list[str], delimiter: str, quoting: bool) -> str:
         return "; if quotes enclose fields in this file, set quoting=True"
     if quoting:
         return f"; a text with a {mark} needs double quotes around it"
-    return f"; a text cannot hold a {mark} or a line end here"
+    return f"; without quoting, a text cannot have a {mark} or a line end"
 
 
 def _quoted(name: str, lines: list[str], delimiter: str) -> list[tuple[int, list[str]]]:
-    hint = "; where quotes are part of the text, set quoting=False"
-    records = []  # all are read now, while the csv module has the larger limit
+    hint = "; if quotes are part of the text, set quoting=False"
+    records = []  # all are read now, while the csv module's limit is raised
     for line, fields in csv_records(name, lines, MAX_FIELD, delimiter=delimiter, hint=hint):
-        # Texts have line ends and commas, but hardly tabs.
+        # A quoted text may well have line ends and commas, but hardly another delimiter.
         if delimiter != "," and any(delimiter in field and "\n" in field for field in fields):
             mark = _DELIMITERS.get(delimiter, repr(delimiter))
             last = line + sum(field.count("\n") for field in fields)
             raise UserError(
-                f"{Origin(name, line)}: a quoted field runs to line {last} and holds a {mark}: a "
-                "stray quote has joined rows. Where quotes are part of the text, set quoting=False"
+                f"{Origin(name, line)}: a quoted field runs to line {last} and has a {mark} in it; "
+                "a stray quote seems to join rows. Remove the quote or, if quotes are part of the "
+                "text, set quoting=False"
             )
         records.append((line, fields or [""]))
     return records
@@ -156,7 +157,7 @@ def _position(
         return number - 1
     if not header:
         raise UserError(
-            f"{name}: without a header, columns have numbers (from 1), not names such as "
+            f"{name}: without a header, give columns as numbers (from 1), not as names such as "
             f"{column!r}. Line 1: {listed(first)}"
         )
     hint = suggestion(column, first)
@@ -204,7 +205,9 @@ def read_rows(
 
 def _kind(name: str, table: TableFormat) -> str:
     if name.startswith("tfds:") != (table.format == "tfds") and table.format != "auto":
-        raise UserError(f"{name}: the format is {table.format!r}; only tfds:NAME:SPLIT is 'tfds'")
+        raise UserError(
+            f"{name}: the format is {table.format!r}; use 'tfds' for, and only for, tfds:NAME:SPLIT"
+        )
     if table.format != "auto":
         return table.format
     if name.startswith("tfds:"):
@@ -244,7 +247,7 @@ def _json(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterato
             lacks = [name for name in columns if name not in value and name not in optional]
             rows += 1
             if lacks:
-                if rows == 1:  # the first row stands for the file
+                if rows == 1:  # probably the whole file lacks the column
                     raise MissingColumn(lacks[0], f"{origin}: {_missing(lacks[0], list(value))}")
                 problem = f"{origin}: no column {lacks[0]!r}; there are {listed(list(value))}"
         values_of_row = () if problem else tuple([value.get(column) for column in columns])
@@ -258,7 +261,7 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
         origin = Origin(name, number)
         try:
             yield origin, parse_json(line, where=f"{origin}"), ""
-        except UserError as error:  # the message counts lines from this one
+        except UserError as error:  # its message calls this line "line 1"
             yield origin, None, str(error).replace(f"{origin}, line 1", f"{origin}")
 
 
@@ -306,7 +309,7 @@ def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterato
 
 
 def _tfds_value(value: Any, names: Sequence[str] | None) -> Any:
-    if isinstance(value, np.ndarray | list):  # a sequence of numbers comes as either
+    if isinstance(value, np.ndarray | list):  # sequences of numbers may be either
         return [_tfds_value(item, names) for item in value]
     if isinstance(value, np.generic):
         value = value.item()

@@ -25,16 +25,20 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 HeadKind = Literal[
     "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
 ]
-"""Kind of prediction, in the order above: one class, any number of classes, a score, a tag for each
-word, an answer span, a head and a relation for each word, one of several choices, a vector."""
+"""Kind of prediction. single_label: one class. multi_label: any number of classes. regression: a
+score. tags: a tag for each word. span: an answer span. arcs: a head and a relation for each word.
+choice: one of several choices. embedding: a vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
-"""Model outputs, float32, for N rows or groups in order: logits (N, C), or (N, G) for choices;
-vectors (N, D) for embeddings, or (N, G, D) in groups; N arrays (n, C) for tags and spans, or
-(n, n, 2) for arcs, in which entries after the row's tokens are padding."""
+"""Model outputs in float32 for N rows, or for N groups of G rows, in the order of the rows.
+
+Classes and scores have logits (N, C), and choices have logits (N, G). Embeddings have vectors
+(N, G, D). Tags and spans have N arrays of logits (n, C). Arcs have N arrays (n, n, 2): the score
+and the best relation for each pair of token and head. Entries after a row's tokens are padding."""
 
 SplitScores = Mapping[str, float]
-"""Scores of a split by name, with the thresholds and the temperature that predictions need."""
+"""Scores of a split by name. They include the fitted thresholds and the fitted temperature, which
+are needed to turn logits into predictions."""
 
 
 class Examined(NamedTuple):
@@ -42,18 +46,19 @@ class Examined(NamedTuple):
 
     grounds: Grounds
     details: Callable[[], dict[str, Any]] = dict
-    """Function that computes the details, JSON values; reports call it, evaluations do not."""
+    """Function that computes the details as JSON values; only `Split.report` calls it."""
 
 
 class Split(ABC):
     """Examples of one file and their rows.
 
     Args:
-        data: examples of the file; `data.name` names the split in messages and metrics: train, dev,
-            dev_mismatched, or a file's name.
+        data: examples of the file. `data.name` is the split's name in messages and metrics: train,
+            dev, dev_mismatched, or the name of a file.
         rows: rows of the examples.
-        owners: number of each row's example; None: each example has one row.
-        warnings: messages that count examples cut to fit in a row, with file and lines.
+        owners: number of the example to which each row belongs; None means that each example has
+            one row.
+        warnings: messages to the user, for example about texts that were cut to fit in a row.
         score_names: names of the scores.
     """
 
@@ -61,7 +66,7 @@ class Split(ABC):
     PER_TOKEN: ClassVar[bool] = False
     """Whether outputs have an entry for each token of a row."""
     LABELS: ClassVar[str] = "labels"
-    """Noun for the labels in messages."""
+    """Word that messages use for the labels, such as "tags"."""
 
     def __init__(
         self,
@@ -81,9 +86,10 @@ class Split(ABC):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of the best constant prediction in the task's metric; NaN without labels.
+        """Score, in the task's metric, of the best prediction that is the same for all examples.
 
-        A run whose score is no higher has failed (Mosbach et al. 2021).
+        It is NaN if the file has no labels. A run whose score is no higher than the constant's has
+        failed (Mosbach et al. 2021).
         """
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
@@ -95,7 +101,10 @@ class Split(ABC):
     def _gold(self) -> list[Any]:
         """Labels of all examples; a `UserError` if an example has no label."""
         if self._data.truth is None:
-            raise UserError(f"{self.name} has no {self.LABELS}, so it cannot be scored; predict it")
+            raise UserError(
+                f"{self.name} has no {self.LABELS}, so it cannot be scored; name a file that has "
+                "them, or only predict this file"
+            )
         return self._data.truth
 
     @property
@@ -106,8 +115,8 @@ class Split(ABC):
     def score(self, outputs: Outputs, saved: SplitScores | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.
 
-        Thresholds and temperature come from the `saved` scores of the dev split; if `saved` is
-        None, they are fitted to this split.
+        Thresholds and temperature are taken from `saved`, the scores of the dev split. If `saved`
+        is None, they are fitted to this split.
 
         Raises:
             UserError: the file has no labels.
@@ -118,26 +127,30 @@ class Split(ABC):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Plural noun for the units of confidence intervals, and the key of each example's unit."""
+        """Plural noun for the units, and a key for each example; equal keys mean the same unit.
+
+        Confidence intervals resample units: single examples, or groups of related examples.
+        """
         return "examples", range(len(self._examples))
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Numbers (N,) of the examples' units."""
+        """Number (N,) of the unit to which each example belongs."""
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:
-        """Return the data for confidence intervals; None if a logit is not finite. See `score`."""
+        """Return data for confidence intervals (see `score`); None if a logit is not finite."""
         if not self._is_finite(outputs):
             return None
         return self._examine(outputs, self._score(outputs, saved)).grounds
 
     def report(self, outputs: Outputs, saved: SplitScores | None = None) -> Mapping[str, Any]:
-        """Return scores, their intervals and the details behind them, as JSON values.
+        """Return the scores, their confidence intervals and the task's details, as JSON values.
 
-        The keys are `examples`, `scores`, `intervals` (95%) and, if all logits are finite,
-        `no_intervals` (reasons), `units` (name and number of the resampled units), `constant` and
-        the task's own keys (see `reports.lines`). Arguments and errors are as in `score`.
+        The report always has `examples` (their number), `scores` and `intervals` (95%). If all
+        logits are finite, it also has `no_intervals` (why a score has no interval), `units` (name
+        and number of the resampled units), `constant` (see `constant_score`) and the details, whose
+        keys depend on the task (see `reports.lines`). Arguments and errors are as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -157,23 +170,25 @@ class Split(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the examples' texts and labels; the tokenizer does not matter."""
+        """SHA-256 of the examples' texts and labels; it does not depend on the tokenizer."""
         digest = hashlib.sha256()
         for each in zip(self.texts(), self.truth(), strict=True):
             digest.update(json.dumps(each).encode())
         return digest.hexdigest()
 
     def write_predictions(self, outputs: Outputs, out: Path, scores: SplitScores) -> list[Path]:
-        """Write the predictions into the directory `out`, and return the files.
+        """Write the predictions into the directory `out`, and return the files' paths.
 
         The directory is created if needed; files of the same name are replaced. `scores` are the
-        dev split's scores, with its temperature and thresholds.
+        dev split's scores, which include the fitted temperature and thresholds.
 
         Raises:
             UserError: a logit is not finite, or the files cannot be written.
         """
         if not self._is_finite(outputs):
-            raise UserError(f"{self.name}: outputs are not finite; the model has diverged")
+            raise UserError(
+                f"{self.name}: outputs are not finite, so the model has diverged; use another model"
+            )
         paths = []
         for name, text in self._prediction_files(outputs, scores):
             paths.append(Path(out) / name)
@@ -189,33 +204,40 @@ class Split(ABC):
         return [each.label for each in self._examples]
 
     def strata(self) -> Sequence[Hashable]:
-        """Return each example's stratum for stratified folds; one stratum by default."""
+        """Return the stratum of each example; all folds get the same mix of strata.
+
+        By default, all examples are in one stratum.
+        """
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return lists with a key for each example; examples that share a key stay in one fold."""
+        """Return one or more lists of keys, each with a key for every example.
+
+        Examples that have equal keys in one of the lists stay in the same fold.
+        """
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
         self, examples: Sequence[int], *, trains: bool = False
     ) -> "tuple[Split, np.ndarray]":
-        """Return a new split of the examples with these ascending numbers, and row numbers (n,).
+        """Return a new split of some examples, and the positions (n,) of their rows in this split.
 
-        The row numbers are positions of its rows in this split; for `trains` see `Data`.
+        `examples` are the examples' numbers, ascending; `trains` says whether a model is trained on
+        the new split.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Compute the scores of finite outputs (see `score`), by default from `_examine`."""
+        """Compute the scores of finite outputs; by default, use the data from `_examine`."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
 
     @abstractmethod
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return, for finite outputs, the data for intervals and the details of the report."""
+        """Return the data for intervals and the details of the report, given finite outputs."""
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield names and contents of prediction files; by default predictions.jsonl."""
@@ -234,16 +256,18 @@ class Split(ABC):
         return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
 
     def _stacked(self, outputs: Outputs, *shape: int, dtype: Any = np.float64) -> np.ndarray:
-        """Return the outputs as an array; a `ValueError` unless its first axes have `shape`."""
+        """Return the outputs as an array; a `ValueError` if their first axes are not `shape`."""
         found = np.asarray(outputs, dtype)
         if found.shape[: len(shape)] != shape:
-            raise ValueError(f"{self.name}: outputs {found.shape}; expected {shape}")
+            raise ValueError(
+                f"{self.name}: outputs have the shape {found.shape}; expected {shape} first"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """Facts about a task that its training data determine."""
+    """Facts about a task that are known once its data have been read."""
 
     labels: tuple[str, ...] = ()
     """Names of the classes or tags, in the order of the outputs."""
@@ -252,19 +276,19 @@ class LabelSpec:
     deviation: float = 1.0
     """Standard deviation of the training scores."""
     scheme: Literal["iob2", "plain"] = "iob2"
-    """Scheme of the tags: entities in IOB2, or plain tags."""
+    """Scheme of the tags: iob2 for entities, plain for tags that are classes of words."""
     rules: Literal["v1.1", "v2.0"] = "v2.0"
-    """Rules for scoring answers; only v2.0 allows questions without an answer."""
+    """Version of SQuAD's scoring rules; only v2.0 allows questions without an answer."""
 
 
 Config = TypeVar("Config", bound=TaskConfig)
 
 
 class Task(ABC, Generic[Config]):
-    """A task with known labels, which reads data, encodes rows and scores outputs."""
+    """A fine-tuning task, which reads data, encodes texts as rows and scores a model's outputs."""
 
     SPLIT: Callable[[Any, Any], Split]
-    """Class of the task's splits; called with the task and the data of a file."""
+    """Class of the task's splits; its arguments are the task and the data of a file."""
     objective: HeadKind
     metrics: Sequence[str]
     """Metrics of `Split.score` that can select the best checkpoint; higher is better."""
@@ -280,7 +304,7 @@ class Task(ABC, Generic[Config]):
 
     @property
     def num_outputs(self) -> int:
-        """Columns of the logits: one for each label, or one if there are no labels."""
+        """Number of columns of the logits: one for each label, or 1 if there are no labels."""
         return len(self.spec.labels) or 1
 
     def _metrics(self) -> Sequence[str]:
@@ -288,7 +312,7 @@ class Task(ABC, Generic[Config]):
 
     @classmethod
     def open(cls, config: Config, tokenizer: Tokenizer) -> "Task[Config]":
-        """Make the task, with its training and dev data (see `opening.open_task`)."""
+        """Make the task and read its training and dev data (see `opening.open_task`)."""
         spec, [train, *devs] = cls._read(config)
         task = cls(config, spec, tokenizer)
         task._train = cls.SPLIT(task, replace(train, name="train", trains=True))
@@ -300,13 +324,14 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def _read(cls, config: Config) -> tuple[LabelSpec, Sequence[Data[Any]]]:
-        """Read the training and dev data; return the training data's `LabelSpec`, and all data."""
+        """Read the training and dev data; return a `LabelSpec` and the data, training first."""
 
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.
 
         Raises:
-            UserError: the file cannot be read or, if `labelled`, has a label that was not learned.
+            UserError: the file cannot be read or, if `labelled`, has a class that was not learned.
+                Tags and relations that were not learned raise no error; they count as misses.
         """
         return self.SPLIT(self, self._read_other(source, labelled))
 
@@ -315,7 +340,10 @@ class Task(ABC, Generic[Config]):
         """Read the examples of another file (see `open_split`)."""
 
     def hold_out(self, parts: np.ndarray, fold: int) -> None:
-        """Use as dev data the training examples whose entry in `parts` (N,) equals `fold`."""
+        """Replace the dev data by one fold of the training examples, and train on the rest.
+
+        `parts` (N,) has the fold of each training example; `fold` is the fold to hold out.
+        """
         whole = self.train_split()
         self._train, dev = (
             whole.select(np.flatnonzero((parts == fold) == held).tolist(), trains=not held)[0]
@@ -336,7 +364,7 @@ class Task(ABC, Generic[Config]):
             UserError: the task was restored, without data.
         """
         if not self._devs:
-            raise UserError("a task read from a checkpoint has no dev data; name a file")
+            raise UserError("a task read from a checkpoint has no dev data; name a file to score")
         return self._devs
 
     def test_splits(self) -> list[Split]:
@@ -346,15 +374,15 @@ class Task(ABC, Generic[Config]):
             split = self.open_split(source)
             if math.isnan(split.constant_score):
                 raise UserError(
-                    f"task.test is {source!r}, which has no labels; name data "
-                    "with labels, or predict it after training"
+                    f"task.test is {source!r}, which has no labels; name a file with labels, or "
+                    "leave task.test out and predict the file after training"
                 )
             split.name = name
             found.append(split)
         return found
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return the (shift, factor) that turn logits into predictions, given the dev scores."""
+        """Return (shift, factor): shift + factor * logits are the scores or calibrated logits."""
         return 0.0, 1.0
 
     def thresholds(self, scores: SplitScores) -> tuple[float, ...]:

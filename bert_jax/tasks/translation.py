@@ -1,7 +1,8 @@
-"""Scores of translations: sacreBLEU's BLEU and chrF, with intervals, and the best constant's BLEU.
+"""Scores of translations: sacreBLEU's BLEU and chrF, with confidence intervals.
 
-Texts are passed to sacreBLEU cased and untokenized; sacreBLEU tokenizes them with its tokenizer 13a
-(Post 2018, "A Call for Clarity in Reporting BLEU Scores").
+`best_constant` finds the BLEU that a single text reaches as the translation of every sentence. Give
+texts cased and untokenized; sacreBLEU tokenizes them with its tokenizer 13a (Post 2018, "A Call for
+Clarity in Reporting BLEU Scores").
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, intervals
 
 BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
-"""Smallest and largest number of source words of each row of `by_length`, by the row's name."""
+"""Smallest and largest number of source words in each row of `by_length`, by the row's name."""
 _ORDERS = range(1, 5)
 
 
@@ -26,13 +27,13 @@ class Score:
 
     value: float
     interval: tuple[float, float] | None
-    """Bounds of the 95% confidence interval over sentences; None: not known."""
+    """Bounds of the 95% confidence interval over sentences; None if there is no interval."""
     signature: str
-    """Settings of the metric as sacreBLEU writes them, to be quoted with the score."""
+    """Settings of the metric as sacreBLEU writes them; quote them with the score."""
 
 
 class Constant(NamedTuple):
-    """Text that scores the best BLEU if every sentence is translated as that text."""
+    """The text with the best BLEU as the translation of every sentence, and that BLEU."""
 
     text: str
     bleu: float
@@ -41,7 +42,7 @@ class Constant(NamedTuple):
 def by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Score pairs by number of source words: one row for each of `BUCKETS` that has pairs."""
+    """Score pairs by length of the source; return a row for each of `BUCKETS` that has pairs."""
     rows: list[dict[str, Any]] = []
     counts = [len(source.split()) for source in sources]
     for words, (first, last) in BUCKETS.items():
@@ -57,7 +58,7 @@ def by_length(
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
-    """Find the training caption with the best BLEU if it translates every sentence."""
+    """Find the training target in `captions` with the best BLEU as every sentence's translation."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu
@@ -68,7 +69,7 @@ def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constan
         length += len(tokens)
         for ngram, count in _ngrams(tokens):
             for least in range(1, count + 1):
-                held[ngram, least] += 1  # references with the n-gram at least this often
+                held[ngram, least] += 1  # references with the n-gram at least `least` times
     best = Constant("", 0.0)
     for caption in dict.fromkeys(captions):
         tokens = tokenize(caption).split()
@@ -92,7 +93,7 @@ def _ngrams(tokens: Sequence[str]) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _metrics() -> Any:
-    with needs_package("translations are scored by sacreBLEU: pip install 'bert_jax[translate]'"):
+    with needs_package("scoring translations needs sacreBLEU: pip install 'bert_jax[translate]'"):
         from sacrebleu import metrics
     return metrics
 
@@ -105,7 +106,7 @@ def _score(
     value = metric.corpus_score(list(hypotheses), [list(references)]).score
     ends = None
     if with_interval:
-        # sacreBLEU's own resampling fails where some samples score 0.
+        # sacreBLEU's own resampling fails if a sample scores 0.
         stats = np.array(metric._extract_corpus_statistics(hypotheses, [references]), float)
 
         def score(w: np.ndarray) -> dict[str, np.ndarray]:

@@ -241,9 +241,9 @@ def test_what_is_refused():
     tags = [np.zeros(3, np.int32)]
     with pytest.raises(ValueError, match="more or fewer tags"):
         next(eval_batches(Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), tags), (8,), 2, PAD))
-    with pytest.raises(ValueError, match="1 rows, 2 labels"):
+    with pytest.raises(ValueError, match="1 examples, but 2 labels"):
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), np.zeros(2, np.int32))
-    with pytest.raises(ValueError, match="1 rows in groups of 2"):
+    with pytest.raises(ValueError, match="1 rows do not fill groups of 2"):
         Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), group=2)
 
 

@@ -47,7 +47,7 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the best score of one arc for all words: to the root, or over a fixed distance."""
+        """Return the best score if all words get the same arc: to the root, or at one distance."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold
@@ -119,7 +119,7 @@ class ParsingTask(Task[ParsingConfig]):
         train, dev = (read_sentences(config.source(name)) for name in ("train", "dev"))
         for name, sentences in ((config.train, train), (config.dev, dev)):
             if sentences[0].tree is None:
-                raise UserError(f"{name}: all heads are _; a file with trees is needed")
+                raise UserError(f"{name}: all heads are _; name a file with trees")
         met = {name for each in train if each.tree for name in each.tree.relations}
         labels = LabelSet(config.labels) if config.labels else LabelSet.of(met)
         if lacks := sorted(met - set(labels.names)):

@@ -1,8 +1,8 @@
 """Sentences with dependency trees in CoNLL-U, search for the best tree, and counts of right arcs.
 
-Sources: https://universaldependencies.org/format.html; Chu and Liu 1965, Edmonds 1967 (best
-arborescence); the evaluation of the CoNLL 2018 shared task (Zeman et al. 2018, section 5): all
-words count, punctuation too; subtypes of relations, after the colon, do not.
+The format is https://universaldependencies.org/format.html. The best tree is the best arborescence
+(Chu and Liu 1965, Edmonds 1967). Arcs are counted as in the CoNLL 2018 shared task (Zeman et al.
+2018, section 5): all words count, even punctuation, but subtypes of relations are ignored.
 """
 
 import re
@@ -19,14 +19,14 @@ from bert_jax.tasks.examples import Origin, Problems, text_lines
 
 
 class Tree(NamedTuple):
-    """A dependency tree: each word's head (a word's number from 1, or 0: root) and relation."""
+    """A dependency tree: each word's head (a word's number from 1; 0 is the root) and relation."""
 
     heads: Sequence[int]
     relations: Sequence[str]
 
 
 def right_arcs(gold: Tree, predicted: Tree) -> tuple[int, int]:
-    """Count the words with the right head, and the words with the right head and relation."""
+    """Count the words with the right head, and those with both the right head and relation."""
     heads = [a == b for a, b in zip(gold.heads, predicted.heads, strict=True)]
     relations = zip(gold.relations, predicted.relations, strict=True)
     pairs = zip(heads, relations, strict=True)
@@ -35,7 +35,7 @@ def right_arcs(gold: Tree, predicted: Tree) -> tuple[int, int]:
 
 
 def universal(relation: str) -> str:
-    """Return a relation without its subtype."""
+    """Return a relation without its subtype, which follows a colon."""
     return relation.partition(":")[0]
 
 
@@ -66,8 +66,8 @@ def find_cycle(heads: Int64[np.ndarray, " n"]) -> list[int]:
 def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     """Return the heads of the single-rooted tree with the greatest sum of scores.
 
-    Each row of `scores`, which are finite, scores one word's possible heads: the root in column 0,
-    word j in column j. A word's score for itself is not read. A head is 0 or a word's number.
+    Row i of `scores` has finite scores of the possible heads of word i + 1: column 0 is the root,
+    column j is word j. A word's score as its own head is ignored. A head is 0 or a word's number.
     """
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))
@@ -154,7 +154,7 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
     """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
     Ranges, which give the written form of the words after them, and empty nodes are skipped. If all
-    heads are `_`, or without `labelled`, the sentences have no trees.
+    heads are `_`, or `labelled` is false, the sentences have no trees.
 
     Raises:
         UserError: the file is missing, is not UTF-8 or has no words; a line does not have ten
@@ -219,7 +219,7 @@ def _sentence(path: Path, id: str, first: int, lines: Sequence[str]) -> Sentence
         words.append(columns[_FORM])
         places.append(place)
     if not words:
-        raise UserError(f"{path}, line {first}: a sentence without words; take it out")
+        raise UserError(f"{path}, line {first}: a sentence without words; remove it")
     origin = Origin(f"{path}", first + places[0])
     return Sentence(id, tuple(words), tuple(lines), tuple(places), origin)
 
@@ -241,5 +241,5 @@ def _with_labels(sentence: Sentence, rows: Sequence[Sequence[str]]) -> Sentence:
             raise UserError(f"{where}: the relation is {row[_RELATION]!r}; expected a name")
         heads.append(int(head))
     if fault := tree_fault(heads):
-        raise UserError(f"{sentence.origin}: {fault}; a sentence is a tree with one root")
+        raise UserError(f"{sentence.origin}: {fault}; the heads must form a tree with one root")
     return replace(sentence, tree=Tree(heads, [row[_RELATION] for row in rows]))

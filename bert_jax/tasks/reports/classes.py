@@ -11,7 +11,7 @@ from bert_jax.tasks.reports.intervals import Score, ratio
 _Counts = Sequence[int] | np.ndarray
 
 MOST_CONFUSED = 60
-"""Largest number of classes for which a report has the whole confusion matrix."""
+"""Largest number of classes for which a report has the full confusion matrix."""
 
 
 def shares(correct: int, predicted: int, support: int) -> dict[str, float]:
@@ -142,7 +142,7 @@ def most_confident(wrong: np.ndarray, confidence: np.ndarray) -> list[int]:
 
 
 def shortened(text: str) -> str:
-    """Return a text, without its middle if it is long."""
+    """Return a text; if it is long, cut out its middle."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 

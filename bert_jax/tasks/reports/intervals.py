@@ -1,10 +1,10 @@
 """Confidence intervals of scores over the sampled units: examples, or groups of examples.
 
-A share of right examples has Wilson's interval. For other scores, whole units are resampled
-(bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the scale of log-odds
-(for correlations, Fisher's z). `docs/experiments.md` has the measured coverage of these intervals;
-where coverage would be too low, a reason replaces the interval. Resamples depend only on the number
-of units, so two models are compared on the same resamples (paired).
+Shares of right examples (accuracy, exact match) have Wilson's interval. For other scores, units are
+resampled (bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the scale of
+log-odds (for correlations, Fisher's z). `docs/experiments.md` has the measured coverage of these
+intervals; if coverage would be too low, a reason replaces the interval. Resamples depend only on
+the number of units, so two models are compared on the same resamples (paired).
 """
 
 import math
@@ -37,9 +37,9 @@ class Grounds(NamedTuple):
 
     score: Score
     units: np.ndarray
-    """Numbers (N,) of the sampled units to which the examples belong."""
+    """Number (N,) of the resampled unit to which each example belongs."""
     right: np.ndarray | None = None
-    """Share (N,) of each example that is right, 0 to 1; None if scores are predicted."""
+    """Degree (N,) to which each example is right, from 0 to 1; None for predicted scores."""
     rarest: float = math.inf
     """Number of examples of the rarest class; scores other than `accuracy` need `LEAST` of them."""
     most: float = 1.0
@@ -54,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield counts (d, count), d resamples at a time: how often a resample has each unit."""
+    """Yield counts (d, count), d resamples at a time: how often each resample has each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)

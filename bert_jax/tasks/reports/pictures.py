@@ -21,7 +21,7 @@ def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> A
 
 
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
-    """Draw each row's shares as shades, with the counts if there are few classes."""
+    """Draw shades for the shares of each row, and counts if there are few classes."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -44,7 +44,7 @@ def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
 
 
 def _scatter_figure(points: Any, title: str) -> Any:
-    """Draw predictions against labels; both are equal on the dashed line."""
+    """Draw predictions against labels, and the dashed line on which they are equal."""
     labels, predicted = np.array(points, float).T
     figure = new_figure((5.2, 4.8), title)
     axis = figure.subplots()
@@ -58,7 +58,7 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw the share of right answers against probability, without and with the temperature.
+    """Draw the share that came true against the probability, before and after calibration.
 
     Below, draw the number of probabilities in each bin.
     """

@@ -1,1 +1,1 @@
-"""Retrieval on the host: ranking metrics, test collections, BM25, clustering."""
+"""Retrieval without an accelerator: ranking metrics, test collections, BM25 and clustering."""

@@ -1,7 +1,7 @@
 """BM25: documents ranked by the words that they share with a query.
 
-Source: Robertson and Zaragoza 2009 (The Probabilistic Relevance Framework: BM25 and Beyond), in the
-form and with the constants of Lucene 8 and later, whose scores lack the factor k1 + 1.
+Source: Robertson and Zaragoza 2009 (The Probabilistic Relevance Framework: BM25 and Beyond). The
+formula and the constants are those of Lucene 8 and later, which omits the factor k1 + 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class BM25:
     0.5)) * f(t, d) / (f(t, d) + k1 (1 - b + b |d| / mean |d|))
 
     where n(t) counts the documents with t, f(t, d) counts t in d, and |d| is the number of words of
-    d. k1 sets the saturation of repeated words, b the weight of the length.
+    d. k1 controls how soon repeated words stop raising the score, b how much the length counts.
     """
 
     def __init__(self, documents: Iterable[Sequence[str]], k1: float = K1, b: float = B) -> None:
@@ -44,7 +44,7 @@ class BM25:
         return np.asarray(self._weights[:, known].sum(axis=1))
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the numbers of the k best documents with a word of the query; ties keep order."""
+        """Return the numbers of the k best documents that share a query word; ties keep order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:

@@ -35,8 +35,8 @@ class Collection:
 def read_collection(path: str | Path) -> Collection:
     """Read a collection; files may be compressed, with .gz, .xz or .zst added to their names.
 
-    The path is a collection's directory or a file of judgements in its `qrels`. Given a directory,
-    the judgements are qrels/test.tsv or the only file in `qrels`.
+    The path is a collection's directory or a file of judgements in its `qrels`. In a directory, the
+    judgements are in qrels/test.tsv or, if that is missing, in the only file of `qrels`.
 
     Raises:
         UserError: A file is missing, a line is wrong, or a judgement names an unknown id.

@@ -1,4 +1,4 @@
-"""Ranking metrics as in trec_eval and BEIR, for rankings and for vectors, and clustering.
+"""Ranking metrics as in trec_eval and BEIR, search by vectors, and clustering.
 
 Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 2007 (V-measure).
 """
@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 _Id = TypeVar("_Id", str, int)
 
 DEPTH = 1000
-"""Number of documents to rank for each query; MAP reads them all, as in BEIR."""
+"""Number of documents to rank for each query; MAP uses all of them, as in BEIR."""
 _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
@@ -32,10 +32,10 @@ def query_scores(
 ) -> dict[str, np.ndarray]:
     """Score the ranking of each query.
 
-    A document is relevant where its grade is above 0; only nDCG reads the grade itself, with linear
-    gains (Järvelin and Kekäläinen, 2002). A query without a ranking, or without a relevant
-    document, scores 0. Rankings of unjudged queries are ignored. A document ranked twice counts at
-    its better rank. Rankings are ordered lists, so ties are already broken.
+    A document is relevant if its grade is above 0. Only nDCG uses the grade itself, as a linear
+    gain (Järvelin and Kekäläinen, 2002). A query without a ranking, or without a relevant document,
+    scores 0. Rankings of unjudged queries are ignored. A document that is ranked twice counts at
+    its better rank. Rankings list the best document first, with ties already broken.
 
     Returns:
         Scores (Q,) in the order of `relevant`, by name: `ndcg@10`, `mrr@10`, `recall@100`, `map`.
@@ -91,7 +91,7 @@ def search_scores(
 
     `relevant` lists the numbers of the documents that answer each query; a query without answers
     is left out. `hidden` has the number of a document to leave out of each query's ranking, such as
-    the query's own text; -1: no document.
+    the query's own text; -1 means that no document is left out.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
@@ -160,7 +160,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
     nearest = _distances(vectors, centres)[:, 0]
     while len(centres) < clusters:
         total = nearest.sum(dtype=np.float64)
-        chances = nearest / total if total > 0 else None  # None: all vectors are centres
+        chances = nearest / total if total > 0 else None  # None: every vector equals a centre
         centre = vectors[random.choice(len(vectors), p=chances)][None]
         centres = np.concatenate([centres, centre])
         nearest = np.minimum(nearest, _distances(vectors, centre)[:, 0])
@@ -173,7 +173,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
         sums = np.zeros_like(centres)
         np.add.at(sums, found, vectors)
         counts = np.bincount(found, minlength=clusters)[:, None]
-        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # empty: unchanged
+        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # empty ones stay
     return found
 
 

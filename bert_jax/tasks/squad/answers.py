@@ -1,8 +1,8 @@
-"""Answers from start and end logits: candidates, "no answer", its threshold, and files.
+"""Answers from start and end logits: candidates, the threshold for "no answer", and files.
 
-A candidate is a run of context tokens; its score is the start logit of its first token plus the end
-logit of its last. Its text is the slice of the context from the first token's first character to
-the last token's last character; no text is put together from tokens.
+A candidate is a run of context tokens. Its score is the start logit of its first token plus the end
+logit of its last token. Its text is a slice of the context, from the first character of the first
+token to the last character of the last token; no text is put together from tokens.
 """
 
 import json
@@ -27,9 +27,9 @@ class Candidate(NamedTuple):
     start: int
     end: int
     start_logit: float
-    """Start logit of the first token; of [CLS] for "no answer"."""
+    """Start logit of the first token or, for "no answer", of [CLS]."""
     end_logit: float
-    """End logit of the last token; of [CLS] for "no answer"."""
+    """End logit of the last token or, for "no answer", of [CLS]."""
 
     @property
     def score(self) -> float:
@@ -45,8 +45,8 @@ class Prediction:
     candidates: tuple[Candidate, ...]
     """Candidates with different texts, best first; at least one."""
     null: Candidate
-    """Candidate "no answer": [CLS] in the window where its score is lowest, since a question has no
-    answer only if no window contains an answer."""
+    """Candidate "no answer", which is [CLS] in the window that gives it the lowest score: a
+    question has no answer only if no window contains an answer."""
 
     @property
     def null_odds(self) -> float:
@@ -54,7 +54,7 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return the answer; empty if `null_odds` is above the `threshold` (None: never empty)."""
+        """Return the answer: "" if `null_odds` is above `threshold`; if that is None, never ""."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -83,7 +83,7 @@ def find_answers(
     ends of a window only, and so can miss a candidate, but finds none with a higher score.)
 
     Windows may be in any order. Each has a row of start logits and a row of end logits; entries
-    after the window's tokens are padding. `num_best` candidates are kept for each question.
+    after the window's tokens are padding. A question has at most `num_best` candidates.
 
     Raises:
         ValueError: windows and rows of logits differ in number or length, a logit is not finite, or
@@ -146,7 +146,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Return scores (c, max_tokens) of runs: entry (i, j) is for tokens i to i + j; -inf: none."""
+    """Return scores (c, max_tokens): entry (i, j) is for tokens i to i + j; -inf if not allowed."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -169,10 +169,10 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    The threshold is some question's odds, the lowest if several are equally good, as in SQuAD's
-    script. Two rules differ from the script, so that predictions really reach the F1: of questions
-    with equal odds, all or none are answered; and if answering none is best, the threshold is just
-    below the lowest odds, not 0.
+    As in SQuAD's script, the threshold is the odds of a question, the lowest if several are equally
+    good. Two rules differ from the script, so that predictions really reach the F1. Questions with
+    equal odds are all answered or all unanswered. If answering none is best, the threshold is just
+    below the lowest odds; the script's is 0.
 
     Raises:
         UserError: a question has no known answers.
@@ -201,13 +201,13 @@ def answer_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield names and contents of predictions.json, nbest.json and null_odds.json.
 
-    predictions.json has texts by question id, for SQuAD's scripts and leaderboard. null_odds.json,
-    written only with a threshold, is for the option `--na-prob-file` of the script for 2.0.
-    nbest.json lists candidates for each id, best first: text, start and end in the context, the two
-    logits, and the probability among the candidates listed; with a threshold, "no answer" is one of
-    them, with the text "".
+    predictions.json has texts by question id, for SQuAD's scripts and leaderboard. nbest.json lists
+    candidates for each id, best first: text, start and end in the context, the two logits, and the
+    probability among the candidates listed. With a threshold, "no answer" is a candidate too, with
+    the text "", and null_odds.json is written for the option `--na-prob-file` of the script for
+    2.0.
 
-    The threshold (see `Prediction.text`) is None for data in which every question has an answer.
+    `threshold` (see `Prediction.text`) is None for data in which every question has an answer.
     """
     files: dict[str, Mapping[str, Any]] = {
         "predictions.json": {each.id: each.text(threshold) for each in predictions},

@@ -1,8 +1,8 @@
 """Exact match and F1 as SQuAD's two evaluation scripts compute them.
 
-An answer is compared after normalisation: lower case, ASCII punctuation deleted, the words "a",
-"an" and "the" deleted, runs of whitespace made one space. Exact match: the two normalised texts are
-equal. F1: the overlap of the words of both. If there are several references, the best one counts.
+Answers are normalised before they are compared: lower case, ASCII punctuation deleted, the words
+"a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
+are equal. F1 measures the overlap of their words. Of several references, the best one counts.
 
 The scripts of versions 1.1 and 2.0 treat missing predictions, and texts that have no words left,
 differently (see `SquadRules`).
@@ -32,8 +32,8 @@ from bert_jax.tasks.squad.sources import question_name
 SquadRules = Literal["v1.1", "v2.0"]
 """Rules of the official scripts.
 
-Missing predictions: v1.1 counts them as wrong; v2.0 leaves the questions out. Texts that have no
-words after normalisation ("the", "."): v1.1 gives them F1 0. v2.0 drops such references, uses the
+v1.1 counts missing predictions as wrong; v2.0 leaves their questions out. Texts such as "the" or
+"." have no words after normalisation. v1.1 gives them F1 0. v2.0 drops such references, uses the
 empty text if a question has no other reference, and gives F1 1 if both texts have no words.
 """
 
@@ -47,7 +47,7 @@ def normalized_words(text: str) -> list[str]:
 
 
 def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
-    """Return the harmonic mean of precision and recall over words; repeated words count again."""
+    """Return the harmonic mean of precision and recall over words; repetitions count too."""
     if rules == "v2.0" and not (predicted and right):
         return float(predicted == right)
     same = sum((Counter(predicted) & Counter(right)).values())
@@ -122,7 +122,7 @@ def score(
         found["HasAns_" if question.answers else "NoAns_"].append(pair)
     scores: dict[str, float] = {}
     for prefix, pairs in found.items():
-        # In the scripts' order and with their rounding: Python 3.12's `sum` rounds differently.
+        # Add in the scripts' order and with their rounding; Python 3.12's `sum` rounds differently.
         exact = f1 = 0.0
         for each_exact, each_f1 in pairs:
             exact += each_exact

@@ -39,8 +39,8 @@ def _number_and_id(question: Question) -> str:
 def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Question]:
     """Read a file of questions; the questions of one paragraph share one context string.
 
-    Unless `is_impossible` is true, a question without `answers`, or with an empty list, has
-    `answers=None`: its answers are unknown, as in SQuAD's test set.
+    If `is_impossible` is true, the question has no answer (`answers=()`). Otherwise, a question
+    that lists no answers has `answers=None`: they are unknown, as in SQuAD's test set.
 
     `misplaced` is the treatment of answers that are not at their offsets. `fail`: an error. `skip`:
     the answer is left out, and so is a question with no other answer. `keep`: the answer stays for
@@ -71,7 +71,7 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
 
 
 def _listed(path: str | Path, items: list[str], noun: str, what: str) -> str:
-    """Write the number of items, and the first few; "" if there are none."""
+    """Return a message with the number of items and the first few; "" if there are none."""
     plural = noun if len(items) == 1 else f"{noun}s"
     return f"{path}: {len(items):,} {plural} {what}: {first_few(items)}" if items else ""
 

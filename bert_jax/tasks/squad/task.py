@@ -43,7 +43,9 @@ class SpanSplit(Split):
             if lacks:
                 notes.append(f"{path}: {lacks:,} questions have no known answer and are not used")
             if not self._windows:
-                raise UserError(f"{path}: no question has a known answer to learn from")
+                raise UserError(
+                    f"{path}: no question has a known answer to learn from; name another file"
+                )
         targets = [window.target for window in self._windows if window.target is not None]
         rows = Rows(
             [window.ids for window in self._windows],
@@ -74,7 +76,7 @@ class SpanSplit(Split):
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Return scores in percent, with the saved null threshold or else the best one for F1."""
+        """Return scores in percent; the null threshold is the saved one or the best for F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         threshold = None
@@ -98,7 +100,7 @@ class SpanSplit(Split):
         """Return data for intervals, and details: scores by kind of question, mistakes."""
         questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
-        threshold = scores.get(_THRESHOLD)  # null odds above it mean no answer; None: never
+        threshold = scores.get(_THRESHOLD)  # null odds above it mean "no answer"
         texts = [each.text(threshold) for each in predictions]
         each = 100.0 * np.array(
             [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]

@@ -1,9 +1,9 @@
 """Rows of tokens from questions and contexts: [CLS] question [SEP] part of context [SEP].
 
-A context that does not fit is cut into windows that overlap, as in BERT's `run_squad.py`: each
-begins `stride` tokens after the window before, and the last reaches the end. No part of a context
-is lost. A token in several windows is scored in the window with the most context on the token's
-shorter side.
+A context that does not fit is cut into overlapping windows, as in BERT's `run_squad.py`. Each
+window begins `stride` tokens after the previous one, and the last reaches the end, so no part of a
+context is lost. A token in several windows is scored only in the window with the most context on
+the token's shorter side.
 """
 
 import unicodedata
@@ -33,11 +33,11 @@ class Window:
     spans: Int32[np.ndarray, "c 2"]
     """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """Whether this window scores the token, as the window with the most context around it; true in
-    exactly one window for each token of the context."""
+    """Whether this window scores the token, because no other window has more context around it;
+    true in exactly one window for each token of the context."""
     target: tuple[int, int] | None
-    """Positions in `ids` of the answer's first and last token; both 0 ([CLS]) if there is no answer
-    or the window does not contain all of it; None if the answer is unknown, as in prediction."""
+    """Positions in `ids` of the answer's first and last token. Both are 0 ([CLS]) if there is no
+    answer or the window does not contain all of it. None means that the answer is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class SquadWindows:
     cut_questions: tuple[int, ...]
     """Numbers of the questions that were cut to `max_question` tokens."""
     warnings: tuple[str, ...]
-    """Warnings that count the questions that are cut or have no target, with the first few ids."""
+    """Warnings that count questions that were cut or have no target, with the first few ids."""
 
 
 def build_windows(
@@ -100,7 +100,7 @@ def build_windows(
             )
     reasons = {
         f"longer than {options.max_question} tokens, cut there": cut,
-        "without a target (no answer is at its offset and has a token)": unplaced,
+        "without a target, because no answer is at its offset or it has no token": unplaced,
     }
     warnings = tuple(
         f"{len(found):,} {'question is' if len(found) == 1 else 'questions are'} {what}: "
@@ -114,8 +114,8 @@ def build_windows(
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
     """Encode a context; a token's span includes combining marks after its last character.
 
-    Normalisation drops accents and vowel signs, so the tokenizer's span ends before a dropped mark,
-    and an answer, which is a slice of the context, would lack the mark.
+    The tokenizer's normalisation drops accents and vowel signs, so its span ends before a dropped
+    mark. Without this correction, an answer, which is a slice of the context, would lack the mark.
     """
     ids, spans = tokenizer.encode(context)
     spans = spans.copy()
@@ -131,7 +131,7 @@ def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
 def token_range(spans: Int32[np.ndarray, "n 2"], start: int, end: int) -> tuple[int, int] | None:
     """Find the first and last token of the shortest run that covers characters [start, end).
 
-    Return None if no token covers any of the characters. Starts and ends of `spans` never decrease.
+    Return None if no token covers any of them. Starts and ends of `spans` must not decrease.
     """
     first = int(np.searchsorted(spans[:, 1], start, side="right"))
     last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
@@ -146,7 +146,8 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
     """Choose each token's window (num_tokens,) by the context on the token's shorter side.
 
-    A hundredth of the window's length is added, so that longer windows win; the first wins ties.
+    A hundredth of the window's length is added, which favours longer windows. The first window
+    wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

@@ -3,12 +3,15 @@
 Entities are read from tags in two ways, both as in seqeval:
 
 - lenient (`scheme=None`), as in the CoNLL script: an I that continues no entity begins one. With
-  the prefixes B, I and O this equals conlleval. With S and E it does not: for conlleval two S in a
-  row are one entity, and a B may continue an entity that ended with E; here, as in seqeval, each S
-  is an entity and E ends one. L, U and M, which seqeval does not know, are read as E, S and I.
+  the prefixes B, I and O, the result equals conlleval's. With S and E it may differ: here, as in
+  seqeval, each S is an entity and E ends an entity, but conlleval reads two successive S as one
+  entity, and lets B continue an entity that ended with E. L, U and M, which seqeval does not know,
+  are read as E, S and I.
 - strict (`scheme="iob2"` and so on), as in seqeval's `mode="strict"`: tags that the scheme does not
-  allow are not entities. The two readings differ only on invalid tags, which a model may predict,
-  so state which reading was used. Published CoNLL-2003 scores are lenient.
+  allow are not entities.
+
+The two readings differ only on invalid tags, which a model may predict, so state which reading was
+used. Published CoNLL-2003 scores are lenient.
 """
 
 from collections import Counter
@@ -41,7 +44,7 @@ _Tags = Sequence[Sequence[str]]
 def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None) -> dict[str, Any]:
     """Score the entities in predicted tags; an entity lies within one sentence.
 
-    `scheme` is the scheme of the strict reading; None: the lenient reading.
+    `scheme` is the scheme of the strict reading; None means the lenient reading.
 
     Returns:
         `classes`, a row for each type found (see `class_rows`), `micro`, the scores over all types
@@ -114,8 +117,8 @@ def entity_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_details(gold: _Tags, predicted: _Tags, labels: Sequence[str]) -> dict[str, Any]:
     """Return the details of a report on plain tags.
 
-    Words with an empty tag are left out; gold tags that are not among the learned `labels` are
-    counted as one class.
+    Words with an empty tag are left out. Gold tags that are not among the learned `labels` count as
+    one class.
     """
     number = {name: n for n, name in enumerate(labels)}
     words = zip(chain(*gold), chain(*predicted), strict=True)
@@ -136,7 +139,7 @@ def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """List the surest wrong tags, at most one per sentence; `sure` has the tags' probabilities."""
+    """List the wrong tags of which the model is surest (`sure`), at most one per sentence."""
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(

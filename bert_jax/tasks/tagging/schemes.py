@@ -1,9 +1,9 @@
 """Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES; conversion to IOB2.
 
-A tag is `O`, or a prefix and a type such as `B-PER`. IOB2 begins each entity with B; IOB1 begins it
-with I, and with B only directly after an entity of the same type; IOBES is IOB2 with E for the last
-word and S for a single word. The letters of BILOU and BMES are read as IOBES: L as E, U as S, M as
-I.
+A tag is `O`, or a prefix and a type such as `B-PER`. In IOB2, each entity begins with B. In IOB1,
+an entity begins with I, or with B if it directly follows an entity of the same type. IOBES is IOB2
+with E for the last word and S for a single word. BILOU and BMES are read as IOBES: L as E, U as S,
+M as I.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,8 +46,8 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Find entities by the rules of the CoNLL script, in tags of any scheme.
 
-    An entity begins at B or S, after E, S or O, and where the type changes: an I that continues no
-    entity begins one.
+    An entity begins at B or S. I and E begin an entity too if they do not continue one: if they
+    follow E, S, O or another type.
 
     Raises:
         ValueError: a tag belongs to no scheme.
@@ -68,9 +68,9 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     """Return only the entities that are tagged as `scheme` requires.
 
-    This leaves out: in IOB2, entities that begin with I; in IOBES, also entities without E; in
-    IOB1, entities that begin with B but do not follow an entity of their type, and a single B
-    before a B of another type.
+    IOB2 leaves out entities that begin with I; IOBES also leaves out those without E. IOB1 leaves
+    out entities that begin with B but do not follow an entity of their type, and a single B before
+    a B of another type.
 
     Raises:
         ValueError: a tag belongs to no scheme, or has a prefix that `scheme` does not have.
@@ -118,9 +118,9 @@ def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
     """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
-    Without any entity the scheme is `iob2`; sentences without tags are skipped. Prefix letters
+    If there are no entities, the scheme is `iob2`. Sentences without tags are skipped. Prefixes
     without types (such as M for numerals) count as parts of speech if no tag has a type and most
-    tags are not such letters.
+    tags are not prefixes.
 
     Raises:
         UserError: the tags break every scheme (the message names the scheme with the fewest faults,
@@ -152,22 +152,22 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
             return scheme
     ends = any(prefix in "ES" for prefix, _ in _split(sorted(met)))
     nearest = min(SCHEMES[2:] if ends else SCHEMES[:2], key=lambda scheme: len(broken[scheme]))
-    letters = "" if typed else f"; where letters are parts of speech, {_PLAIN}"
+    letters = "" if typed else f"; if the letters are parts of speech, {_PLAIN}"
     breaches = [_word(each, at) + why for each, at, why in broken[nearest]]
     raise UserError(
         f"{first_few(breaches, _SHOWN)}. The tags are not valid {nearest.upper()}, nor of "
-        "another scheme. Fix them, or set lenient to have them read as the CoNLL script "
-        f"does{letters}"
+        "another scheme. Fix them, or set lenient to read them as the CoNLL script does"
+        f"{letters}"
     )
 
 
 def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list[TaggedExample]:
     """Convert entity tags to IOB2; sentences without tags stay as they are.
 
-    `lenient` reads tags that follow no scheme as the CoNLL script does (`entities`).
+    If `lenient`, tags that follow no scheme are read as the CoNLL script does (see `entities`).
 
     Raises:
-        UserError: tags do not mark entities, or, unless `lenient`, follow no scheme (see
+        UserError: tags do not mark entities or, if `lenient` is false, follow no scheme (see
             `detect_scheme`).
     """
     if lenient:
@@ -176,7 +176,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
                 if split_tag(tag) is None:
                     raise UserError(
                         f"{_word(example, word)}: neither O nor a prefix with a type. Fix the "
-                        f"tag, or {_PLAIN}, not lenient"
+                        f"tag, or {_PLAIN} instead of lenient"
                     )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)

@@ -34,9 +34,9 @@ def read_columns(
     otherwise runs of spaces separate them. Quotes have no meaning, and a no-break space is part of
     a word.
 
-    Columns count from 1, or backwards from -1; without a `tag_column` no tags are read. Each word
-    must begin with `token_prefix`, which is removed. Lines that begin with `comment`, such as `# `,
-    are skipped, which is unsafe if a word may begin with it, as with `#` in CoNLL-2003.
+    Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
+    must begin with `token_prefix`, which is removed. Lines that begin with `comment` (if set) are
+    skipped. Set it only if no word begins with it; some words of CoNLL-2003 begin with `#`.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words or no such column; or a line
@@ -91,7 +91,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Return true if the first line that is no comment is CoNLL-U; False if there is no file."""
+    """Return true if the first line that is no comment is CoNLL-U; false if there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -107,8 +107,8 @@ def read_conllu(
     """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
 
     Words are syntactic words: ranges (`3-4 zum`), which give the written form of the words after
-    them, and empty nodes (`5.1`) are skipped. `_` is not a tag; if a file has no other tags, or
-    `column` is None, the sentences have no tags.
+    them, and empty nodes (`5.1`) are skipped. `_` means that a word has no tag. If no word has a
+    tag, or `column` is None, the sentences have no tags.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words; or a line does not have ten
@@ -149,7 +149,7 @@ def read_conllu(
 
 
 def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
-    """Read WikiANN, lines of word, tab and tag; remove the language before a word (`en:Paris`).
+    """Read WikiANN: lines of word, tab and tag. Remove the language before a word (`en:Paris`).
 
     If `with_tags` is false, words without a language are accepted too.
 
@@ -166,7 +166,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     if language is None and with_tags:
         message = (
             f"{path}, line {line}: the word {columns[0][:40]!r} has no language before it, unlike "
-            "'en:Paris'; read a file without languages as columns"
+            "'en:Paris'; to read a file without languages, set the format to columns"
         )
         raise MissingColumn("-1", message) if len(columns) == 1 else UserError(message)
     return read_columns(
@@ -184,8 +184,8 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    `tags` is the column of tags (`ner` in TFDS conll2003); None: no tags are read. If the file has
-    numbers as tags, `tag_names` names them in numerical order; TFDS knows the names itself.
+    `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If
+    tags are numbers, `tag_names` lists their names in numerical order; TFDS knows the names itself.
 
     Raises:
         UserError: the file cannot be read or lacks a column; or a row has no words, an empty word,

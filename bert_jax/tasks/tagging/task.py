@@ -66,7 +66,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best constant's score; for entities, every word or every sentence is one."""
+        """Return the best score of one tag, or one entity type, for all words or all sentences."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -179,7 +179,7 @@ class TaggingTask(Task[TaggingConfig]):
         if not _tags_of(dev) & set(labels.names):
             raise UserError(
                 f"{config.dev}: its tags ({listed(sorted(_tags_of(dev)), 5)}) are not among the "
-                f"tags to learn ({listed(labels.names, 5)}); were they read from the right column?"
+                f"tags to learn ({listed(labels.names, 5)}); check the column of the tags"
             )
         spec = LabelSpec(labels.names, scheme=scheme)
         return spec, [Data("train", train), Data("dev", dev)]
@@ -239,7 +239,7 @@ def _labels(
         if len(labels) < 2:
             raise UserError(
                 f"{config.train}: the only tag is {labels.names[0]!r}, from which nothing can be "
-                "learned; was it read from the right column?"
+                "learned; check the column of the tags"
             )
         return labels
     labels = LabelSet(config.labels)

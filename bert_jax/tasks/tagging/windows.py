@@ -24,7 +24,7 @@ class TagWindow:
     """Number of the window's sentence, from 0."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Word that each position labels, by its number in the sentence; -1 if it labels no word."""
+    """Number in the sentence of the word that a position labels; -1 if it labels no word."""
     labels: Int32[np.ndarray, " L"]
     """Label of the word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
 
@@ -82,7 +82,7 @@ def tag_windows(
     """
     room = max_length - 2
     if room < 1:
-        raise UserError(f"max_length is {max_length}; [CLS], a sub-word and [SEP] need 3")
+        raise UserError(f"max_length is {max_length}; [CLS], a sub-word and [SEP] need 3 or more")
     if not 1 <= stride <= room:
         raise UserError(
             f"stride is {stride}; expected 1 to {room} for max_length {max_length}, or sub-words "

@@ -26,7 +26,7 @@ class Decisions:
     temperature: float = 1.0
     """Divisor of the logits, which does not change the order of classes."""
     thresholds: tuple[float, ...] = ()
-    """Probability above which each label is predicted (multi-label); (): one half for all."""
+    """Probability above which each label is predicted (multi-label); () means 0.5 for all."""
 
     @classmethod
     def saved(cls, scores: Mapping[str, float], labels: Sequence[str]) -> "Decisions":
@@ -39,7 +39,7 @@ class Decisions:
     def fitted(
         cls, logits: Float[np.ndarray, "N C"], labels: Labels, *, calibrate: bool, tune: bool
     ) -> "Decisions":
-        """Fit to dev data: the temperature by log loss, and each label's threshold by its F1."""
+        """Fit to dev data: the temperature by log loss, the thresholds by each label's F1."""
         temperature = fit_temperature(logits, labels) if calibrate else 1.0
         thresholds: tuple[float, ...] = ()
         if tune:
@@ -50,12 +50,12 @@ class Decisions:
         return cls(temperature, thresholds)
 
     def shares(self, logits: Float[np.ndarray, "N C"], *, several: bool) -> np.ndarray:
-        """Return the probabilities (N, C): independent if a row may have `several` labels."""
+        """Return probabilities (N, C): sigmoid if rows may have `several` labels, else softmax."""
         scaled = logits / self.temperature
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Return, for a multi-label task, true where the probability exceeds the threshold."""
+        """Return which labels a multi-label task predicts: probabilities above their thresholds."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -64,7 +64,7 @@ class Decisions:
         self, logits: Float[np.ndarray, "N C"], labels: Labels, names: Sequence[str],
         *, calibrate: bool, tune: bool,
     ) -> dict[str, float]:  # fmt: skip
-        """Return temperature and thresholds by name, and the calibration error on these labels."""
+        """Return temperature, calibration errors on these labels, and thresholds, by name."""
         found: dict[str, float] = {}
         if calibrate:
             found[_TEMPERATURE] = self.temperature
@@ -82,13 +82,13 @@ class Decisions:
         return found + ([f"{_THRESHOLD}{name}" for name in names] if tune else [])
 
     def calibration(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Return the temperature, and the reliability without and with it, as JSON values."""
+        """Return the temperature, and the reliability before and after scaling, as JSON values."""
         parts = {"before": PLAIN, "after": self}
         bins = {name: each.reliability(logits, labels) for name, each in parts.items()}
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare the probability of the best class, or of each label (multi-label), with hits."""
+        """Compare probabilities of best classes, or of labels, with how often they come true."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)
@@ -101,12 +101,13 @@ PLAIN = Decisions()
 def reliability(
     shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
 ) -> dict[str, Any]:
-    """Compare probabilities in bins (i / bins, (i + 1) / bins] with the share of hits.
+    """Compare probabilities with the share that came true, in bins (i / bins, (i + 1) / bins].
 
     Returns:
-        `ece`, the expected calibration error: the mean gap between `confidence` and `accuracy`,
-        weighted by `counts`; and three lists by bin: `counts`; `confidence`, the mean probability;
-        `accuracy`, the share of hits. In an empty bin, all three are 0.
+        Three lists with an entry per bin, and `ece`. The lists are `counts`; `confidence`, the mean
+        probability; and `accuracy`, the share that came true. In an empty bin, all three are 0.
+        `ece`, the expected calibration error, is the mean gap between `confidence` and `accuracy`,
+        weighted by `counts`.
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)

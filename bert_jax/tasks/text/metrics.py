@@ -1,9 +1,9 @@
 """Scores and reports of classification and regression, over all examples at once.
 
-Undefined scores are as in scikit-learn and scipy: F1 without positives and the Matthews coefficient
-of a constant are 0; the correlation with a constant is NaN. A model that predicts one value for
-everything has learned nothing and must not pass for a weak model, so compare scores with
-`numpy.nanargmax`, not with `max`.
+Undefined scores are as in scikit-learn and scipy: F1 is 0 if there are no positives, the Matthews
+coefficient is 0 if labels or predictions are constant, and the correlation with a constant is NaN.
+A model that predicts one value for everything has learned nothing and must not pass for the best
+model, so compare scores with `numpy.nanargmax`, not with `max`, which may return NaN.
 """
 
 import warnings
@@ -32,16 +32,16 @@ from bert_jax.tasks.task import HeadKind
 def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
     """Return accuracy, f1, macro_f1 and matthews of class numbers (N,).
 
-    f1 is the harmonic mean of precision and recall of class 1, 0 if class 1 is absent; macro_f1 is
-    the mean F1 of the classes that occur in the labels or the predictions; matthews is the Matthews
-    coefficient for any number of classes, 0 if labels or predictions are constant.
+    f1 is the F1 of class 1; it is 0 if class 1 is absent. macro_f1 is the mean F1 of the classes
+    that occur in the labels or the predictions. matthews is the Matthews correlation coefficient
+    for any number of classes; it is 0 if labels or predictions are constant.
 
     Raises:
         ValueError: there are no examples, lengths differ, or values are not integers.
     """
     truth, guess = _pair(labels, predictions)
     for name, values in (("labels", truth), ("predictions", guess)):
-        # Floating-point scores, compared with classes, would silently all count as wrong.
+        # Floating-point scores never equal a class, so all would silently count as wrong.
         if values.dtype.kind not in "iub":
             raise ValueError(
                 f"{name} are {values.dtype}; expected integers, the numbers of classes"
@@ -69,8 +69,8 @@ def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
 def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
     """Return f1, macro_f1 and accuracy of multi-label predictions (N, K), each 0 or 1.
 
-    f1 counts the predictions of all labels together (micro); macro_f1 is the mean over labels; an
-    absent label has F1 0. accuracy is the share of rows with all labels right.
+    f1 counts the predictions of all labels together (micro). macro_f1 is the mean F1 of the labels;
+    an absent label has F1 0. accuracy is the share of rows in which all labels are right.
 
     Raises:
         ValueError: shapes differ, are empty or are not (N, K), or a value is not 0 or 1.
@@ -88,7 +88,7 @@ def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, fl
 METRICS: Mapping[HeadKind, Callable[[ArrayLike, ArrayLike], dict[str, float]]] = {
     "single_label": class_metrics, "multi_label": label_set_metrics, "regression": correlations,
 }  # fmt: skip
-"""Function of (labels, predictions) that computes the metrics, by kind; higher is better."""
+"""Functions of (labels, predictions) that compute metrics, by kind of head; higher is better."""
 
 
 def _pair(
@@ -204,7 +204,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks (d, N) of weighted examples; `places` numbers their values, ascending."""
+    """Return mean ranks (d, N) of weighted examples; `places` are ranks among distinct values."""
     counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 

@@ -18,7 +18,7 @@ from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_tex
 
 
 def open_table(config: TableConfig) -> list[Data[TextExample]]:
-    """Read training and dev data with the same labels; without a dev file, hold out rows."""
+    """Read training and dev data with the same labels; if there is no dev file, hold out rows."""
     train = config.source("train")
     data = read_labelled(train, config, LabelSet(config.labels) if config.labels else None)
     if not config.dev:
@@ -30,7 +30,7 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold out a part of the rows as dev; rows with equal texts stay in the same part.
 
-    With groups, rows of a group stay together too, and both parts have the same mix of labels.
+    If there are groups, their rows stay together too, and both parts get the same mix of labels.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:
@@ -63,9 +63,9 @@ def _of_groups(
     held = (deal(kinds, groups, keys, shares) == 0).tolist()
     if all(held) or not any(held):
         raise UserError(
-            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} are kept whole, "
-            f"so task.dev_rate {config.dev_rate:g} leaves train or dev empty; set another "
-            "share, or name a second file in task.dev"
+            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} cannot be "
+            f"divided, so task.dev_rate {config.dev_rate:g} leaves train or dev empty; set another "
+            "rate, or name a second file in task.dev"
         )
     return held
 
@@ -90,11 +90,11 @@ def open_glue(config: GlueConfig) -> list[Data[TextExample]]:
 def read_glue_source(
     config: GlueConfig, source: str, *, labelled: bool = True
 ) -> Data[TextExample]:
-    """Read a split of the task by its name, an official file, or a table.
+    """Read a split of the task by its name, an official file, or another table.
 
-    MNLI also has the split `ax`. A file named like an official file is read as that file; other
-    files have GLUE's or TensorFlow Datasets' column names, and their labels are read only if
-    `labelled`.
+    MNLI also has the split `ax`. A file named like an official file is read as that file. Other
+    files must have the column names of GLUE or of TensorFlow Datasets; their labels are read only
+    if `labelled`.
 
     Raises:
         UserError: no split or file has this name, or the file cannot be read.
@@ -102,7 +102,7 @@ def read_glue_source(
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
         if not config.data:
-            raise UserError(f"task.data is empty, so there is no split {source!r}")
+            raise UserError(f"task.data is empty, so there is no split {source!r}; give a file")
         return _glue_split(config, source)
     path = Path(source)
     if not path.is_file():
@@ -131,7 +131,7 @@ def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:
         return replace(read_glue_tfds(name, file), name=split)
     home = Path(config.data)
     if split == "ax" and not (home / TASKS["ax"].directory).is_dir():
-        home = home.parent  # `data` was MNLI's own directory
+        home = home.parent  # `data` is MNLI's directory; the diagnostic set's is beside it
     return replace(read_glue(home, name, file), name=split)
 
 
@@ -142,8 +142,8 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
     from train.tsv, dev.tsv and test.tsv or, if these are missing, from Microsoft's files and GLUE's
     dev_ids.tsv. Rows of QQP that are broken by line ends are skipped and counted.
 
-    The directory is the task's, or holds the directories of all tasks. Labels are None in test
-    splits. Ids are the files' row numbers in test splits, and numbers from 0 in other splits.
+    `directory` is the task's directory, or has the directories of all tasks. Labels are None in
+    test splits. Ids are the file's row numbers in test splits, and numbers from 0 in other splits.
 
     Raises:
         UserError: the task, split or file does not exist, or rows are wrong.

@@ -39,11 +39,11 @@ def read_texts(
     Args:
         source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
-        labels: the classes; None takes the classes of the file, see `LabelSet.of`.
+        labels: the classes; None means the classes that occur in the file (see `LabelSet.of`).
         labelled: whether to read the labels.
         score_range: lowest and highest valid score; None permits any finite number.
-        more: other columns, whose values `texts_of` turns into a row's `TextExample.more`.
-        texts_of: function of a row's origin and the row's values in the columns `more`.
+        more: other columns, from whose values `texts_of` makes `TextExample.more`.
+        texts_of: function that is called with a row's origin and its values in the columns `more`.
 
     Raises:
         UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
@@ -178,13 +178,13 @@ def _label(
     parts = value if isinstance(value, list) else [value]
     names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
     if len(set(names)) != len(parts):
-        raise UserError(f"{origin}: the labels {value!r:.60} hold a label twice or an empty one")
+        raise UserError(f"{origin}: the labels {value!r:.60} repeat a label or have an empty one")
     return names
 
 
 def _class_name(origin: Origin, column: str, value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a parquet column of whole numbers with gaps comes as floats
+        value = int(value)  # parquet columns of whole numbers with gaps are read as floats
     if isinstance(value, int):
         return f"{value}"
     if not isinstance(value, str):
@@ -250,14 +250,15 @@ def _numbered(
         labels = LabelSet.of(met)
         if len(labels) == 1 and table.problem_type != "multi_label":
             raise UserError(
-                f"{name}: column {table.label!r} has only the label {labels.names[0]!r}; give the "
-                "labels if there are more, or name another column"
+                f"{name}: column {table.label!r} has only the label {labels.names[0]!r}; name "
+                "another column or, if there are other labels, list all in `labels`"
             )
         if len(labels) > max(20, len(found) // 2):
             raise UserError(
                 f"{name}: column {table.label!r} has {len(labels):,} different labels in "
-                f"{len(found):,} rows, such as {labels.names[0][:40]!r}. Is it the label? To "
-                "predict numbers, set problem_type='regression'; else give the labels"
+                f"{len(found):,} rows, such as {labels.names[0][:40]!r}. Name the right column; to "
+                "predict numbers, set problem_type='regression'; if these are the labels, list "
+                "them in `labels`"
             )
     numbered: list[Any] = []
     for example, value in zip(examples, found, strict=True):

@@ -19,7 +19,7 @@ from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-_NAME_GROUPS = "set task.group to a column that such rows share, else intervals are too narrow"
+_NAME_GROUPS = "set task.group to a column that is equal in them, or intervals are too narrow"
 
 
 class TextSplit(Split):
@@ -58,7 +58,7 @@ class TextSplit(Split):
         return strata([example.label for example in self._examples])
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return each example's key of texts and, if the table has groups, each example's group."""
+        """Return the keys of the examples' texts and, if the table has groups, their groups."""
         name, groups = self.unit_names
         return [*super().group_keys(), *([groups] if name == "groups" else [])]
 
@@ -160,9 +160,9 @@ class TextTask(Task[GlueConfig | TableConfig]):
         train, *devs = found
         if train.labels is not None:
             return LabelSpec(train.labels.names), found
-        scores = _scores(train, "nothing can be learned from them")
+        scores = _scores(train, "nothing can be learned")
         for dev in devs:
-            _scores(dev, "a correlation with them is not defined")
+            _scores(dev, "the correlation is undefined")
         return LabelSpec(mean=float(scores.mean()), deviation=float(scores.std())), found
 
     def _read_other(self, source: str, labelled: bool) -> Data[TextExample]:
@@ -184,7 +184,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: SplitScores) -> Decisions:
-        """Restore, from the dev data's saved scores, the rule that turns logits into labels."""
+        """Restore the rule that turns logits into labels from the dev data's saved scores."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:
@@ -226,6 +226,6 @@ def _scores(data: Data[TextExample], consequence: str) -> np.ndarray:
     if scores.min() == scores.max():
         raise UserError(
             f"{data.examples[0].origin.path} ({data.name}): all {len(scores):,} scores "
-            f"are {scores[0]:g}; {consequence}"
+            f"are {scores[0]:g}, so {consequence}; use scores that differ"
         )
     return scores

@@ -282,7 +282,7 @@ def test_bad_files(tmp_path, rows, message):
 
 def test_what_is_refused(tmp_path):
     bare = put(tmp_path / "bare.conllu", "1\ta" + "\t_" * 8, "")
-    with pytest.raises(UserError, match=r"bare.conllu: all heads are _; a file with trees"):
+    with pytest.raises(UserError, match=r"bare.conllu: all heads are _; name a file with trees"):
         opened(config(bare))
     with pytest.raises(UserError, match=r"task.labels lacks relations of .*: 'acl:relcl'"):
         opened(config(labels=["root", "dep"]))

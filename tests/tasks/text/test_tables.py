@@ -210,7 +210,7 @@ def test_formats_by_name(tmp_path):
     with pytest.raises(UserError, match=r"a\.dat: tables are read from \.csv, "):
         read_texts(path, COLUMNS)
     assert len(read_texts(path, TableConfig(format="csv")).examples) == 2
-    with pytest.raises(UserError, match="only tfds:NAME:SPLIT is 'tfds'"):
+    with pytest.raises(UserError, match="use 'tfds' for, and only for, tfds:NAME:SPLIT"):
         read_texts(path, TableConfig(format="tfds"))
     with pytest.raises(UserError, match="delimiter is ';;'"):
         read_texts(path, TableConfig(format="csv", delimiter=";;"))
