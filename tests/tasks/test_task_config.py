@@ -67,7 +67,7 @@ def test_fields_are_explained(kind):
     [
         (
             lambda: build(TaskConfig, {"name": "cola"}),
-            "unknown field name; kind=glue has it; set that first",
+            "unknown field name; kind=glue has this field; set that value first",
         ),
         (lambda: GlueConfig(name="ax"), "no training data; fine-tune mnli"),
         (lambda: GlueConfig(name="sst"), "'sst' is no task of GLUE"),
