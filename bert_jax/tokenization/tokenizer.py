@@ -133,7 +133,7 @@ class Tokenizer(ABC):
         """Return the contents, by name, of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
-        """Return readable text with the names of special tokens; IndexError if an id is too large.
+        """Return readable text with the names of special tokens; raise IndexError for a wrong id.
 
         Decoding is not the inverse of encoding: case, accents and spacing may be lost.
         """
