@@ -61,11 +61,7 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def report_error(error: BaseException, verb: str) -> int | None:
-    """Print what went wrong and return the exit code.
-
-    For a bug, nothing is printed and None is returned, so that the caller can raise the error again
-    with its traceback.
-    """
+    """Print what went wrong and return the exit code; for a bug, only return None."""
     if isinstance(error, SystemExit):  # raised by the handler of SIGTERM
         return error.code if isinstance(error.code, int) else 1
     code, text = exit_code(error), f"{error}"

@@ -22,28 +22,19 @@ def table_lines(rows: Sequence[Sequence[str]], between: str = "  ") -> list[str]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> str:
-    """Return a table in Markdown. The first row is the header.
-
-    With `figures`, Markdown shows all columns but the first aligned right.
-    """
+    """Return a Markdown table with a header row; `figures` aligns all but column 1 right."""
     ruler = ["---", *["--:" if figures else "---"] * (len(rows[0]) - 1)]
     lines = table_lines([rows[0], ruler, *rows[1:]], " | ")
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def plain(value: Any, most: int = 200) -> str:
-    """Return a value as at most `most` characters on one line, safe in a table cell or code span.
-
-    A space replaces each character that Markdown or HTML could interpret.
-    """
+    """Return text on one line, with spaces for characters that end a code span or table cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 
 class Escaping:
-    r"""A wrapper of a terminal stream that writes control characters as JSON does: `\u001b`.
-
-    The attribute `unescaped` is the wrapped stream.
-    """
+    r"""A wrapper of the terminal stream `unescaped` that writes control characters as `\u001b`."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream

@@ -50,8 +50,8 @@ def unknown_field(
     """Make the UserError for a field that a section does not have.
 
     `section` is the dotted name of the section, or "" at the top level. The message suggests a
-    variant of `cls` that has the field, or `places`: dotted names of fields with the same last
-    part. If there are none, it suggests the field of the section with the most similar name.
+    variant of `cls` that has the field, or the dotted names `places`, which end in the same word.
+    Otherwise, it suggests the field of the section with the most similar name, if any.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
@@ -80,10 +80,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """List the fields that differ, as (dotted name, value in a, value in b).
-
-    `free` names fields and sections that may differ and are left out.
-    """
+    """List fields that differ as (dotted name, value in a, value in b), except those in `free`."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -95,10 +92,10 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Return the subclass of `cls` that `mapping` selects, or `cls` if it has no `CHOSEN_BY`.
+    """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
     Raises:
-        UserError: If `VARIANTS` has no subclass for the value of the field `CHOSEN_BY`.
+        UserError: If `cls` has variants, but none of the selected name.
     """
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
