@@ -36,7 +36,7 @@ def load(directory: "str | Path", **limits: Any) -> "LoadedModel":
     Raises:
         UserError: If the directory has no intact model.
     """
-    from bert_jax.artefacts.saved.reading import read_model  # here, so that jax is imported late
+    from bert_jax.artefacts.saved.reading import read_model  # imported here, because it imports jax
     from bert_jax.infer.loaded import LoadedModel
 
     return LoadedModel(read_model(os.path.expanduser(directory)), **limits)

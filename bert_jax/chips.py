@@ -76,7 +76,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Number of which a dimension must be a multiple to wrap around: 16 in 2-D, 4 in 3-D."""
+        """Divisor of the size of every dimension that wraps around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property
@@ -119,8 +119,8 @@ _TPUS = (
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}
-"""TPUs by name; in the name of a topology, such as "v5e:4x4", the part before the colon. A chip of
-v4 or v5p counts as one device ("megacore"), as is the default of Cloud TPU."""
+"""TPUs by name, with which the name of a topology begins ("v5e:4x4"). A chip of v4 or v5p counts as
+one device ("megacore"), as is the default of Cloud TPU."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"

@@ -19,7 +19,7 @@ class UserError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar.
 
-    At most 1,000 names are compared. Names of more than 64 characters are not.
+    At most 1,000 names are compared; names longer than 64 characters are never similar.
     """
     some = [each for each in islice(known, 1000) if max(len(name), len(each)) <= 64]
     return next(iter(difflib.get_close_matches(name, some, 1, cutoff=0.5)), None)
@@ -46,7 +46,7 @@ def first_few(items: Sequence[str], most: int = 5) -> str:
     return "; ".join(items[:most]) + more
 
 
-# Errors of the disk (full, broken, no permission). They are no bugs, so no traceback is printed.
+# Errors of the disk (full, broken, no permission). They are not bugs, so no traceback is printed.
 _NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
              errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 

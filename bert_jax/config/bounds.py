@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 
 
 class Bound(NamedTuple):
-    """One end of a range: a value is allowed if `holds(value, limit)`. The rest is for messages."""
+    """One end of a range: `holds(value, limit)` checks a value; other fields are for messages."""
 
     words: str
     bracket: str
@@ -77,7 +77,7 @@ class Bounded:
     """Base class of dataclasses that raise a UserError for values outside their fields' bounds."""
 
     SECTION: ClassVar[str] = ""
-    """Name of the section of the configuration, as messages print the name."""
+    """Name of the section of the configuration, for messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
         """Set the name of the section; None means the name of the parent class."""

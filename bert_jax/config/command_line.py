@@ -253,7 +253,7 @@ def _value(hint: Any, text: str) -> Any:
         return None if text == "None" else _value(kinds[0], text)
     if typing.get_origin(hint) is tuple:
         if text[:1] in _QUOTED:
-            for read in (json.loads, ast.literal_eval):  # --fields prints null; Python has None
+            for read in (json.loads, ast.literal_eval):  # JSON has null, Python None
                 with contextlib.suppress(ValueError, SyntaxError):
                     found = read(text)
                     return found if isinstance(found, list | tuple) else [found]

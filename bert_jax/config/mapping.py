@@ -27,7 +27,7 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
     - `RENAMED` maps former names of fields to new names.
     - `ELSEWHERE` maps names of fields that other classes have to hints for the error message.
     - `CHOSEN_BY` names a field, and `VARIANTS` maps its values to the subclasses to build.
-    - `FORMER` maps values that this field no longer takes to hints for the error message.
+    - `FORMER` maps former values of that field to hints for the error message.
 
     Raises:
         UserError: If a field is unknown or its value is wrong. The message says what is allowed.

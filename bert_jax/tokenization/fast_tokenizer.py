@@ -1,7 +1,7 @@
 """Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa) or pieces with "▁" (XLM-R).
 
 The five special tokens keep their names in the model's files, such as `<mask>`; code takes their
-ids from `special_ids`. As in all tokenizers here, text that spells a name is ordinary text.
+ids from `special_ids`. Text that spells one of these names is ordinary text, as in all tokenizers.
 """
 
 import hashlib

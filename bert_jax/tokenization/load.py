@@ -68,13 +68,13 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
 
 
 def says_casing(directory: Path) -> bool:
-    """Return true if another file than `vocab.txt` says whether text is lower-cased."""
+    """Return true if a file other than `vocab.txt` says whether text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Return true if any word has an upper-case letter, so that text was not lower-cased.
+    """Return true if any word has an upper-case letter: a sign that text was not lower-cased.
 
     Tokens with other characters than letters, such as `[CLS]` and `<S>`, are ignored.
     """
@@ -123,9 +123,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
     The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`.
-    If a directory has a `*.model` and a `tokenizer.json` other than WordPiece, which may give
-    different ids (as XLM-R's do), the `tokenizer.json` is read. But if bert-jax wrote the
-    `*.model`, the `*.model` is read.
+    If a directory has both a `*.model` and a `tokenizer.json` other than WordPiece, the
+    `tokenizer.json` is read, because the two may give different ids (XLM-R's do). But a `*.model`
+    that bert-jax wrote is always preferred.
 
     Raises:
         UserError: If there is no tokenizer, there are two kinds, or a file is invalid.
@@ -176,7 +176,7 @@ def _find(directory: Path) -> Path:
     if len(found) > 1:
         raise UserError(
             f"{directory} holds {len(found)} tokenizers, {found[0].name} and {found[1].name} among "
-            "them; name one of the files"
+            "them; give the path of one file"
         )
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
     if not found and not all(file.is_file() for file in pair):

@@ -133,9 +133,10 @@ class Tokenizer(ABC):
         """Return the contents, by name, of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
-        """Return readable text with the names of special tokens; raise IndexError for a wrong id.
+        """Return readable text, in which special tokens appear by name.
 
-        Decoding is not the inverse of encoding: case, accents and spacing may be lost.
+        Decoding is not the inverse of encoding: case, accents and spacing may be lost. An id that
+        is out of range raises an IndexError.
         """
         parts: list[str] = []
         for is_named, run in groupby(map(int, ids), self._named.__contains__):
@@ -158,8 +159,8 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads.
 
-        If the directory is missing or empty, either all files appear in it or none. If not, the
-        files replace those of the same names, one after another.
+        If the directory is missing or empty, either all files appear in it or none. Otherwise,
+        each file replaces the file of the same name.
 
         Raises:
             UserError: If the directory has a tokenizer of another kind, or cannot be written.
