@@ -203,7 +203,8 @@ def train_sentencepiece(
 
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
-        vocab_size: Number of pieces, including 5 special pieces and, for `byte_fallback`, 256.
+        vocab_size: Number of pieces, including 5 special pieces and, with `byte_fallback`, 256
+            bytes.
         lowercase: Whether normalisation folds case.
         byte_fallback: Whether characters without a piece become bytes instead of [UNK].
         character_coverage: Fraction of the characters in the texts that must have a piece; the

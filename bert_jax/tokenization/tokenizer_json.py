@@ -36,7 +36,7 @@ class Pipeline:
         byte_fallback: Whether characters without a token become their bytes.
         fuse_unk: Whether consecutive characters without a token become one unknown token.
         ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
-        unk_in_model: Whether characters without a token become the unknown token or are dropped.
+        unk_in_model: Whether characters without a token become the unknown token (or vanish).
         roles: Tokens for padding, unknown characters, beginning, separator and mask. The separator
             may also have the first three roles.
         specials: Other added tokens, which are not split where they occur in a text.
@@ -63,7 +63,7 @@ class Pipeline:
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Part that writes spaces as other characters: ByteLevel, Metaspace, or a last Replace."""
+        """Part that writes spaces as other characters: ByteLevel, Metaspace or a normalizer."""
         parts = [part for part in self.pre_tokenizer if part["type"] in MARKERS]
         return parts[0] if parts else self.normalizer[-1]
 
@@ -100,7 +100,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
             f"Metaspace, or a normalizer that ends by replacing spaces by {SPACE!r}"
         )
     if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
-        reading.refuse("pre_tokenizer.use_regex is False; expected True, or Split and ByteLevel")
+        reading.refuse("pre_tokenizer.use_regex is False; expected True, as no Split precedes it")
     scores: list[float] = []
     merges: list[tuple[str, str]] = []
     if kind == "BPE":

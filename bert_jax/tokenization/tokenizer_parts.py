@@ -96,7 +96,7 @@ class Reading:
         return self.wrong(name, found, f"expected {' or '.join(map(repr, right))}")
 
     def flag(self, name: str, found: object, default: bool = False) -> bool:
-        """Return a boolean field; `default` if the field is missing."""
+        """Return a boolean field, or `default` if the field is missing."""
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
     def text(self, name: str, found: object, most: int = 1) -> str:

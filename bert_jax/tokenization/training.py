@@ -30,7 +30,7 @@ from bert_jax.tokenization.wordpiece import (
 )
 
 COVERAGE = 0.9995
-"""Default fraction of the texts that must consist of characters with a token."""
+"""Fraction of the texts that, by default, must consist of characters with a token."""
 _ALPHABET = 1000
 """Number of characters that get a token by default, even if fewer reach `COVERAGE`."""
 _COUNTED_WORDS = 1 << 18  # distinct words in memory before they are normalised

@@ -211,7 +211,8 @@ def _names(
             dropped.append(name)
         elif new in origins:
             raise UserError(
-                f"{where}: the weights have one parameter twice, as {origins[new]} and {name}"
+                f"{where}: the weights have one parameter under two names, {origins[new]} and "
+                f"{name}; remove one of them"
             )
         else:
             origins[new] = name
@@ -233,7 +234,7 @@ def _fitted(
 ) -> list[str]:
     """Fit the tables of positions and of `types` token types to our model, and return notes.
 
-    Pairs of texts then have the outputs of the source model. A DistilBERT classifier keeps one
+    Pairs of texts then give the outputs of the source model. A DistilBERT classifier keeps one
     type, because its class has only one.
     """
     notes = []

@@ -80,7 +80,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
     if family.narrows_mlp:
-        # NeoBERT's files give the ungated width. The gated width is 2/3, rounded up to 8 n.
+        # The file gives the ungated width. The gated width is 2/3 of it, up to a multiple of 8.
         fields["mlp_dim"] = -(-(2 * fields["mlp_dim"] // 3) // 8) * 8
     try:
         config = plain(ModelConfig(**fields))

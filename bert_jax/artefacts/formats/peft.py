@@ -151,7 +151,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return a module's alpha: that in `alpha_pattern` for the end of its name, or `lora_alpha`."""
+    """Return a module's alpha: `lora_alpha`, unless `alpha_pattern` has the end of its name."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():

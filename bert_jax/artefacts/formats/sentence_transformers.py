@@ -53,7 +53,7 @@ class SentenceForm:
     """Notes for the user about settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a text; raise UserError for another width."""
+        """Return the largest number of tokens in a text; raise UserError for a wrong width."""
         if self.width != config.hidden_dim:
             raise UserError(
                 f"{self.model}: the pooling has width {self.width}, but the encoder has "
@@ -201,7 +201,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the largest number of tokens: that of the encoder's module, or of the tokenizer."""
+    """Return the limit of tokens from the encoder's module or, if it has none, the tokenizer."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):

@@ -1,4 +1,4 @@
-"""Google's original BERT checkpoints (google-research/bert, TensorFlow 1), read as Hugging Face's.
+"""Reading of Google's original BERT checkpoints (google-research/bert, TensorFlow 1).
 
     form = read_tf_checkpoint("uncased_L-12_H-768_A-12")
     params = form.params(None)

@@ -95,7 +95,7 @@ _POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_posit
 
 
 def _layers(side: str, *attentions: tuple[str, str]) -> list[Entry]:
-    """Return the entries of the layers of `side`; `attentions` has their names and ours."""
+    """Return the entries of the layers of `side`; `attentions` pairs foreign names with ours."""
     layer, ours = f"model.{side}.layers.{{n}}", (side, "layers")
     entries = []
     for theirs, name in attentions:
