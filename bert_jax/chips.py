@@ -1,16 +1,17 @@
-"""Accelerators: one table of their speeds, with sources, for telemetry and `bert-jax plan`.
+"""Accelerators: a table of their speeds, with sources, for telemetry and `bert-jax plan`.
 
 Conventions
-    Rates are per chip (what is sold and numbered as one accelerator), in units per second; bytes
-    are bytes, not bits. JAX shows a chip as `devices_per_chip` devices; `per_device` is one device.
-    Links of the inter-chip interconnect (ICI) are counted per chip, and their rate is one-way: each
-    link sends `ici_bytes_per_s_per_link` and receives as much at the same time.
+    Rates are per chip (the unit that is sold as one accelerator) and per second. Amounts of data
+    are in bytes, not bits. JAX shows one chip as `devices_per_chip` devices; the property
+    `per_device` gives the rates of one device.
+    Links of the inter-chip interconnect (ICI) are counted per chip. Their rate is one-way: a link
+    sends `ici_bytes_per_s_per_link` and receives as much at the same time.
     Google's "bidirectional ICI bandwidth per chip" is links x one-way rate x 2.
-    Peaks are dense bfloat16 products with float32 accumulation.
+    Peak rates are for dense bfloat16 products with float32 accumulation.
 
 Sources of the TPU rows
-    [docs] docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture": peak, HBM,
-        bidirectional ICI per chip, torus dimensions, DCN.
+    [docs] docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture": peak rate,
+        HBM, bidirectional ICI per chip, torus dimensions, data-centre network (DCN).
     [book] jax-ml.github.io/scaling-book/tpus ("How to Think About TPUs"): one-way rate per ICI
         link, the clock of v5e (1.5 GHz) and v5p (1.75 GHz), chips per host, 25 GB/s DCN per host.
     [isca] Jouppi et al., "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, table 4:
@@ -18,10 +19,11 @@ Sources of the TPU rows
     [xla] `jax/_src/pallas/mosaic/tpu_info.py`: HBM in bytes, cores per chip, MXU sizes; and the
         compiler's own estimates for an 8192^3 product (docs/experiments.md, "The wind tunnel").
 
-Clocks that nobody publishes (v6e, tpu7x) follow from peak = products per cycle x 2 x clock, with
-the products per cycle at which the compiler's estimate makes sense: 4 x 256 x 256 per chip on v6e
-(1.75 GHz) and on each core of tpu7x (2.2 GHz). With the 2 MXUs of 256 x 256 that [docs] counts on
-v6e, the clock would be 3.5 GHz and the compiler's estimate 1.4 times faster than the hardware.
+The clocks of v6e and tpu7x are not published. They are derived from peak = products per cycle x 2 x
+clock. The products per cycle are chosen so that the compiler's estimate is plausible: 4 x 256 x 256
+per chip on v6e (1.75 GHz), and as many per core on tpu7x (2.2 GHz). [docs] counts 2 MXUs of
+256 x 256 on v6e; with 2, the clock would be 3.5 GHz, and the compiler's estimate would be 1.4 times
+faster than the hardware.
 """
 
 from dataclasses import dataclass, replace
@@ -29,18 +31,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator: its names, peak rate and memory."""
+    """An accelerator with its names, peak rate and memory."""
 
     name: str
-    """Name in common use: "v5e", "H100 SXM"."""
+    """Name in common use, for example "v5e" or "H100 SXM"."""
     device_kinds: tuple[str, ...]
-    """Values of `jax.Device.device_kind` for this accelerator, the usual value first."""
+    """Values of `jax.Device.device_kind` for this accelerator, the most common value first."""
     bf16_flops: float
-    """Peak FLOP/s of a chip."""
+    """Peak FLOP/s of a chip in bfloat16."""
     hbm_bytes: int
     """Memory of a chip in bytes."""
     hbm_bytes_per_s: float
-    """Memory bandwidth of a chip."""
+    """Memory bandwidth of a chip in bytes per second."""
     devices_per_chip: int
     """Number of devices that JAX shows for one chip."""
     source: str
@@ -49,37 +51,37 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Chip(Accelerator):
-    """A TPU: what `bert-jax plan` needs to turn cycles and bytes into seconds."""
+    """A TPU with the figures by which `bert-jax plan` turns cycles and bytes into seconds."""
 
     clock_hz: float
-    """Clock of the cores in Hz, for the compiler's cycle counts."""
+    """Clock of the cores in Hz, which turns the compiler's cycle counts into seconds."""
     ici_links: int
-    """Links per chip: two per dimension of the torus."""
+    """Number of ICI links per chip: two per dimension of the torus."""
     ici_bytes_per_s_per_link: float
-    """One-way rate of a link."""
+    """One-way rate of an ICI link."""
     dcn_bytes_per_s: float
-    """One-way rate of the data-centre network per chip: the host's rate / its number of chips."""
+    """One-way rate of the data-centre network (DCN) per chip: the rate of the host / its chips."""
     cores: int
     """TensorCores per chip; a device with two cores ("megacore") splits every operation."""
     mxu_side: int
-    """Number of rows, and of columns, of one systolic array (MXU)."""
+    """Number of rows of a systolic array (MXU), which equals its number of columns."""
     alus: int
-    """32-bit operations per cycle in each of a core's 8 x 128 lanes [book]: 2 on v4, 4 on v5; 4 is
-    assumed from v6e on."""
+    """32-bit operations per cycle in each of the 8 x 128 lanes of a core. [book] gives 2 for v4
+    and 4 for v5; 4 is assumed for v6e and later TPUs."""
 
     @property
     def ici_bytes_per_s(self) -> float:
-        """One-way rate of all links of a chip together."""
+        """One-way rate of all ICI links of a chip together."""
         return self.ici_links * self.ici_bytes_per_s_per_link
 
     @property
     def ici_wraps_at(self) -> int:
-        """Shortest torus dimension that wraps around, as its multiples do: 16 in 2-D, 4 in 3-D."""
+        """Divisor of the size of every dimension that wraps around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property
     def per_device(self) -> "Chip":
-        """One device of the chip, with its share of compute, cores, memory, ICI and DCN rates."""
+        """One device of the chip, with its part of the chip's rates, memory and cores."""
         n = self.devices_per_chip
         return replace(
             self, bf16_flops=self.bf16_flops / n, hbm_bytes=self.hbm_bytes // n,
@@ -93,8 +95,8 @@ _DOCS = "docs.cloud.google.com/tpu/docs/"
 _BOOK = "jax-ml.github.io/scaling-book/tpus"
 _GIB = 2**30
 
-# Columns: name, kinds, peak, HBM size, HBM rate, devices; source; clock, ICI links, rate per link,
-# DCN, cores, MXU side, ALUs.
+# Columns, in three lines per chip: name, device kinds, peak rate, HBM size, HBM rate, devices;
+# source; clock, ICI links, rate per link, DCN rate, cores, MXU side, ALUs.
 _TPUS = (
     Chip("v4", ("TPU v4",), 275e12, 32 * _GIB, 1200e9, 1,
          f"{_DOCS}v4 (peak, HBM); {_BOOK} (ICI, DCN); ISCA 2023 TPU v4 paper (clock)",
@@ -117,8 +119,8 @@ _TPUS = (
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}
-"""TPUs by name: the part of a topology's name before the colon. Here a chip of v4 or v5p is one
-device ("megacore", the default of Cloud TPU)."""
+"""TPUs by name, with which the name of a topology begins ("v5e:4x4"). A chip of v4 or v5p counts as
+one device ("megacore"), as is the default of Cloud TPU."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"
@@ -138,4 +140,4 @@ _GPUS = (
 ACCELERATORS: dict[str, Accelerator] = {
     kind: accelerator for accelerator in (*_TPUS, *_GPUS) for kind in accelerator.device_kinds
 }
-"""TPUs and GPUs by what JAX reports as `device_kind`."""
+"""TPUs and GPUs by their `jax.Device.device_kind`."""

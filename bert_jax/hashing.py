@@ -1,18 +1,18 @@
 """Random numbers and permutations as pure functions of integers, in numpy.
 
-Nothing here has state: the same integers give the same bits at any time, on any host and in any
-thread. This makes example i a function of (corpus, seed, i).
+The functions have no state: the same integers give the same bits at any time, on any host and in
+any thread. Therefore training example i is a function of (corpus, seed, i).
 """
 
 import numpy as np
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of splitmix64
 _MASK64 = 2**64 - 1
-_DOUBLE_ROUNDS = 3  # a Feistel network of six half rounds
+_DOUBLE_ROUNDS = 3  # of the Feistel network in `permute`: six half rounds
 
 
 def _mix_u64(x: np.ndarray) -> np.ndarray:
-    """Mix in place: splitmix64's finaliser (Steele, Lea, Flood 2014; Stafford's constants)."""
+    """Mix in place by splitmix64's finaliser (Steele, Lea, Flood 2014; Stafford's constants)."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -32,23 +32,24 @@ def hash_key(*words: int) -> int:
 
 
 def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
-    """Return 64 random bits per counter: uint64 of the shape of `counters`, which needs an axis.
+    """Return 64 random bits for each counter, as uint64 in the shape of `counters`.
 
-    Take the key from `hash_key`, a different one for each purpose.
+    `counters` needs at least one axis. Make a key for each purpose by `hash_key`.
     """
     x = counters.astype(np.uint64)  # a copy, mixed in place below
-    x *= np.uint64(_GOLDEN)  # odd, so still one to one
+    x *= np.uint64(_GOLDEN)  # an odd factor keeps different counters different
     x += np.uint64(key & _MASK64)
     _mix_u64(x)
-    x ^= np.uint64(key & _MASK64)  # else two keys give shifts of one sequence
+    x ^= np.uint64(key & _MASK64)  # without this, two keys would give shifts of one sequence
     return _mix_u64(x)
 
 
 def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
-    """Return integers in [0, bound) from the high 32 of 64 random bits; `bound` is at most 2^32.
+    """Turn 64-bit random integers into integers in [0, bound); `bound` is at most 2^32.
 
-    Source: Lemire 2019, "Fast random integer generation in an interval", but without rejection: the
-    relative error of a value's probability is at most bound / 2^32.
+    Only the high 32 bits are used. The method is that of Lemire 2019, "Fast random integer
+    generation in an interval", without its rejection step. Therefore the probability of a value has
+    a relative error of at most bound / 2^32.
     """
     scaled = bits >> np.uint64(32)
     scaled *= np.asarray(bound).astype(np.uint64)
@@ -59,10 +60,10 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
 def permute(positions: np.ndarray, n: int, key: int) -> np.ndarray:
     """Map positions (k,) by a random permutation of [0, n); return int64 (k,).
 
-    A Feistel network over the smallest power of two >= n is applied until the result is below n
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). This takes fewer than two
-    evaluations per position on average, and memory of the size of `positions`. The key picks the
-    permutation; n is at most 2^62.
+    The key selects the permutation; n is at most 2^62. A Feistel network permutes [0, m), where m
+    is the smallest power of two >= n, and is applied again until the result is below n (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains"). On average, this takes fewer than two
+    applications per position. The memory in use is proportional to the size of `positions`.
     """
     if not 1 <= n <= 2**62:
         raise ValueError(f"n is {n}; a permutation needs 1 <= n <= 2^62")

@@ -1,4 +1,4 @@
-"""Tables for people, and standard streams whose text cannot control the terminal."""
+"""Tables for readers, and standard streams that escape the control characters of a terminal."""
 
 import codecs
 import json
@@ -8,38 +8,39 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# C0 except tab and line feed, delete, and C1, where the single U+009B begins a control sequence.
+# Control characters: C0 except tab and line feed, delete, and C1. A terminal takes U+009B of C1 for
+# the beginning of a control sequence.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BAR = re.compile("\r?[^\x00-\x1f\x7f-\x9f]*|(?:\n|\x1b\\[A)*")
 _UNKNOWN = "bert_jax.json"
 
 
 def table_lines(rows: Sequence[Sequence[str]], between: str = "  ") -> list[str]:
-    """Lay out a table: align the first column (names) left and all others (figures) right."""
+    """Return the lines of a table: the first column is aligned left and all others right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [between.join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> str:
-    """Write a table in Markdown, heads first; `figures` right-aligns all but the first column."""
+    """Return a Markdown table with a header row; `figures` right-aligns columns 2 and higher."""
     ruler = ["---", *["--:" if figures else "---"] * (len(rows[0]) - 1)]
     lines = table_lines([rows[0], ruler, *rows[1:]], " | ")
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def plain(value: Any, most: int = 200) -> str:
-    """Return text on one line, without characters that end a code span or a table cell."""
+    """Return text on one line, with spaces for characters that end a code span or table cell."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 
 class Escaping:
-    r"""A wrapper of a terminal, `unescaped`, that writes control characters as JSON: `\u001b`."""
+    r"""A wrapper of the terminal stream `unescaped` that writes control characters as `\u001b`."""
 
     def __init__(self, stream: Any) -> None:
         self.unescaped = stream
 
     def write(self, text: str) -> int:
-        """Write text; leave a progress bar's carriage returns and cursor moves unescaped."""
+        """Write text; leave the carriage returns and cursor moves of a progress bar unescaped."""
         if not _BAR.fullmatch(text):
             text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
         self.unescaped.write(text)
@@ -56,7 +57,10 @@ class Escaping:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Escape, in the `with` block, characters that the encoding lacks or that control terminals."""
+    """Escape special characters in the standard streams while the `with` block runs.
+
+    These are the characters that the encoding lacks and, on a terminal, control characters.
+    """
     before = sys.stdout, sys.stderr
     for stream in before:
         if hasattr(stream, "reconfigure"):

@@ -1,4 +1,4 @@
-"""Configurations: files, command lines, and the frozen dataclasses that they become.
+"""Conversion of configuration files and command lines to frozen dataclasses.
 
 This package imports only `errors` from bert_jax. Read first: mapping.py.
 """

@@ -1,6 +1,7 @@
 """Bounds of configuration fields, written as annotations: `Annotated[int, AtLeast(2)]`.
 
-A `Bounded` dataclass raises a UserError for values out of bounds; --fields prints the bounds.
+A `Bounded` dataclass raises a UserError for values out of bounds. The option --fields prints the
+bounds.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from bert_jax.errors import UserError
 
 
 class Bound(NamedTuple):
-    """An end of a range: its words and bracket in messages, its comparison and its limit."""
+    """One end of a range: `holds(value, limit)` checks a value; other fields are for messages."""
 
     words: str
     bracket: str
@@ -32,7 +33,7 @@ Below = partial(Bound, "below", ")", operator.lt)
 
 @dataclass(frozen=True)
 class Or:
-    """An allowed value outside the range, and its meaning."""
+    """A value that is allowed although it is outside the range, and its meaning."""
 
     value: Any
     meaning: str = ""
@@ -48,12 +49,12 @@ class Distinct:
     least: int = 0
 
     def __str__(self) -> str:
-        return f"at least {self.least} values, each once" if self.least else "without repetition"
+        return f"at least {self.least} values, all different" if self.least else "all different"
 
 
 @dataclass(frozen=True)
 class Given:
-    """A requirement that a text is not empty, and the meaning of the text."""
+    """A requirement that a string is not empty; `meaning` tells users what the string is."""
 
     meaning: str
 
@@ -67,28 +68,28 @@ Positive = Annotated[float, Above(0)]
 NonNegative = Annotated[float, AtLeast(0)]
 Fraction = Annotated[float, AtLeast(0), AtMost(1)]
 Part = Annotated[float, Above(0), AtMost(1)]
-"""Share in (0, 1]."""
+"""Fraction in (0, 1]."""
 Rate = Annotated[float, AtLeast(0), Below(1)]
-"""Share in [0, 1)."""
+"""Fraction in [0, 1)."""
 
 
 class Bounded:
-    """A dataclass that refuses values outside the bounds of its fields."""
+    """Base class of dataclasses that raise a UserError for values outside their fields' bounds."""
 
     SECTION: ClassVar[str] = ""
-    """Name of the section in messages."""
+    """Name of the section of the configuration, for messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
-        """Set the name of the section; None: the parent's name."""
+        """Set the name of the section; None means the name of the parent class."""
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:
-        """Raise a UserError for the first wrong field; subclasses add rules across fields."""
+        """Raise a UserError for the first field out of bounds; subclasses add further rules."""
         _check(self.SECTION, self)
 
 
 def wanted(hint: Any) -> str:
-    """Describe the values that an annotation allows; "" if it allows all values of the type."""
+    """Describe the values that an annotation allows; return "" for a type without bounds."""
     kind, arguments = _kind(hint), typing.get_args(hint)
     if kind is Literal:
         return f"one of {', '.join(map(str, arguments))}"

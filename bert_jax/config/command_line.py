@@ -1,7 +1,7 @@
 """Conversion of `--config=FILE --config.a.b=value` to a frozen dataclass.
 
-A configuration file names only the fields that it sets; the dataclass has defaults for the rest.
-The type of a field decides how its text on the command line is parsed.
+A configuration file names only the fields that it sets; the other fields have the defaults of the
+dataclass. The type of a field decides how its value on the command line is parsed.
 """
 
 import ast
@@ -41,19 +41,21 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
     `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
-    A path that does not exist is looked up among the package's own configurations. There NAME_ARG
-    also means NAME.py with the argument ARG: ettin_17m is ettin.py:17m.
+    If the path does not exist, the configurations of the package are searched. For them, NAME_ARG
+    can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m.
 
     Raises:
-        UserError: The file is missing or fails, or a field is unknown or wrong.
+        UserError: If the file is missing or fails, or a field is unknown or has a wrong value.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
     argument = argument or named_argument
     given = _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
-        raise UserError(f"{path}: get_config gave {given!r}; it must return a ConfigDict or a dict")
-    named = build(cls, given, where=str(path))  # so a wrong field is blamed on the file
+        raise UserError(
+            f"{path}: get_config returned {given!r}; it must return a ConfigDict or a dict"
+        )
+    named = build(cls, given, where=str(path))  # before the overrides, so that errors name the file
     return overridden(named, overrides)
 
 
@@ -65,7 +67,10 @@ def overridden(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def fields_help(config: Any, prefix: str = "--config") -> str:
-    """List the fields with values and notes; a line that begins with -- is an option to copy."""
+    """Return a text that lists the fields of a configuration with values, notes and bounds.
+
+    The line of a field, such as `--config.seed=0`, can be copied to a command line.
+    """
     cls = type(config)
     hints, texts = typing.get_type_hints(cls), notes(cls)
     bounded = typing.get_type_hints(cls, include_extras=True)
@@ -88,7 +93,7 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
             lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
         if name == getattr(cls, "CHOSEN_BY", ""):
             kinds = getattr(cls, "VARIANTS", {})
-            own = f"each has fields of its own; --fields {prefix}.{name}=NAME lists them"
+            own = f"each NAME has its own fields, which --fields {prefix}.{name}=NAME lists"
             lines += [f"{indent}one of {', '.join(kinds)}", f"{indent}{own}"]
         if right := wanted(bounded[name]):
             lines.append(f"{indent}{right}")
@@ -100,8 +105,8 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
 def _find(named: str) -> tuple[Path, str]:
     """Return the configuration file for a name, and the argument at the end of the name."""
     package = Path(__file__).parents[1]
-    shipped = [package / "configs", package.parent / "configs"]  # in a wheel, in a clone
-    # `bert_tiny` stands for pretrain/bert_tiny.py.
+    shipped = [package / "configs", package.parent / "configs"]  # of a wheel and of a clone
+    # All folders are searched: `bert_tiny` stands for pretrain/bert_tiny.py.
     folders = ["", *(folder.name for root in shipped for folder in root.glob("*/"))]
     stem, _, last = named.removesuffix(".py").rpartition("_")
     for name, argument in ((named, ""), (stem, last)):
@@ -136,8 +141,9 @@ def _get_config(path: Path, argument: str) -> Any:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise UserError(
-            f"{path}: get_config cannot be called with what was given ({error}). An argument comes "
-            f"after a colon, --config={path}:ARGUMENT, and get_config must have a parameter for it"
+            f"{path}: get_config cannot be called with the arguments that were given ({error}). To "
+            f"give an argument, write --config={path}:ARGUMENT; get_config must have a parameter "
+            "for the argument"
         ) from error
     with _blaming(path):
         return function(*arguments)
@@ -155,13 +161,13 @@ def _blaming(path: Path) -> Iterator[None]:
                 line = frame.lineno
         where = str(path) if line is None else f"{path}, line {line}"
         raise UserError(
-            f"{where}: {type(error).__name__}: {error}. A configuration file is Python; fix it "
-            "and try again"
+            f"{where}: {type(error).__name__}: {error}. Correct the Python code of this "
+            "configuration file and try again"
         ) from error
 
 
 def _unwrapped(value: Any) -> Any:
-    """Convert to plain dicts, also inside tuples, where `ConfigDict.to_dict` converts nothing."""
+    """Convert each ConfigDict to a dict, also in tuples, which `ConfigDict.to_dict` passes over."""
     if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -170,7 +176,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `--config.a.b=value`, or `--config.a.b value`, to nested values, in place."""
+    """Apply overrides `--config.a.b=value` or `--config.a.b value` to nested dicts, in place."""
     arguments = iter(overrides)
     for argument in arguments:
         if not argument.startswith("-"):
@@ -195,7 +201,8 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
         holder[key] = value = _value(hint, given)
         if (after := chosen(group, holder)) is before:
             continue
-        # Another subclass is chosen: keep the fields that were set if both classes have them.
+        # The override chooses another subclass. A field that differs from its default keeps its
+        # value if the new class has the field, too.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()
@@ -205,7 +212,8 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
     """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
-    The class is the declared class of the holder, not its subclass; None for an entry of a list.
+    `holder[key]` is the value of the field. The class is the class that is declared for the holder,
+    not the subclass that is chosen; for an entry of a list, the class is None.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
@@ -215,7 +223,8 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
                     f"{_WHERE}: there is no {seen}{part}; entries are counted from 0, and {seen} "
-                    f"has {len(value)}. Set the list as --fields shows for {seen}, or use a file"
+                    f"has length {len(value)}. To change the length, set the full list in the form "
+                    f"that --fields shows for {seen}, or write a configuration file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             seen += part
@@ -238,13 +247,13 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse text as a value of a type; leave text that does not fit for `build` to refuse."""
+    """Parse text as a value of a type; return other text unchanged, so that `build` refuses it."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)
     if typing.get_origin(hint) is tuple:
         if text[:1] in _QUOTED:
-            for read in (json.loads, ast.literal_eval):  # null as in --fields, None as in Python
+            for read in (json.loads, ast.literal_eval):  # JSON has null, Python None
                 with contextlib.suppress(ValueError, SyntaxError):
                     found = read(text)
                     return found if isinstance(found, list | tuple) else [found]

@@ -18,16 +18,19 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ...] = ()) -> T:
-    """Build a dataclass from a nested mapping, strictly; `where` names the source in messages.
+    """Build a dataclass from a nested mapping and check the names and types of its fields.
 
-    Whole numbers are accepted for floats and lists for tuples; nothing else is converted. A missing
-    field takes its default. Fields may be dataclasses, scalars, `Literal`, `X | None`, `tuple[X,
-    ...]`. A class may have four dicts: `RENAMED` maps old to new names; `ELSEWHERE`, names of
-    other classes' fields to hints; `VARIANTS`, values of the field `CHOSEN_BY` to subclasses; and
-    `FORMER`, values that this field no longer takes to hints.
+    `where` names the source in messages. Fields may be dataclasses, scalars, `Literal`, `X | None`
+    and `tuple[X, ...]`. A missing field takes its default. Whole numbers are accepted for floats
+    and lists for tuples; nothing else is converted. The dataclass may have these class attributes:
+
+    - `RENAMED` maps former names of fields to new names.
+    - `ELSEWHERE` maps names of fields that other classes have to hints for the error message.
+    - `CHOSEN_BY` names a field, and `VARIANTS` maps its values to the subclasses to build.
+    - `FORMER` maps former values of that field to hints for the error message.
 
     Raises:
-        UserError: A field or a value is wrong; the message names it, and what would be right.
+        UserError: If a field is unknown or its value is wrong. The message says what is allowed.
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -44,16 +47,18 @@ def unknown_field(
     name: str, section: str, known: Sequence[str], where: str, cls: Any = None,
     places: Sequence[str] = (),
 ) -> UserError:  # fmt: skip
-    """Make the error for a field that `section` (dotted; "" at the top) does not have.
+    """Make the UserError for a field that a section does not have.
 
-    It suggests a variant of `cls` that has the field, or `places`, dotted fields of the same name.
+    `section` is the dotted name of the section, or "" at the top level. The message suggests a
+    variant of `cls` that has the field, or the dotted names `places`, which end in the same word.
+    Otherwise, it suggests the field of the section with the most similar name, if any.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
     hint = f"did you mean {near}? " if near else ""
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if new := getattr(cls, "RENAMED", {}).get(name):
-        hint = f"it is {prefix}{new} now. "
+        hint = f"its new name is {prefix}{new}. "
     elif found := getattr(cls, "ELSEWHERE", {}).get(name):
         hint = f"{found}. "
     elif name in variants:
@@ -61,7 +66,7 @@ def unknown_field(
         names = [f"{prefix}FIELD", *(f"{old} as {prefix}{new}" for old, new in moved)]
         hint = f"fields of {prefix}{by}={name} are written {', '.join(names)}. "
     elif having := [each for each, kind in variants.items() if name in _names(kind)]:
-        hint = f"{prefix}{by}={' or '.join(having)} has it; set that first. "
+        hint = f"{prefix}{by}={' or '.join(having)} has this field; set that value first. "
     return UserError(
         f"{where}: unknown field {prefix}{name}; {hint}"
         f"Known here: {', '.join(known) or 'no fields, since this is a single value'}"
@@ -75,7 +80,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
-    """List differences as (dotted name, value in a, value in b), leaving out what `free` names."""
+    """List fields that differ as (dotted name, value in a, value in b), except those in `free`."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
     names = [*left, *(name for name in right if name not in left)]
     return [
@@ -87,7 +92,11 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 
 
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
-    """Return the variant named in `mapping`, or `cls` if it has no variants; refuse other names."""
+    """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
+
+    Raises:
+        UserError: If `cls` has variants, but none of the selected name.
+    """
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:
         return cls
@@ -103,7 +112,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
 
 
 def notes(cls: type) -> dict[str, str]:
-    """Return the notes of a dataclass and its bases: the strings below fields in the source."""
+    """Return the notes of fields of a dataclass: the strings below the fields in the source."""
     found: dict[str, str] = {}
     for kind in reversed(cls.__mro__[:-1]):
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

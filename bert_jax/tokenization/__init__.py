@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, trained here or read from published files.
+"""Tokenizers, which convert text to token ids and back: trained here or read from published files.
 
 May import files. Read first: tokenizer.py (the protocol), load.py (the factory).
 """

@@ -1,7 +1,7 @@
 """Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa) or pieces with "▁" (XLM-R).
 
-The five special tokens keep their names in the model's files; code takes their ids from
-`special_ids`. Text that spells one of the five names is ordinary text, as in every tokenizer here.
+The five special tokens keep their names in the model's files, such as `<mask>`; code takes their
+ids from `special_ids`. Text that spells one of these names is ordinary text, as in all tokenizers.
 """
 
 import hashlib
@@ -36,19 +36,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")
 """Byte-level forms of space, line feed, tab and carriage return."""
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
+"""Texts that every new tokenizer encodes once, so that a pipeline that fails is refused early."""
 
 
 class FastTokenizer(Tokenizer):
     """Tokenizer that runs a checked pipeline of the `tokenizers` library.
 
-    Offsets exclude spaces: a token of only spaces has an empty span. Every byte of a character has
-    the span of the character.
+    Offsets exclude spaces: a token of only spaces has an empty span. If the bytes of a character
+    are several tokens, each of them has the span of the character.
     """
 
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; raise UserError, naming `where`, if the library cannot run it."""
+        """Build the tokenizer; `where` names it in the UserError if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -76,11 +77,11 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Spellings of added words in vocabulary characters, with the space if a word takes one."""
+        """Spellings of added words in vocabulary characters, with the space that they include."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
-        """Tokenizer that puts a space before a text; None unless the pre-tokenizer is ByteLevel."""
+        """Tokenizer that puts a space before a text, for `encode_words`; None if not needed."""
         if self.word_prefix and [part["type"] for part in pipeline.pre_tokenizer] == ["ByteLevel"]:
             definition["pre_tokenizer"] = pipeline.marker | {"add_prefix_space": True}
             self._spaced = tokenizers.Tokenizer.from_str(json.dumps(definition))
@@ -91,7 +92,7 @@ class FastTokenizer(Tokenizer):
         return FastTokenizer, (self.pipeline,)
 
     def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call the library; raise UserError for its errors, and for its panics (no `Exception`)."""
+        """Call the library; turn its errors, and its panics (no `Exception`), into UserErrors."""
         try:
             return function(*arguments, **options)
         except BaseException as error:
@@ -103,7 +104,7 @@ class FastTokenizer(Tokenizer):
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
         """Make a `tokenizer.json` that treats the five special tokens in a text as ordinary text.
 
-        With `renamed`, special tokens that the model could produce from a text get other names.
+        With `renamed`, special tokens that the model could produce from text get other names.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
@@ -136,7 +137,7 @@ class FastTokenizer(Tokenizer):
         }
 
     def encode(self, text: str) -> Encoding:
-        """Return ids and character offsets."""
+        """Return the ids and character offsets of a text's tokens."""
         found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
@@ -151,7 +152,7 @@ class FastTokenizer(Tokenizer):
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each word after a space, as Transformers does with `add_prefix_space`.
 
-        No space is put before an added token that is a word or begins one.
+        A word that is an added token, or begins with one, gets no space.
         """
         if self._spaced is None:
             return super().encode_words(words)
@@ -164,9 +165,10 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return the word as an added token must spell it: normalised like text.
+        """Return a word in the form that an added token must have: normalised as text is.
 
-        If a normalizer marks spaces, added tokens are matched before it runs: the word stays as is.
+        But if a normalizer writes spaces as other characters, added tokens are matched before it
+        runs, so the word is returned unchanged.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -174,13 +176,13 @@ class FastTokenizer(Tokenizer):
         return str(self._run(normalizer.normalize_str, word))
 
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
-        """Return a tokenizer that keeps these words whole, with ids after all present ids.
+        """Return a tokenizer in which each of these words is one token; new ids follow the old.
 
-        A word matches where no letter, digit or underscore adjoins it; the match includes the space
-        before it. The words must be `normalised`.
+        A word matches if no letter, digit or underscore is next to it; the match includes the space
+        before the word. The words must be in the form that `normalised` returns.
 
         Raises:
-            UserError: the vocabulary would exceed `MAX_TOKENS`.
+            UserError: If the vocabulary would exceed `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)
@@ -189,8 +191,8 @@ class FastTokenizer(Tokenizer):
         pipeline = self.pipeline
         if self.vocab_size + len(tokens) > MAX_TOKENS:
             raise UserError(
-                f"the vocabulary of {self.vocab_size:,} tokens and {len(tokens):,} new ones is "
-                f"larger than {MAX_TOKENS:,}, the limit"
+                f"the vocabulary of {self.vocab_size:,} tokens and {len(tokens):,} new tokens "
+                f"exceed the limit of {MAX_TOKENS:,}; add fewer words"
             )
         longer = replace(
             pipeline,
@@ -206,7 +208,7 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return files that `AutoTokenizer` loads too, though it matches special tokens in text."""
+        """Return the files; `AutoTokenizer` loads them too, but matches special tokens in text."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space
@@ -233,7 +235,7 @@ class FastTokenizer(Tokenizer):
         }
         if self.mask_strips_space:
             config["mask_token"] = {"__type": "AddedToken", **added_fields(roles[4])}
-        # Not the library's own JSON, in which the last digit of a score may differ.
+        # The JSON that the library writes is not used: the last digit of a score may differ.
         files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}
         return {
             name: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
@@ -242,7 +244,7 @@ class FastTokenizer(Tokenizer):
 
 
 def _spelling(token: AddedToken, byte_level: bool) -> str:
-    """Return an added token, with the space if it takes one, in vocabulary characters."""
+    """Write an added token, with the space that it includes if any, in vocabulary characters."""
     if not byte_level:
         return SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -257,7 +259,7 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 
 def piece_decoder() -> decoders.Decoder:
-    """Make the decoder for pieces with "▁" for spaces and with byte fallback."""
+    """Make the decoder for pieces that have "▁" for spaces and tokens for bytes."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
 
@@ -265,13 +267,13 @@ def piece_decoder() -> decoders.Decoder:
 def _without_spaces(
     text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Shorten spans (n, 2) by white space at their ends; empty the spans of `bare` spaces (n,)."""
+    """Remove white space from the ends of spans (n, 2); tokens in `bare` (n,) get empty spans."""
     positions = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.array([not char.isspace() for char in text], bool)
     following = np.where(np.append(solid, True), positions, len(text))
     following = np.minimum.accumulate(following[::-1])[::-1]
     preceding = np.maximum.accumulate(np.where(np.append(True, solid), positions, 0))
-    # The library's spans may step back where normalisation makes or moves characters.
+    # Where normalisation inserts or moves characters, the spans of the library may step back.
     starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
     starts = np.minimum(following[starts], ends)
     ends = np.where(bare, starts, np.maximum(preceding[ends], starts))

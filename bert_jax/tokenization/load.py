@@ -1,8 +1,8 @@
 """Loading of a directory's tokenizer, and of WordPiece from `vocab.txt` or `tokenizer.json`.
 
-A `tokenizer.json` can describe any pipeline. With WordPiece, only BERT's pipeline is accepted,
-field by field, and the tokenizer is built anew from these fields: other settings of the file
-(truncation, padding) have no effect.
+A `tokenizer.json` can describe any pipeline. For WordPiece, only BERT's pipeline is accepted. Its
+fields are checked one by one, and the tokenizer is built from these fields. Other settings of the
+file (truncation, padding) have no effect.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, Word
 def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
     """Read `vocab.txt` or `tokenizer.json`, and a `tokenizer_config.json` in its directory.
 
-    A `vocab.txt` does not say whether text is lower-cased: if `tokenizer_config.json` does not
-    either, a vocabulary without upper-case words means lower-cased text. Added tokens come from
+    A `vocab.txt` does not say whether text is lower-cased. If `tokenizer_config.json` does not say
+    so either, text is lower-cased if the vocabulary has no upper-case words. Added tokens come from
     `tokenizer.json` and the other files in its directory.
 
     Raises:
-        UserError: the file is invalid, or two files contradict each other.
+        UserError: If the file is invalid, or two files contradict each other.
     """
     path = reading.path
-    config = Reading(path.with_name(CONFIG_NAME))  # for messages
+    config = Reading(path.with_name(CONFIG_NAME))  # so that messages name this file
     config.whole = reading.config
     flags = (None, True, False)
     stated = config.one_of("do_lower_case", config.whole.get("do_lower_case"), flags)
@@ -61,21 +61,22 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
     added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
     if beside and beside.is_file() and reading.lines(beside.name) not in (pieces, vocab):
         raise UserError(
-            f"{path} and {beside.name} beside it list different tokens; remove the wrong one"
+            f"{path} and the {beside.name} in its directory list different tokens; remove the "
+            "wrong file"
         )
     return WordPieceTokenizer(vocab, options, added, where=where)
 
 
 def says_casing(directory: Path) -> bool:
-    """Return true if any file in a directory, besides `vocab.txt`, says if text is lower-cased."""
+    """Return true if a file other than `vocab.txt` says whether text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
 
 
 def has_upper_case(vocab: list[str]) -> bool:
-    """Return true if any word of letters has upper case: a sign that text was not lower-cased.
+    """Return true if any word has an upper-case letter: a sign that text was not lower-cased.
 
-    Tokens with other characters are ignored: uncased vocabularies have `[CLS]` and `<S>`.
+    Tokens with other characters than letters, such as `[CLS]` and `<S>`, are ignored.
     """
     words = (token.removeprefix(CONTINUATION) for token in vocab)
     return any(word != word.lower() and word.isalpha() for word in words)
@@ -84,13 +85,13 @@ def has_upper_case(vocab: list[str]) -> bool:
 def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:
     value = found.get("max_input_chars_per_word", WordPieceOptions().max_word_chars)
     if type(value) is not int or not 1 <= value <= MAX_TOKEN_CHARS:
-        right = f"expected an integer from 1 to {MAX_TOKEN_CHARS} (time grows with its cube)"
+        right = f"expected an integer from 1 to {MAX_TOKEN_CHARS} (the time grows with its cube)"
         reading.wrong(f"{part}max_input_chars_per_word", value, right)
     return value
 
 
 def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
-    """Return vocabulary and options of BERT's `tokenizer.json`; refuse any other pipeline."""
+    """Return vocabulary and options of a `tokenizer.json`; refuse other pipelines than BERT's."""
 
     def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
         found = reading.mapping(part, reading.whole.get(part))
@@ -121,12 +122,13 @@ def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
-    Files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`. A
-    `tokenizer.json` other than WordPiece is preferred to a `*.model` in the same directory, unless
-    bert-jax wrote the `*.model` (XLM-R's two files give different ids).
+    The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`.
+    If a directory has both a `*.model` and a `tokenizer.json` other than WordPiece, the
+    `tokenizer.json` is read, because the two may give different ids (XLM-R's do). But a `*.model`
+    that bert-jax wrote is always preferred.
 
     Raises:
-        UserError: there is no tokenizer, there are two kinds, or a file is invalid.
+        UserError: If there is no tokenizer, there are two kinds, or a file is invalid.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -137,8 +139,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path = _find(path)
     elif not path.exists():
         raise UserError(
-            f"{path}: no such file or directory; a tokenizer is a tokenizer.json, a vocab.txt, a "
-            "*.model, or a directory holding one"
+            f"{path}: no such file or directory; give a tokenizer.json, a vocab.txt, a vocab.json, "
+            "a *.model, or a directory that has one"
         )
     reading = Reading(path)
     if path.suffix == ".model":
@@ -149,8 +151,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.suffix in (".json", ".txt"):
         return load_wordpiece(reading)
     raise UserError(
-        f"{path}: a tokenizer file ends in .json (tokenizer.json), .txt (vocab.txt) or .model "
-        "(SentencePiece)"
+        f"{path} is not a tokenizer file; give a file whose name ends in .json (tokenizer.json), "
+        ".txt (vocab.txt) or .model (SentencePiece)"
     )
 
 
@@ -161,10 +163,10 @@ def _is_fast(reading: Reading) -> bool:
 
 
 def _find(directory: Path) -> Path:
-    """Return the file that defines a directory's tokenizer; UserError if there is not just one."""
+    """Return the file that defines a directory's tokenizer; raise UserError for none or several."""
     whole, model = directory / "tokenizer.json", directory / "tokenizer.model"
     models = sorted(directory.glob("*.model"))
-    # A model that bert-jax wrote is the original, and never matches special tokens in text.
+    # A *.model that bert-jax wrote is the original. It never matches special tokens in text.
     if model.is_file() and Reading(model).config.get("kind") == "sentencepiece":
         return model
     if models and whole.is_file() and _is_fast(Reading(whole)):
@@ -174,11 +176,12 @@ def _find(directory: Path) -> Path:
     if len(found) > 1:
         raise UserError(
             f"{directory} holds {len(found)} tokenizers, {found[0].name} and {found[1].name} among "
-            "them; name one of the files"
+            "them; give the path of one file"
         )
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
     if not found and not all(file.is_file() for file in pair):
         raise UserError(
-            f"{directory} holds no tokenizer: it has no tokenizer.json, vocab.txt or *.model"
+            f"{directory} holds no tokenizer: it has no tokenizer.json, vocab.txt, *.model, or "
+            "vocab.json with merges.txt"
         )
     return (found or pair)[0]

@@ -1,4 +1,4 @@
-"""Masks in texts: finding and encoding them, and the text of tokens that fill them."""
+"""Functions that find and encode masks in texts, and that fill masks with tokens."""
 
 import re
 
@@ -15,17 +15,17 @@ _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTE = {chr(byte): byte for byte in _PLAIN} | {
     chr(256 + place): byte for place, byte in enumerate(_OTHERS)
 }
-"""Byte that each character of a byte-level vocabulary stands for."""
+"""Byte for which each character of a byte-level vocabulary stands."""
 
 
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of masks, spelled `[MASK]` or like the tokenizer's own mask."""
+    """Return the spans [start, end) of masks, written `[MASK]` or as the tokenizer's mask token."""
     spellings = (MASK, tokenizer.id_to_token(tokenizer.special_ids.mask))
     return [found.span() for found in re.finditer("|".join(map(re.escape, spellings)), text)]
 
 
 def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
-    """Encode a text, its masks as special tokens; offsets refer to the given text."""
+    """Encode a text in which masks become mask tokens; offsets refer to the given text."""
     ids, offsets, at = [], [], 0
     for start, end in [*mask_spans(text, tokenizer), (len(text), len(text))]:
         piece = text[at:start]
@@ -44,8 +44,8 @@ def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
 def token_text(id: Id, tokenizer: Tokenizer) -> str:
     """Return the text that a token stands for.
 
-    If the vocabulary marks words by spaces, text that begins a word begins with a space. Bytes that
-    are not whole characters are written like `<0xC4>`. WordPiece tokens stay as they are.
+    A WordPiece token is returned unchanged. In other vocabularies, the text of a token that begins
+    a word begins with a space, and bytes that are not a complete character are written as `<0xC4>`.
     """
     entry = tokenizer.id_to_token(id)
     if tokenizer.kind == "wordpiece":
@@ -60,10 +60,10 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 
 
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
-    """Replace one mask of a text by a token; other masks stay.
+    """Replace the mask at `span` of a text by a token; other masks stay.
 
-    A token that continues a word is joined to the word before the mask, unless the blank between
-    them is a token of its own.
+    A token that continues a word is joined to the word before the mask. But if the tokenizer
+    encodes the space before the mask as a token, the space stays.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
@@ -75,7 +75,7 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
 
 
 def _keeps_blank(tokenizer: Tokenizer) -> bool:
-    """Return true if the blank before a mask is a token, as in byte-level BPE and for Gemma."""
+    """Return true if the space before a mask is a token, as in byte-level BPE and for Gemma."""
     if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
         return False
     return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

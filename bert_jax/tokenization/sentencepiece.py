@@ -1,8 +1,8 @@
-"""SentencePiece: unigram or BPE pieces of raw text, through Google's `sentencepiece`.
+"""SentencePiece (Kudo and Richardson 2018): unigram or BPE pieces of text, by Google's library.
 
-Kudo and Richardson 2018. Text is NFKC-normalised, spaces become "▁" at the start of the next piece,
-and every other character stays. With byte fallback, the default, a character without a piece
-becomes its UTF-8 bytes, so no text is lost to [UNK]; the bytes take 256 entries of the vocabulary.
+Text is NFKC-normalised, a space becomes "▁" at the start of the next piece, and all other
+characters stay. With byte fallback, the default, a character without a piece is encoded as its
+UTF-8 bytes, so that no text becomes [UNK]. The bytes take 256 entries of the vocabulary.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ from bert_jax.tokenization.tokenizer import (
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
-"""Longest training line, in characters; longer lines are cut, as the library would drop them."""
+"""Longest training line, in characters; longer lines are split, because the library drops them."""
 _THREADS = 16
-"""Number of training threads; fixed, because the model stores it and it changes float sums."""
+"""Number of training threads; fixed, because the model file and sums of floats depend on it."""
 _MOST_LINES = 500_000
 """Largest number of training lines in memory; if there are more, a sample is taken."""
 
@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 class SentencePieceTokenizer(Tokenizer):
     """Tokenizer that runs a SentencePiece model.
 
-    Offsets refer to the original text, before normalisation. A piece's span covers every character
-    from which the piece comes (both pieces of a split "ﬁ" cover the ligature, each byte of an emoji
-    covers the emoji), without spaces at the ends; a bare "▁" has an empty span.
+    Offsets refer to the original text, before normalisation. The span of a piece covers all
+    characters from which the piece comes, without spaces at the ends: both pieces of a split "ﬁ"
+    cover the ligature, and each byte of an emoji covers the emoji. A bare "▁" has an empty span.
     """
 
     kind = "sentencepiece"
@@ -62,10 +62,10 @@ class SentencePieceTokenizer(Tokenizer):
         """Load the content of a `.model` file, which `where` names in error messages.
 
         Raises:
-            UserError: the file is not a model or has too many pieces, or its special pieces are
-                missing or match raw text.
+            UserError: If the file is not a model or has too many pieces, or if its special pieces
+                are missing or match raw text.
         """
-        # Checked before the library makes an object of each piece.
+        # This is checked first, because the library makes an object for each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
             raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
         self._model = model
@@ -92,20 +92,21 @@ class SentencePieceTokenizer(Tokenizer):
         return SentencePieceTokenizer, (self._model,)
 
     def _find_specials(self, where: str) -> SpecialIds:
-        """Find the special ids; padding and unknown may have other names, as in ALBERT's model."""
+        """Find the special ids; [PAD] and [UNK] may have other names, as in ALBERT's model."""
         named = [self._ids.get(token, -1) for token in SPECIAL_TOKENS[2:]]
         found = [self._fast.pad_id(), self._fast.unk_id(), *named]
         missing = [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]
         if missing:
             raise UserError(
-                f"{where} has no piece for {', '.join(missing)}; train with pad_id and unk_id set "
-                "and [CLS], [SEP], [MASK] as control symbols (bert-jax tokenizer does)"
+                f"{where} has no piece for {', '.join(missing)}; train the model with pad_id and "
+                "unk_id set, and with [CLS], [SEP], [MASK] as control symbols, as `bert-jax "
+                "tokenizer` does"
             )
         for token, id in zip(SPECIAL_TOKENS[2:], found[2:], strict=True):
             if not self._fast.is_control(id):
                 raise UserError(
                     f"{where}: {token} is not a control symbol, so text that spells it would "
-                    "produce the special id; train with it in control_symbols"
+                    "produce the special id; train the model with the token in control_symbols"
                 )
         return SpecialIds(*found)
 
@@ -132,7 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _count_pieces(model: bytes, limit: int) -> int:
-    """Count a model's pieces (protobuf field 1), up to `limit` + 1 or the first invalid byte."""
+    """Count a model's pieces (protobuf field 1), up to `limit` + 1 or to the first invalid byte."""
     count, at, end = 0, 0, len(model)
     with contextlib.suppress(UserError):  # raised for a number that is cut off
         while at < end and count <= limit:
@@ -152,12 +153,13 @@ def _count_pieces(model: bytes, limit: int) -> int:
 def _spans(
     text: str, pieces: list[str], normal: str, starts: np.ndarray
 ) -> Int32[np.ndarray, "n 2"]:
-    """Return the character spans in `text` of `pieces`, which spell out the normalised text.
+    """Return the character spans in `text` of `pieces`, which make up the normalised text.
 
-    `starts[i]` is the position in `text` of the source of character i of `normal`. Characters made
-    from one source (a ligature's letters) share it; a source ends where the next source starts.
+    Character i of `normal` comes from the characters of `text` that start at `starts[i]` and end
+    where the next source starts. Characters from one source, such as the letters of a ligature,
+    have the same start.
     """
-    # A "▁" that shares its source is no space: U+00B4 becomes "▁" and an accent.
+    # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" + accent.
     shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
     shared[1:] |= shared[:-1]
     is_space = np.array([char == SPACE for char in normal], bool) & ~shared
@@ -177,7 +179,7 @@ def _spans(
             first += 1
         while last > first and is_space[last]:
             last -= 1
-        if first > last:  # a bare "▁": empty, just before what follows
+        if first > last:  # a bare "▁" has an empty span before the next character
             spans[i] = starts[first]
             continue
         start, end = int(starts[first]), int(ends[last])
@@ -200,18 +202,19 @@ def train_sentencepiece(
     """Train a model; the same texts in the same order give the same bytes.
 
     Args:
-        texts: read once; lines are training sentences.
-        vocab_size: number of pieces, including five special ones and, with `byte_fallback`, 256.
-        lowercase: whether normalisation folds case.
-        byte_fallback: whether characters without a piece become bytes instead of [UNK].
-        character_coverage: share of the text that the characters with pieces must make up, the most
-            frequent first; use 1.0 for small alphabets.
+        texts: Texts, which are read once. Each line is a training sentence.
+        vocab_size: Number of pieces, including 5 special pieces and, with `byte_fallback`, 256
+            bytes.
+        lowercase: Whether normalisation folds case.
+        byte_fallback: Whether characters without a piece become bytes instead of [UNK].
+        character_coverage: Fraction of the characters in the texts that must have a piece; the
+            most frequent characters get pieces first. Use 1.0 for small alphabets.
 
     Returns:
-        A tokenizer; if the texts yield too few pieces, it has fewer, and a warning is logged.
+        A tokenizer. If the texts yield too few pieces, it has fewer, and a warning is logged.
 
     Raises:
-        UserError: there is no text, an option is out of range, or `vocab_size` has no room for
+        UserError: If there is no text, an option is out of range, or `vocab_size` has no room for
             special pieces, bytes and alphabet.
     """
     if not 0.98 <= character_coverage <= 1:
@@ -238,7 +241,7 @@ def train_sentencepiece(
             character_coverage=character_coverage,
             max_sentence_length=4 * _LINE_CHARS,
             num_threads=_THREADS,
-            # Control symbols never match text; "user defined" ones would.
+            # Control symbols never match text; "user defined" symbols would.
             pad_id=0, unk_id=1, bos_id=2, eos_id=3,
             pad_piece=pad, unk_piece=unk, bos_piece=cls, eos_piece=sep, control_symbols=[mask],
             minloglevel=2,
@@ -258,9 +261,9 @@ def train_sentencepiece(
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield lines with single spaces, cut to at most `_LINE_CHARS` characters, at a space if any.
+    """Yield lines with single spaces; split longer lines than `_LINE_CHARS`, at a space if any.
 
-    NUL, tabs and U+2585 become spaces: the trainer uses them as marks and drops lines with one.
+    NUL, tabs and U+2585 become spaces: the trainer uses them as marks, and drops lines with them.
     """
     for text in texts:
         for line in replace_surrogates(text).split("\n"):

@@ -1,4 +1,4 @@
-"""Ids of the special tokens: a class that rows, stores and objectives share."""
+"""The class for the ids of the special tokens; data, models and objectives share the class."""
 
 from dataclasses import dataclass
 

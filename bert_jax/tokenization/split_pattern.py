@@ -1,13 +1,13 @@
-r"""Check of the patterns that split texts before BPE: each must take linear time.
+r"""Check that the regular expressions which split texts before BPE take linear time.
 
-The library matches by backtracking. Accepted patterns look like published ones (GPT-2, Llama 3,
-GPT-4o): alternatives of characters, classes and short groups of characters, each followed by at
-most one repetition mark, with no repetition inside a repetition.
+The library matches by backtracking, which can take much longer. Accepted patterns have the form of
+published ones (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
+characters, each followed by at most one repetition mark, with no repetition inside a repetition.
 
-In each alternative, one repetition `X+` may be followed by a part that can fail, as in
-`\s+(?!\S)`. A failure costs as much as the run of X is long. So a later alternative must match the
-whole run and nothing that can fail after it, as `\s+` does, and all alternatives between the two
-must begin with a repeated X. Each run is then scanned a constant number of times.
+In an alternative, a part that can fail may follow one repetition `X+`, as in `\s+(?!\S)`. Such a
+failure takes time in proportion to the length of the run of X. Therefore a later alternative must
+match the complete run with no part after it that can fail, as `\s+` does. The alternatives between
+the two must also begin with a repeated X. Then each run is scanned a constant number of times.
 """
 
 import re
@@ -16,7 +16,8 @@ from typing import NamedTuple
 MAX_PATTERN = 1000
 """Longest pattern, in characters; GPT-4o's has 300."""
 _MAX_CHOICES = 3
-"""Limit for the groups and optional or counted parts of an alternative; each multiplies time."""
+"""Largest number of groups, optional parts and counted parts in an alternative, all together; each
+of them multiplies the time."""
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"
@@ -35,11 +36,11 @@ class _Term(NamedTuple):
     """Whether the alternative fails if this part does not match."""
     unbounded: bool
     has_choices: bool
-    """Whether the part is a group, or matches one of several bounded numbers of characters."""
+    """Whether the part is a group, is optional (`?`), or has a range of counts (`{1,3}`)."""
 
 
 def takes_linear_time(pattern: str) -> bool:
-    """Return true if finding a pattern's matches takes time proportional to the text's length."""
+    """Return true if the form of a pattern ensures that matching a text takes linear time."""
     alternatives = _parse(pattern) if len(pattern) <= MAX_PATTERN else None
     return alternatives is not None and all(
         _is_bounded(alternatives, i) for i in range(len(alternatives))
@@ -47,7 +48,7 @@ def takes_linear_time(pattern: str) -> bool:
 
 
 def _parse(pattern: str) -> list[list[_Term]] | None:
-    """Return the parts of each alternative; None if the pattern has another form."""
+    """Return the parts of each alternative, or None if the pattern has a form not accepted here."""
     alternatives: list[list[_Term]] = [[]]
     at = 0
     while at < len(pattern):
@@ -73,7 +74,7 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
     """Return true if an alternative has the form that the module's docstring describes."""
     terms = alternatives[number]
     if all(_LOOK.match(term.atom) for term in terms if term.required):
-        return False  # matches the empty text, and so everywhere
+        return False  # can match the empty string, and therefore at every position
     if sum(term.has_choices for term in terms) > _MAX_CHOICES:
         return False
     risky = [

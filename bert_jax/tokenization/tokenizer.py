@@ -1,9 +1,9 @@
 """The interface of tokenizers, and their files on disk.
 
-No tokenizer turns text into one of the five special ids: the characters "[MASK]" in a corpus are
-four or five ordinary tokens. Otherwise a text could put masks and separators into training rows.
-Code that needs a special id takes it from `special_ids` and inserts it itself. Other tokens that a
-model's authors added (`added`) are kept whole where they occur in a text.
+A tokenizer never encodes text as one of the five special ids: the characters "[MASK]" in a corpus
+become four or five ordinary tokens. Otherwise, a text could put masks and separators into training
+examples. Code that needs a special id takes the id from `special_ids` and inserts it. Other tokens
+that the authors of a model added (`added`) are not split where they occur in a text.
 """
 
 import logging
@@ -23,15 +23,15 @@ from bert_jax.files.staging import write_synced
 from bert_jax.tokenization.special_ids import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Names in the order of the fields of `SpecialIds`."""
+"""Names of the special tokens, in the order of the fields of `SpecialIds`."""
 
 SPACE = "▁"
-"""Mark of a space in pieces of SentencePiece."""
+"""Character that stands for a space in the pieces of SentencePiece."""
 MAX_TOKENS = 1_000_000
 """Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest tokenizer file that is read, in bytes; multilingual BERT's tokenizer.json has 3 MB;
-Gemma's, with 256,000 tokens, has 34 MB."""
+"""Largest tokenizer file that is read, in bytes. The tokenizer.json of multilingual BERT has 3 MB;
+that of Gemma, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -39,9 +39,9 @@ KIND_FILES = {
 }
 
 MAX_SPECIAL = 4
-"""Largest number of special tokens in a row."""
+"""Largest number of special tokens in a `TokenRow`."""
 MAX_TOKEN_CHARS = 1000
-"""Longest token, in characters; tokens longer than `max_input_chars_per_word` never match."""
+"""Limit for the characters of a token, and for the option `max_input_chars_per_word`."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
 ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Names of the fields of an added token, except for its content."""
+"""Fields of an added token, except its content."""
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:
@@ -61,16 +61,16 @@ def added_fields(token: AddedToken) -> dict[str, Any]:
 
 
 class Encoding(NamedTuple):
-    """A text's tokens, without special tokens."""
+    """The tokens of a text, without special tokens."""
 
     ids: np.ndarray
     """(n,) int32."""
     offsets: np.ndarray
-    """(n, 2) int32: character positions [start, end) in the text as it was passed in."""
+    """(n, 2) int32: start and end (exclusive) of each token, in characters of the given text."""
 
 
 class Tokenizer(ABC):
-    """A tokenizer, which converts text to ids and back."""
+    """Base class of tokenizers, which convert text to ids and back."""
 
     kind: ClassVar[str]
     """`wordpiece`, `sentencepiece` or `fast`."""
@@ -78,23 +78,23 @@ class Tokenizer(ABC):
     fingerprint: str
     """SHA-256 (hex) of everything that determines ids; the same after `save` and load."""
     continues_word: np.ndarray
-    """Whether each token continues a word, (vocab_size,) bool; False for special tokens."""
+    """(vocab_size,) bool: whether each token continues a word; False for special tokens."""
     word_prefix = ""
-    """Text to put before a word that follows another: a space if the vocabulary marks the beginning
-    of words only by spaces (byte-level BPE), else nothing."""
+    """Text to put before a word inside a sentence: a space if the tokenizer recognises the
+    beginning of a word only by a space (byte-level BPE), else the empty string."""
     num_between = 1
-    """Number of separators between the two texts of a row: 1, or 2 as in RoBERTa and XLM-R."""
+    """Number of separators between the two texts of a pair: 1, or 2 as in RoBERTa and XLM-R."""
     mask_strips_space = False
-    """Whether the mask stands for a word and the blank before it, as RoBERTa's mask does."""
+    """Whether the mask stands for a word and the space before it, as RoBERTa's mask does."""
 
     def __init__(self, vocab: Iterable[str], added: Iterable[AddedToken] = ()) -> None:
         self.vocab = tuple(vocab)
         self.vocab_size = len(self.vocab)
         self._ids = {token: id for id, token in enumerate(self.vocab)}
         self.added = tuple(sorted(added, key=lambda token: self._ids[token.content]))
-        """Tokens that are matched in text before the text is cut into pieces."""
+        """Tokens that are matched in a text before the rest of the text is split."""
         self._named: dict[int, str] = {}
-        """Special tokens by id, which `decode` separates from the text around them by spaces."""
+        """Special tokens by id; `decode` separates them by spaces from the text around them."""
 
     def _added_entries(self, roles: Iterable[AddedToken] = ()) -> list[dict[str, Any]]:
         """Return the field `added_tokens` of a `tokenizer.json`."""
@@ -111,17 +111,17 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Encoding:
-        """Return ids and character offsets; starts and ends never decrease."""
+        """Return the ids and offsets of a text's tokens; starts and ends never decrease."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return each text's ids (n,) int32 like `encode`, but faster; the arrays may be read-only.
+        """Return the ids of each text, (n,) int32, as `encode` does, but faster.
 
-        Uses only the calling thread, because callers run one process per core.
+        The arrays may be read-only. All work is done in the calling thread.
         """
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (n,) int32 of each word as it stands inside a sentence, after a space."""
+        """Return the ids (n,) int32 of each word as they are inside a sentence, after a space."""
         return self.encode_batch([self.word_prefix + word for word in words])
 
     @abstractmethod
@@ -133,9 +133,10 @@ class Tokenizer(ABC):
         """Return the contents, by name, of the files that `load_tokenizer` reads."""
 
     def decode(self, ids: Iterable[Id]) -> str:
-        """Return readable text with names for special ids; IndexError for an id out of range.
+        """Return readable text, in which special tokens appear by name.
 
-        Decoding is not the inverse of encoding: case, accents and spacing may be lost.
+        Decoding is not the inverse of encoding: case, accents and spacing may be lost. An id that
+        is out of range raises an IndexError.
         """
         parts: list[str] = []
         for is_named, run in groupby(map(int, ids), self._named.__contains__):
@@ -146,22 +147,23 @@ class Tokenizer(ABC):
         return " ".join(parts)
 
     def id_to_token(self, id: Id) -> str:
-        """Return a token's text; IndexError for an id outside the vocabulary."""
+        """Return the vocabulary's entry for an id; raise IndexError for an id out of range."""
         if not 0 <= id < self.vocab_size:
             raise IndexError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
         return self.vocab[id]
 
     def token_to_id(self, token: str) -> int | None:
-        """Return a token's id; None if the vocabulary lacks it."""
+        """Return a token's id, or None if the vocabulary lacks the token."""
         return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads.
 
-        A missing or empty directory gets all files or none; otherwise each file is replaced.
+        If the directory is missing or empty, either all files appear in it or none. Otherwise,
+        each file replaces the file of the same name.
 
         Raises:
-            UserError: the directory has a tokenizer of another kind, or cannot be written.
+            UserError: If the directory has a tokenizer of another kind, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):
@@ -197,7 +199,10 @@ class TokenRow(NamedTuple):
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Wrap ids (n,): [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP]."""
+    """Put special tokens around the ids (n,) of one or two texts.
+
+    The result is [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP].
+    """
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
     if second is None:
@@ -208,20 +213,23 @@ def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None 
 
 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:
-    """Count the special tokens in a row of one text, or of two (`pair`)."""
+    """Return the number of special tokens that `make_row` adds to one text, or to a pair."""
     return 2 + tokenizer.num_between if pair else 2
 
 
 def replace_surrogates(text: str) -> str:
     """Replace each lone surrogate by U+FFFD, which keeps lengths and offsets.
 
-    Lone surrogates can come from JSON escapes, and both tokenizer libraries raise on them.
+    Lone surrogates can come from escapes in JSON; both tokenizer libraries raise errors for them.
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def check_vocab_size(vocab_size: int, reserved: int, what: str, advice: str) -> None:
-    """Refuse a vocabulary above `MAX_TOKENS`, or with no room beside `reserved` tokens (`what`)."""
+    """Raise a UserError unless `reserved` < `vocab_size` <= `MAX_TOKENS`.
+
+    In the message, `what` describes the reserved tokens, and `advice` says what to do.
+    """
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if vocab_size <= reserved:
@@ -231,5 +239,7 @@ def check_vocab_size(vocab_size: int, reserved: int, what: str, advice: str) -> 
 def warn_of_few(found: int, asked: int, why: str) -> None:
     """Log a warning if training yielded fewer tokens than were asked for."""
     if found < asked:
-        text = "the vocabulary stops at %d of %d tokens: %s; use more text, or ask for fewer"
-        _log.warning(text, found, asked, why)
+        _log.warning(
+            "the vocabulary has %d of the %d tokens that were asked for: %s; use more text, or ask "
+            "for fewer tokens", found, asked, why,
+        )  # fmt: skip

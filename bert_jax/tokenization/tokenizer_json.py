@@ -3,8 +3,8 @@
 RoBERTa, GPT-NeoX (ModernBERT, Ettin) and Llama 3 (EuroBERT) have byte-level tokenizers; XLM-R and
 Gemma (mmBERT) have pieces with "▁".
 
-Such a file can describe any pipeline, and the library would run it. Only the parts that
-`tokenizer_parts` allows are accepted, and the tokenizer is built anew from their canonical forms.
+Such a file can describe any pipeline, and the library would run it. Here, only the parts that
+`tokenizer_parts` allows are accepted, and the tokenizer is built from their canonical forms.
 """
 
 from collections.abc import Mapping
@@ -30,18 +30,19 @@ class Pipeline:
 
     Attributes:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
-        scores: log-probability of each token of `unigram`; else empty.
-        merges: pairs in the order of their priority; empty for `unigram`.
-        pre_tokenizer: parts that split a text; see `marker`.
-        byte_fallback: whether characters without a token become their bytes.
-        fuse_unk: whether consecutive characters without a token become one unknown token.
-        ignore_merges: whether a word that is a token is taken whole, without merges.
-        unk_in_model: whether characters without a token become the unknown token, not nothing.
-        roles: tokens for padding, unknown, beginning, separator, mask; the separator may also have
-            the first three roles.
-        specials: other added tokens, kept whole where they occur in a text.
-        eats_space: tokens of `roles` that, in Transformers, take the space before them.
-        trim_offsets: whether offsets exclude spaces in Transformers; here they always do.
+        scores: Log-probability of each token for `unigram`, else empty.
+        merges: Pairs in the order of their priority; empty for `unigram`.
+        pre_tokenizer: Parts that split a text.
+        byte_fallback: Whether characters without a token become their bytes.
+        fuse_unk: Whether consecutive characters without a token become one unknown token.
+        ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
+        unk_in_model: Whether characters without a token become the unknown token (or vanish).
+        roles: Tokens for padding, unknown characters, beginning, separator and mask. The separator
+            may also have the first three roles.
+        specials: Other added tokens, which are not split where they occur in a text.
+        eats_space: Tokens of `roles` that include the space before them in Transformers.
+        num_between: Number of separators between two texts.
+        trim_offsets: Whether offsets exclude spaces in Transformers; here they always do.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class Pipeline:
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Part that marks spaces: a ByteLevel, a Metaspace, or a normalizer's Replace."""
+        """Part that writes spaces as other characters: ByteLevel, Metaspace or a normalizer."""
         parts = [part for part in self.pre_tokenizer if part["type"] in MARKERS]
         return parts[0] if parts else self.normalizer[-1]
 
@@ -76,10 +77,10 @@ class Pipeline:
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
-    """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files beside it.
+    """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files of the directory.
 
     Raises:
-        UserError: a file is invalid, or has a part that is not allowed.
+        UserError: If a file is invalid or has a part that is not allowed.
     """
     two_files = reading.path.name == "vocab.json"
     if two_files:
@@ -92,14 +93,14 @@ def read_pipeline(reading: Reading) -> Pipeline:
     names = [part["type"] for part in pre_tokenizer]
     marks = [name for name in names if name in MARKERS]
     byte_level = marks == ["ByteLevel"]
-    # `_REPLACE` must come last: a later normalizer could make spaces and so renamed special tokens.
+    # `_REPLACE` must come last: spaces that a later normalizer makes could spell renamed tokens.
     if len(marks) > 1 or not (marks or normalizer[-1:] == (_REPLACE,)):
         reading.refuse(
             f"pre_tokenizer is {', '.join(names) or 'missing'}; expected one ByteLevel or "
             f"Metaspace, or a normalizer that ends by replacing spaces by {SPACE!r}"
         )
     if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
-        reading.refuse("pre_tokenizer.use_regex is False; expected True, or a Split before it")
+        reading.refuse("pre_tokenizer.use_regex is False; expected True, as no Split precedes it")
     scores: list[float] = []
     merges: list[tuple[str, str]] = []
     if kind == "BPE":
@@ -123,7 +124,7 @@ def read_pipeline(reading: Reading) -> Pipeline:
             f"model.{field} is {unknown!r:.80}, but unk_token is {roles[1][:80]!r} with the id "
             f"{ids[roles[1]]}; they must agree"
         )
-    if kind == "BPE":  # a Unigram's special tokens are renamed when it runs
+    if kind == "BPE":  # for Unigram, `FastTokenizer` renames the special tokens
         made = {left + right for left, right in merges}
         for token in roles[:1] + roles[2:]:
             if token in made or len(token) == 1:
@@ -172,7 +173,7 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
 
 
 def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
-    """Find the special tokens, by the names in other files, else by the usual names.
+    """Find the special tokens by the names in other files, by usual names, or by ids.
 
     If the padding or the unknown token is not found, the separator takes its role.
     """
@@ -207,6 +208,6 @@ def _roles(reading: Reading, ids: Mapping[str, int]) -> tuple[str, ...]:
     if len(set(others)) != len(others) or found["mask_token"] == found["sep_token"]:
         reading.refuse(
             f"the special tokens {', '.join(t[:40] for t in roles)} must be different; only the "
-            "separator may have other roles, except the mask's"
+            "separator may have other roles, except that of the mask"
         )
     return roles

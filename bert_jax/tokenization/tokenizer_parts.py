@@ -1,4 +1,4 @@
-"""Checks of a tokenizer's files: the parts of a `tokenizer.json` that are allowed."""
+"""Checks of the files of a tokenizer, which allow only some parts of a `tokenizer.json`."""
 
 import base64
 import binascii
@@ -27,47 +27,50 @@ MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""Limits: parts of a normalizer (a SentencePiece export has 37), and tokens of a template."""
+"""Largest number of parts in a Sequence (a SentencePiece export has 37), and of a template."""
 _MAX_CHARSMAP = 1 << 20
 """Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
-"""Largest number of bytes that a map may make of one character; NFKC makes at most 33."""
+"""Largest number of bytes by which a character map may replace a character; NFKC has up to 33."""
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
-# One character or class, perhaps repeated: the time is proportional to the text.
+# One character or class, which may be repeated: this takes time proportional to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
 _LOOK = r"\(\?<?[=!](?:\\A|\[(?:[^\\\[\]]|\\p\{M\}|\\x\{[0-9a-f]{1,6}\})+\])\)"
 _PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
-"""Pattern of expressions that match positions in a text, by the characters around them."""
+"""Form of patterns that match positions in a text by the characters around the position."""
 AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
-"""Patterns of spaces at the beginning and end of a text, which take linear time."""
+"""Patterns for spaces at the beginning and at the end of a text; both take linear time."""
 
 
 class Reading:
-    """A tokenizer's file and others in its directory; methods raise UserErrors that name faults."""
+    """A file of a tokenizer, and the other files in its directory.
+
+    The methods check fields and raise a UserError with the file, the field and what is expected.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @functools.cached_property
     def whole(self) -> dict[str, Any]:
-        """Content of the file, a `tokenizer.json`."""
+        """Content of the file, if it is a JSON file."""
         return read_json_object(self.path, max_bytes=MAX_FILE_BYTES)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Content of `tokenizer_config.json` in the file's directory; {} if it is missing."""
+        """Content of `tokenizer_config.json` in the directory, or {} if the file is missing."""
         return self.beside(CONFIG_NAME)
 
     def beside(self, name: str) -> dict[str, Any]:
-        """Return the content of a JSON file in the same directory; {} if it is missing."""
+        """Return the content of a JSON file in the directory, or {} if the file is missing."""
         file = self.path.with_name(name)
         return read_json_object(file, max_bytes=MAX_FILE_BYTES) if file.is_file() else {}
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a text file in the same directory, perhaps of `path` itself."""
+        """Return the lines of a text file in the directory."""
         path = self.path.with_name(name)
-        # Not splitlines: U+2028 is a token of the published multilingual uncased vocabulary.
+        # `splitlines` would split at U+2028, which is a token of multilingual uncased BERT.
         lines = read_text(path, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
         if len(lines) > MAX_TOKENS:
             raise UserError(f"{path} has more than {MAX_TOKENS:,} lines, the limit")
@@ -78,7 +81,7 @@ class Reading:
         raise UserError(f"{self.path}: {what}")
 
     def wrong(self, name: str, found: object, right: str) -> NoReturn:
-        """Raise a UserError that shows a field's value and says what would be right."""
+        """Raise a UserError that shows the value of a field and says what is expected."""
         self.refuse(f"{name} is {short(found)}; {right}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
@@ -93,17 +96,17 @@ class Reading:
         return self.wrong(name, found, f"expected {' or '.join(map(repr, right))}")
 
     def flag(self, name: str, found: object, default: bool = False) -> bool:
-        """Return a boolean field; `default` if the field is missing."""
+        """Return a boolean field, or `default` if the field is missing."""
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
     def text(self, name: str, found: object, most: int = 1) -> str:
-        """Return `found` if it is a text of at most `most` characters, or raise."""
+        """Return `found` if it is a string of at most `most` characters, or raise."""
         if not isinstance(found, str) or len(found) > most:
             self.wrong(name, found, f"expected a text of at most {most:,} characters")
         return found
 
     def token(self, name: str, found: object) -> str:
-        """Return `found` if it is text of a valid length for a token, or raise."""
+        """Return `found` if it is a string with a valid length for a token, or raise."""
         if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
             self.wrong(name, found, f"expected a token of 1 to {MAX_TOKEN_CHARS} characters")
         return found
@@ -115,7 +118,7 @@ class Reading:
         return found
 
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
-        """Return the parts in a field: a single part, or the parts of a Sequence; [] if missing."""
+        """Return the part in a field, or the parts of a Sequence, or [] if the field is missing."""
         found = self.whole.get(name)
         if found is None:
             return []
@@ -127,13 +130,13 @@ class Reading:
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
-        """Return the normalizers; refuse the pipeline if too many make a text longer."""
+        """Return the normalizers; refuse them if several could make a text much longer."""
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
         if len(places) > 2 or sum(part["type"] == "Precompiled" for part in found) > 1:
-            self.refuse("normalizer may make a text many times as long; expected at most one "
-                        "Precompiled, and two that insert a character")  # fmt: skip
+            self.refuse("normalizer could make a text many times longer; expected at most one "
+                        "Precompiled, and at most two that insert a character")  # fmt: skip
         return found
 
     def _normalizer(self, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +144,7 @@ class Reading:
             **{kind: {} for kind in _PLAIN},
             "Strip": {"strip_left": self.flag, "strip_right": self.flag},
             "Prepend": {"prepend": self.text},
-            # At most one character: several longer parts would multiply a text's length.
+            # `text` allows one character: several longer parts would multiply a text's length.
             "Replace": {"pattern": self._pattern, "content": self.text},
             "Precompiled": {"precompiled_charsmap": self._charsmap},
         }
@@ -150,7 +153,7 @@ class Reading:
         return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
     def _pattern(self, name: str, found: object, *, splits: bool = False) -> dict[str, str]:
-        """Check a text, or a regex that takes linear time; `splits` allows alternatives."""
+        """Check a string, or a regex that takes linear time; `splits` allows alternatives."""
         pattern = self.mapping(name, found)
         for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:
@@ -162,12 +165,12 @@ class Reading:
                         "alternatives of characters and classes, without nested repetition"
                     )
                 if kind == "Regex" and not (splits or known or _LINEAR.fullmatch(text)):
-                    self.refuse(f"{name} {text[:80]!r} is not one character or class, repeated")
+                    self.refuse(f"{name} {text[:80]!r} is not one character or class, once or more")
                 return {kind: text}
         return self.wrong(name, pattern, "expected a String or a Regex")
 
     def _charsmap(self, name: str, found: object) -> str:
-        """Check SentencePiece's character map: a trie, then replacement texts, each ended by 0."""
+        """Check SentencePiece's character map: a trie, then replacements that each end with 0."""
         encoded = self.text(name, found, _MAX_CHARSMAP * 4 // 3 + 4)
         try:
             raw = base64.b64decode(encoded, validate=True)
@@ -213,13 +216,13 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Tokens of a row with the texts A and B; empty if no part adds special tokens."""
+        """Tokens that the post-processor makes of texts A and B; empty if it adds no tokens."""
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]
 
     def num_between(self, roles: tuple[str, ...]) -> int:
-        """Count the separators between two texts; 1 if tokenizer.json adds no separators."""
+        """Return the number of separators between two texts; 1 if the file adds no separators."""
         made = self.pair
         cls, sep = roles[2:4]
         rows = {number: [cls, "A", *[sep] * number, "B", sep] for number in (1, 2)}
@@ -234,7 +237,7 @@ class Reading:
         )
 
     def trims_offsets(self) -> bool:
-        """Return true if offsets of a byte-level BPE's words exclude the space before them."""
+        """Return true if the offsets of a word in byte-level BPE exclude the space before it."""
         return any(
             self.flag("post_processor.trim_offsets", part.get("trim_offsets"), default=True)
             for part in self.parts("post_processor", "processors")
@@ -242,7 +245,7 @@ class Reading:
         )
 
     def _pair(self, maker: Mapping[str, Any]) -> list[str]:
-        """Check a part that adds special tokens; return the tokens of a row of texts A and B."""
+        """Return the tokens that a part of the post-processor makes of texts A and B."""
         kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
         kind = self.one_of("post_processor.type", maker.get("type"), kinds)
         if kind != "TemplateProcessing":
@@ -280,7 +283,7 @@ class Reading:
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
             self.one_of(f"model.{name}", model.get(name) or "", ("",))
         if model.get("dropout") not in (None, 0):
-            self.wrong("model.dropout", model["dropout"], "expected null, or ids would be random")
+            self.wrong("model.dropout", model["dropout"], "expected null; dropout randomises ids")
         tokens = self.vocab(model)
         known = set(tokens)
         listed = self.listing("model.merges", model.get("merges"), MAX_TOKENS)
@@ -319,11 +322,11 @@ class Reading:
         return tokens
 
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
-        """Return the added tokens of this and of other files, in the order of their ids.
+        """Return the added tokens of all files in the directory, in the order of their ids.
 
         Args:
-            listed: the field `added_tokens` of a `tokenizer.json`.
-            vocab: tokens in the order of their ids; added tokens beyond its end are appended.
+            listed: The field `added_tokens` of a `tokenizer.json`.
+            vocab: Tokens in the order of their ids. Added tokens with higher ids are appended.
         """
         listed = [] if listed is None else self.listing("added_tokens", listed, MAX_TOKENS)
         found = self._with_beside(listed, vocab)
@@ -340,14 +343,14 @@ class Reading:
             if not 0 <= id < len(vocab) or vocab[id] != content:
                 self.refuse(
                     f"added_tokens[{i}] gives {content[:80]!r} the id {id!r:.40}, which is another "
-                    f"token's, or beyond the next free id ({len(vocab)})"
+                    f"token's id, or is beyond the next free id ({len(vocab)})"
                 )
             flags = {n: self.flag(f"added_tokens[{i}].{n}", entry.get(n)) for n in ADDED_FLAGS}
             result[content] = AddedToken(content, **flags)
         return tuple(result.values())
 
     def _with_beside(self, listed: list[Any], vocab: list[str]) -> list[Any]:
-        """Return the entries of `added_tokens`, and entries for the tokens that other files add."""
+        """Return the entries of `added_tokens` and entries for the tokens that other files add."""
         numbered = self.beside("added_tokens.json")
         entries = list(listed)
         for source in (self.config, self.beside(MAP_NAME)):
@@ -366,12 +369,12 @@ class Reading:
         merged: dict[str, Any] = {}
         for entry in entries:
             if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-                return entries  # the caller raises
+                return entries  # the caller raises the error
             merged.setdefault(entry["content"], dict(entry))
         given = [entry["id"] for entry in merged.values() if type(entry.get("id")) is int]
         last = max([len(vocab) - 1, *given])
         for name, entry in merged.items():
-            if "id" in entry and entry["id"] is None:  # the vocabulary's id, or the next
+            if "id" in entry and entry["id"] is None:  # use the id in the vocabulary, or the next
                 entry["id"] = ids.get(name, last + 1)
                 last += entry["id"] == last + 1
         return list(merged.values())

@@ -1,4 +1,4 @@
-"""Training of a WordPiece vocabulary, or of a byte-level BPE like ModernBERT's."""
+"""Training of a WordPiece vocabulary, or of a byte-level BPE vocabulary like ModernBERT's."""
 
 import json
 import logging
@@ -30,10 +30,10 @@ from bert_jax.tokenization.wordpiece import (
 )
 
 COVERAGE = 0.9995
-"""Default share of the texts' characters that get a token."""
+"""Fraction of the texts that, by default, must consist of characters with a token."""
 _ALPHABET = 1000
 """Number of characters that get a token by default, even if fewer reach `COVERAGE`."""
-_COUNTED_WORDS = 1 << 18
+_COUNTED_WORDS = 1 << 18  # distinct words in memory before they are normalised
 
 _log = logging.getLogger(__name__)
 
@@ -54,25 +54,27 @@ def train_wordpiece(
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
     hash table and breaks ties by number. This function counts and numbers the characters first, and
-    gives the trainer this numbering and the counted words.
+    gives the trainer these numbers and the counted words.
 
     Args:
-        texts: read once; memory grows with the number of distinct words only.
-        lowercase, strip_accents: see `WordPieceOptions`.
-        min_frequency: number of times that a pair must occur, at least, to be merged.
-        limit_alphabet: number of characters that get tokens, the most frequent first; words with
+        texts: Texts, which are read once. Memory grows only with the number of distinct words.
+        lowercase, strip_accents: See `WordPieceOptions`.
+        min_frequency: Smallest number of times that a pair must occur to be merged.
+        limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
             other characters become [UNK].
-        character_coverage: share of the texts that the characters with tokens must make up. If
-            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or more if
-            covering 99.95% takes more and these fit; further ones follow if merging leaves room.
+        character_coverage: Fraction of the texts that characters with tokens must make up. If
+            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many
+            more as 99.95% of the texts need. If these do not fit into `vocab_size`, fewer get
+            tokens; if merging leaves room, further characters get tokens.
 
     Returns:
-        A tokenizer; if the texts have too few pairs, its `vocab_size` is smaller than asked, and a
-        warning is logged. Another warning says how much of the texts has no token, and why.
+        A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
+        tokens, and a warning is logged. If more than 0.05% of the texts are characters without a
+        token, another warning states the reason.
 
     Raises:
-        UserError: `texts` have no words, an option is out of range, or `vocab_size` has no room for
-            the special tokens and the alphabet.
+        UserError: If `texts` have no words, an option is out of range, or `vocab_size` has no room
+            for the special tokens and the alphabet.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"
@@ -123,8 +125,8 @@ def train_wordpiece(
         if limit_alphabet is not None and size == limit_alphabet:
             why = f"limit_alphabet is {limit_alphabet}"
         _log.warning(
-            "%d of the %d characters of the texts, %.2f%% of the text, have no token (%s): a word "
-            "with one of them becomes [UNK]",
+            "%d of the %d characters of the texts, %.2f%% of the text, have no token (%s); words "
+            "that contain one of them become [UNK]",
             len(alphabet.characters) - size, len(alphabet.characters), 100 * (1 - share), why,
         )  # fmt: skip
     return WordPieceTokenizer(vocab, options)
@@ -142,7 +144,7 @@ def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str
                     counts[word] += count
         spaced.clear()
 
-    # Normalisation is slow and does not look across whitespace: do it once per distinct word.
+    # Normalisation is slow, but does not look across whitespace: each distinct word needs it once.
     spaced: Counter[str] = Counter()
     for text in texts:
         spaced.update(JOINERS.sub("", replace_surrogates(text)).split())
@@ -179,17 +181,17 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Return tokens of characters `start` to `stop`: sorted word starts, then continuations."""
+        """Return the tokens of characters `start` to `stop`, those that begin words first."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
 
     def share(self, size: int) -> float:
-        """Return the share of the texts that the `size` most frequent characters make up."""
+        """Return the fraction of the texts that the `size` most frequent characters make up."""
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
-        """Count the characters that get tokens; UserError if `vocab_size` is too small for them."""
+        """Return the number of characters that get tokens; raise UserError if it is too large."""
         costs = [(char in self.first) + (char in self.rest) for char in self.characters]
         used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
         room = bisect_right(used, vocab_size) - 1
@@ -218,14 +220,15 @@ def train_bytelevel(
 ) -> FastTokenizer:
     """Train a byte-level BPE of `vocab_size` tokens.
 
-    Text is NFC-normalised and cut by GPT-2's pattern, in which a word includes the space before it;
-    no space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first, so that no
-    text is lost to [UNK], and decoding restores case, spaces and line breaks. Rows are [CLS] A
-    [SEP] B [SEP], and [MASK] stands for a word with its space (Warner et al. 2024, ModernBERT).
+    Text is NFC-normalised and split by GPT-2's pattern, in which a word includes the space before
+    it. No space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first. As
+    every byte has a token, no text becomes [UNK], and decoding restores case, spaces and line
+    breaks. A pair of texts is encoded as [CLS] A [SEP] B [SEP], and [MASK] stands for a word and
+    the space before it (ModernBERT, Warner et al. 2024).
 
     Raises:
-        UserError: the texts have no frequent pair, or an option is out of range (`vocab_size`
-            includes 256 bytes and five special tokens).
+        UserError: If no pair occurs `min_frequency` times, or an option is out of range
+            (`vocab_size` includes 256 bytes and five special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = f"{len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes"

@@ -1,12 +1,12 @@
-"""WordPiece: BERT's own tokenizer, through Hugging Face `tokenizers`.
+"""WordPiece, the tokenizer of BERT, run by the library `tokenizers` of Hugging Face.
 
-The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): drop control characters,
-set CJK characters apart, optionally lower-case and strip accents, split at whitespace and
-punctuation, then cut each word greedily into the longest pieces the vocabulary has.
+The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): delete control
+characters, separate CJK characters by spaces, optionally lower-case and strip accents, split at
+whitespace and punctuation, then cut each word greedily into the longest pieces of the vocabulary.
 
-`tokenizers` differs from the original for rare characters, all listed in `docs/decisions.md`. The
-differences are kept: `transformers` uses this normaliser whatever `tokenizer.json` says, and a
-model must get the same ids in use as in training.
+For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original.
+This package keeps the differences, because `transformers` uses the same normaliser whatever
+`tokenizer.json` says, and a model must get the same ids in use as in training.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 CONTINUATION = "##"
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
-"""Control characters at which Python's `str.split` splits, and which BERT deletes."""
+"""Control characters that BERT deletes, but at which Python's `str.split` splits."""
 _CACHED_WORDS = 1 << 18
 """Largest number of words in the cache; a full cache takes about 50 MB."""
 _CACHED_WORD_LENGTH = 32
@@ -53,11 +53,11 @@ class WordPieceOptions:
 
     lowercase: bool = True
     strip_accents: bool | None = None
-    """Whether accents are removed; None: if `lowercase` is true, as in the original."""
+    """Whether accents are removed. None means as `lowercase`, which is the original's rule."""
     split_cjk: bool = True
-    """Whether each CJK ideograph is a word of its own."""
+    """Whether each CJK ideograph is a separate word."""
     max_word_chars: int = 100
-    """Longest word, in characters; longer words become [UNK]. `transformers` always has 100."""
+    """Longest word, in characters; longer words become [UNK]. `transformers` always uses 100."""
 
     @property
     def strips_accents(self) -> bool:
@@ -75,7 +75,7 @@ class WordPieceOptions:
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A WordPiece vocabulary with its options."""
+    """Tokenizer with a WordPiece vocabulary and options."""
 
     kind = "wordpiece"
 
@@ -89,12 +89,12 @@ class WordPieceTokenizer(Tokenizer):
     ) -> None:
         """Check the vocabulary, in the order of its ids, and build the tokenizer.
 
-        `added` tokens are kept whole where they occur in a text. `where` names an entry in error
-        messages; `{}` becomes its position, from 1.
+        `added` tokens are not split where they occur in a text. `where` names an entry in error
+        messages; its `{}` is replaced by the position of the entry, from 1.
 
         Raises:
-            UserError: an entry is empty, repeated, too long or not one line of text; a special
-                token is missing; or there are too many entries.
+            UserError: If an entry is empty, repeated, too long or not one line of text, a special
+                token is missing, or there are too many entries.
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)
@@ -124,7 +124,7 @@ class WordPieceTokenizer(Tokenizer):
         )
         self._fast.normalizer = options.normalizer()
         self._fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        # Not the special tokens, which would be matched in text before anything else.
+        # The special tokens are left out: the library would match them in text.
         self._fast.add_tokens(list(self.added))
         self._decoder = decoders.WordPiece(prefix=CONTINUATION)
         self._cache: dict[str, bytes] = {}
@@ -133,7 +133,7 @@ class WordPieceTokenizer(Tokenizer):
         return WordPieceTokenizer, (self.vocab, self.options, self.added)
 
     def encode(self, text: str) -> Encoding:
-        """Return ids and character offsets; an [UNK] has the span of its whole word."""
+        """Return ids and character offsets; an [UNK] has the span of its complete word."""
         found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
         offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
         return Encoding(np.array(found.ids, np.int32), offsets)
@@ -141,8 +141,8 @@ class WordPieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) int32, read-only.
 
-        No step of the algorithm looks across whitespace, so a text's ids are the ids of its
-        space-separated words, one after another. Each word is encoded once and cached.
+        No step of the algorithm looks across whitespace. Therefore the ids of a text are the ids
+        of its space-separated words, one after another. Each word is encoded once and cached.
         """
         if self.added:  # added tokens may contain whitespace
             return [np.frombuffer(ids, np.int32) for ids in self._encode_words(list(texts))]
@@ -161,8 +161,8 @@ class WordPieceTokenizer(Tokenizer):
         if missing:
             fresh = dict(zip(missing, self._encode_words(list(missing)), strict=True))
             if len(cache) + len(fresh) > _CACHED_WORDS:
-                cache = self._cache = {}  # starting over slows one batch; frequent words return
-            # Words of unspaced scripts are whole sentences and do not repeat.
+                cache = self._cache = {}  # this slows one batch; frequent words soon return
+            # In scripts without spaces, a "word" is a full sentence, which hardly ever repeats.
             cache.update(
                 (word, ids)
                 for word, ids in fresh.items()
@@ -188,7 +188,7 @@ class WordPieceTokenizer(Tokenizer):
     def _files(self) -> dict[str, bytes]:
         """Return tokenizer.json, vocab.txt and tokenizer_config.json, which `AutoTokenizer` loads.
 
-        In these files special tokens are added tokens, so `transformers` matches them in text.
+        In these files, special tokens are added tokens, so `transformers` matches them in text.
         """
         whole = tokenizers.Tokenizer.from_str(self._fast.to_str())
         whole.decoder = self._decoder
@@ -218,7 +218,7 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
-    """Raise UserError if a vocabulary is invalid; `{}` in `where` becomes an entry's position."""
+    """Raise a UserError if a vocabulary is invalid; `where` is as in `WordPieceTokenizer`."""
     if len(vocab) > MAX_TOKENS:
         raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
     ids: dict[str, int] = {}
@@ -233,7 +233,7 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
             fault = f": {shown} has a line break or a NUL; vocab.txt has one token per line"
         elif ids.setdefault(token, id) != id:
             there = where.format(ids[token] + 1)
-            fault = f": {shown} occurs already ({there}); each token has one id"
+            fault = f": {shown} occurs already ({there}); each token must occur once"
         elif replace_surrogates(token) != token:
             fault = f": {shown} is not valid Unicode text"
         if fault:
@@ -242,6 +242,6 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
     if missing:
         source = where.partition(",")[0]
         raise UserError(
-            f"{source} has {len(vocab):,} tokens, without {', '.join(missing)}; all of "
+            f"{source} has {len(vocab):,} tokens, but lacks {', '.join(missing)}; all of "
             f"{', '.join(SPECIAL_TOKENS)} are needed"
         )

@@ -61,9 +61,9 @@ class Narrower(Section):
         ({"maybe": 1.0}, "section.maybe is 1.0; it must be in [0, 1), or None"),
         (
             {"sizes": (1,)},
-            "section.sizes is (1,); it must be at least 2 values, each once",
+            "section.sizes is (1,); it must be at least 2 values, all different",
         ),
-        ({"sizes": (1, 1, 2)}, "section.sizes is (1, 1, 2); it must be at least 2 values, each"),
+        ({"sizes": (1, 1, 2)}, "section.sizes is (1, 1, 2); it must be at least 2 values, all"),
         ({"sizes": (1, -2)}, "section.sizes[1] is -2; it must be at least 0"),
         ({"parts": (Part(), Part(""))}, "section.parts[1].name is ''; it must be the name of a"),
         ({"parts": (Part(weight=0.0),)}, "section.parts[0].weight is 0.0; it must be above 0"),

@@ -94,7 +94,7 @@ def test_wrong_override_is_named(config_file, override, message):
         ("x = 1\n", "no function get_config"),
         ("get_config = 3\n", "no function get_config"),
         ("def get_config(a):\n    return {}\n", "missing a required argument: 'a'"),
-        ("def get_config():\n    return None\n", "get_config gave None; it must"),
+        ("def get_config():\n    return None\n", "get_config returned None; it must"),
         ("def get_config():\n    return {'seeed': 1}\n", "unknown field seeed; did you mean seed"),
         ("def get_config():\n    return {'seed': 'x'}\n", "seed is 'x'"),
     ],
@@ -214,9 +214,9 @@ def test_another_kind_has_fields_of_its_own():
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("tags=x", r"unknown field task\.tags; task\.kind=tagging has it; set that first"),
-        ("query=x", r"unknown field task\.query; task\.kind=embedding has it"),
-        ("stride=3", r"unknown field task\.stride; task\.kind=tagging or squad has it"),
+        ("tags=x", r"unknown field task\.tags; task\.kind=tagging has this field; set that"),
+        ("query=x", r"unknown field task\.query; task\.kind=embedding has this field"),
+        ("stride=3", r"unknown field task\.stride; task\.kind=tagging or squad has this field"),
         (
             "table.kind=score",
             r"fields of task\.kind=table are written task\.FIELD, kind as task\.problem_type\.",
@@ -236,7 +236,7 @@ def test_a_field_that_the_kind_does_not_have_is_refused(field, message):
 
 
 def test_an_old_name_is_refused_with_the_new_one(config_file):
-    with pytest.raises(UserError, match=r"unknown field data\.objective; it is data\.pairing now"):
+    with pytest.raises(UserError, match=r"field data\.objective; its new name is data\.pairing"):
         load(config_file, "--config.data.objective=sop")
 
 

@@ -59,7 +59,7 @@ def test_fields_are_explained(kind):
     for number in fields:
         assert lines[number + 1].startswith("      "), lines[number]
     assert f"--config.task.kind={kind}" in lines
-    assert any("--fields --config.task.kind=NAME lists them" in line for line in lines)
+    assert any("--fields --config.task.kind=NAME lists" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_fields_are_explained(kind):
     [
         (
             lambda: build(TaskConfig, {"name": "cola"}),
-            "unknown field name; kind=glue has it; set that first",
+            "unknown field name; kind=glue has this field; set that value first",
         ),
         (lambda: GlueConfig(name="ax"), "no training data; fine-tune mnli"),
         (lambda: GlueConfig(name="sst"), "'sst' is no task of GLUE"),

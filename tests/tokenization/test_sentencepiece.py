@@ -262,7 +262,7 @@ def test_bad_training_requests(caplog: Any) -> None:
         train_sentencepiece(TEXTS, 2_000_000)
     made = train_sentencepiece(TEXTS, 5000)
     assert made.vocab_size < 5000
-    assert f"the vocabulary stops at {made.vocab_size} of 5000 tokens" in caplog.text
+    assert f"the vocabulary has {made.vocab_size} of the 5000 tokens" in caplog.text
 
 
 def test_nothing_is_printed_unless_asked(capfd: Any) -> None:

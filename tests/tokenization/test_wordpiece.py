@@ -282,7 +282,7 @@ GOOD = "\n".join([*SPECIAL_TOKENS, "a"]).encode() + b"\n"
         (GOOD + b"\nb\n", "line 7 is empty"),
         (GOOD + b"\xff\xfe\n", "line 7, byte 1: 0xff is not UTF-8"),
         (GOOD + b"b\0c\n", "line 7: a NUL byte"),
-        (b"[PAD]\n[UNK]\na\n", r"3 tokens, without \[CLS\], \[SEP\], \[MASK\]"),
+        (b"[PAD]\n[UNK]\na\n", r"3 tokens, but lacks \[CLS\], \[SEP\], \[MASK\]"),
         (GOOD + b"x\ry\n", "line 7: .* line break"),
     ],
 )
@@ -467,7 +467,7 @@ def test_where_no_tokenizer_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"ends in \.json"):
+    with pytest.raises(UserError, match=r"not a tokenizer file; .* ends in \.json"):
         load_tokenizer(tmp_path / "x.bin")
     (tmp_path / "vocab.txt").write_bytes(GOOD)
     (tmp_path / "a.model").write_bytes(b"x")
@@ -569,8 +569,8 @@ def test_the_alphabet_follows_the_text(caplog: Any) -> None:
     whole = train_wordpiece(texts, 30000)
     assert _unknown(whole, texts) == 0, "there is room for all of them"
     assert [record.getMessage() for record in caplog.records] == [
-        f"the vocabulary stops at {whole.vocab_size} of 30000 tokens: no remaining pair occurs 2 "
-        "times; use more text, or ask for fewer"
+        f"the vocabulary has {whole.vocab_size} of the 30000 tokens that were asked for: no "
+        "remaining pair occurs 2 times; use more text, or ask for fewer tokens"
     ]
     caplog.clear()
     small = train_wordpiece(texts, 1500)
@@ -636,7 +636,7 @@ def test_bad_training_requests(caplog: Any) -> None:
     assert train_wordpiece(["ab ba"] * 2, 11).vocab_size == 11
     assert not caplog.records
     assert train_wordpiece(["ab ba"] * 2, 1000).vocab_size == 11
-    assert "the vocabulary stops at 11 of 1000 tokens" in caplog.text
+    assert "the vocabulary has 11 of the 1000 tokens" in caplog.text
 
 
 def test_progress_bar_is_drawn_only_on_request(capfd: Any) -> None:

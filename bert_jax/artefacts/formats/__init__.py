@@ -1,1 +1,1 @@
-"""Foreign checkpoint formats: names of parameters, fields and layouts."""
+"""Checkpoint formats of other libraries: names of parameters, fields and layouts of files."""

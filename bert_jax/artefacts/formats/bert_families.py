@@ -42,7 +42,7 @@ _LAYER = (
 def _encoder(
     root: str, layer: str = "encoder.layer", parts: Sequence[str] = _LAYER
 ) -> tuple[Entry, ...]:
-    """Return an encoder's entries; `parts` names a layer's parts, in the order of `_LAYER`."""
+    """Return an encoder's entries; `parts` are the names of a layer's parts, as in `_LAYER`."""
     embeddings = f"{root}.embeddings"
     query, key, value, output, attention_norm, up, down, mlp_norm = (
         f"{root}.{layer}.{{n}}.{part}" for part in parts
@@ -72,7 +72,7 @@ _TOKENS = {
     "tagging": tuple(affine("classifier", "head")),
     "span": tuple(affine("qa_outputs", "head")),
 }
-"""Heads whose tensors have the same names in all families here."""
+"""Heads whose tensors have the same names in all families of this module."""
 _TWO_MAPS = (*_pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
 """Classification head of two linear maps on the first token: our pooler and our head."""
 _PREDICTIONS = "cls.predictions"

@@ -1,8 +1,8 @@
-"""Tables of parameters: the names of foreign tensors, and their places in our parameter tree.
+"""Tables that map the tensors of other libraries ("foreign") to paths in our parameter tree.
 
-Foreign tensors are per layer, with kernels (out, in). Our parameters are stacked over layers on
-axis 0, with kernels (inputs..., outputs...) that have a separate axis for heads, and a vocabulary
-padded to a multiple of 128.
+Foreign files have one tensor per layer, and their kernels have the shape (out, in). Our parameters
+are stacked over layers on axis 0. Our kernels have the shape (inputs..., outputs...), with a
+separate axis for heads. Our vocabulary is padded to a multiple of 128.
 """
 
 import re
@@ -31,7 +31,7 @@ class Entry:
     path: tuple[str, ...]
     """Path in our parameter tree."""
     kind: Literal["same", "kernel", "vocab"] = "same"
-    """Conversion: `same` reshapes, `kernel` transposes, `vocab` drops our table's padding rows."""
+    """Conversion: `same` reshapes, `kernel` transposes, `vocab` drops our padding rows."""
     num_inputs: int = 1
     """Number of leading axes of our kernel that make up the foreign `in` axis."""
     by_head: bool = False
@@ -73,7 +73,7 @@ class Tensor(NamedTuple):
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
     """Yield the tensors of a table that `tree` has, in the order of their first entries.
 
-    If the first layer has no attention norm, files lack that tensor, but our tree has a row of 1s.
+    If the first layer has no attention norm, files lack this tensor, but our tree has ones for it.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):
@@ -108,7 +108,7 @@ def to_tensors(
 def tensor_shapes(
     table: Iterable[Entry], shapes: Params, config: ModelConfig
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a table's foreign tensors; `shapes` has our parameters' shapes."""
+    """Return the shapes of the foreign tensors; `shapes` has the shapes of our parameters."""
     found: dict[str, tuple[int, ...]] = {}
     for tensor in tensors(table, shapes, config):
         shape = _shape_of(tensor, shapes, config)
@@ -120,7 +120,7 @@ VOCABULARY_PATHS = (
     ("encoder", "embeddings", "token"), (MASKED_LM, "bias"), (MASKED_LM, "decoder"),
     ("decoder", "embeddings", "token"), ("output", "bias"), ("output", "decoder"),
 )  # fmt: skip
-"""Paths of our parameters that have one row per token."""
+"""Paths of our parameters that have one row per token of the vocabulary."""
 MAX_SHOWN = 40
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -139,10 +139,11 @@ def read_tensors(
         shapes: Shapes of our parameters.
         found: Foreign arrays by name.
         config: Architecture.
-        copies: Further names allowed in `found`, each with the tensor that it must equal, or "".
+        copies: Further names that `found` may have, each with the name of the tensor that it must
+            equal. The empty string means that the values are not checked.
 
     Raises:
-        UserError: A tensor is missing, is unexpected or does not fit; lists all.
+        UserError: If tensors are missing, unexpected or do not fit. The message lists them.
     """
     params: Params = {}
     wrong: dict[str, list[str]] = {}
@@ -174,7 +175,7 @@ def read_tensors(
 
 
 def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: Params) -> None:
-    """Write a foreign tensor, for all its layers, into `params`."""
+    """Write a foreign tensor of all layers into `params`."""
     filled = []
     for entry in tensor.entries:
         shape = lookup(shapes, entry.path).shape
@@ -189,7 +190,6 @@ def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: 
 
 
 def _shape_of(tensor: Tensor, shapes: Params, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape of a foreign tensor, whose entries are blocks of its rows."""
     pieces = [
         _their_shape(e, lookup(shapes, e.path).shape[int(tensor.per_layer) :], config)
         for e in tensor.entries
@@ -239,7 +239,7 @@ def _joined(
 
 
 def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
-    """Reorder the rows of each head: first members of all pairs, then second members."""
+    """Reorder the rows of each head from (pair, member) to (member, pair), or `back`."""
     heads, width = head
     split = (heads, 2, width // 2, -1) if back else (heads, width // 2, 2, -1)
     return rows.reshape(split).swapaxes(1, 2).reshape(rows.shape)
@@ -254,7 +254,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
         return theirs, f"has numbers of type {theirs.dtype}; floating point is needed"
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = theirs.astype(np.float32, copy=False)
-        # A sum needs no memory. If it is finite, so are all values; if not, it may have overflowed.
+        # A sum needs no memory. If it is finite, all values are; if not, it may have overflowed.
         finite = np.isfinite(theirs.sum()) or np.isfinite(theirs).all()
     if not finite:
         return theirs, "has values that are not finite float32 numbers"
@@ -262,7 +262,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
 
 
 def _folded(names: Iterable[str]) -> list[str]:
-    """Merge names that differ only in the layer's number."""
+    """Merge names that differ only in the number of the layer."""
     layers: dict[str, list[str]] = {}
     for name in names:
         number = _LAYER_NUMBER.search(name)
@@ -327,7 +327,7 @@ def named(tree: Params, vocab_size: int | None = None) -> dict[str, np.ndarray]:
 
 
 def lookup(tree: Params, path: tuple[str, ...]) -> Any:
-    """Return the entry of a nested dict at a path; None if the path is missing."""
+    """Return the entry of a nested dict at a path, or None if the path is missing."""
     found: Any = tree
     for key in path:
         if key not in found:

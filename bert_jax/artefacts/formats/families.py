@@ -1,8 +1,8 @@
-"""Table of the foreign encoder families, definitions of the modern ones, and refusal of ALBERT.
+"""The table of encoder families, the definitions of modern families, and refusals of others.
 
-A definition says what a family computes, and maps the fields and names in its files to ours. Names
-that a model lacks, such as biases, are skipped. Sources: the classes of Transformers 5; for
-NeoBERT, Le Breton et al. 2025 and the names in its published file.
+A definition says what a family computes, and maps the fields and names in its files to ours.
+Entries for parameters that a model lacks, such as biases, are skipped. Sources: the classes of
+Transformers 5; for NeoBERT, Le Breton et al. 2025 and the names in its published file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,10 +31,10 @@ _QKV = ("query", "key", "value")
 
 
 def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
-    """Return the entries of linear maps of a layer, by our names `parts`.
+    """Return the entries of linear maps of a layer, whose names in our tree are `parts`.
 
-    If each map is its own foreign tensor, `name` contains `{part}` or `{first}` (the part's first
-    letter). Otherwise one foreign tensor has the rows of all maps.
+    If each map is a tensor in the file, `name` contains `{part}` or `{first}` (the first letter of
+    the part). Otherwise, one tensor in the file has the rows of all maps.
     """
     names = {part: name.replace("{part}", part).replace("{first}", part[0]) for part in parts}
     return [entry for part, theirs in names.items() for entry in affine(theirs, *under, part)]
@@ -165,7 +165,7 @@ _NOMIC = Family(
     fields=BERT_FIELDS,
     only={
         **_ONLY,
-        "tie_word_embeddings": (True, "this family's decoder is its embedding table"),
+        "tie_word_embeddings": (True, "in this family, the decoder is the embedding table"),
     },
     sets={"activation": "silu", "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
     heads={
@@ -240,13 +240,13 @@ FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""
 
 _OWN_CODE = (
-    "names code of its own (auto_map), which defines the model's computation and is never run; "
-    "only models of Transformers' own classes are imported"
+    "names code of its own (auto_map), which defines what the model computes and is never run; "
+    "only models whose classes are part of Transformers are imported"
 )
 
 
 def known_family(found: Mapping[str, Any]) -> Family | None:
-    """Return the family of a `config.json`; None if the family is unknown."""
+    """Return the family of a `config.json`, or None if the family is unknown."""
     kind = found.get("model_type")
     return FAMILIES.get(kind) if isinstance(kind, str) else None
 
@@ -255,7 +255,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
     """Return the family of a `config.json`; `where` names the file in messages.
 
     Raises:
-        UserError: The family is unknown, or the model needs its own code (`auto_map`).
+        UserError: If the family is unknown, or the model needs its own code (`auto_map`).
     """
     if found.get("model_type") == "albert":
         groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
@@ -279,7 +279,7 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
 
 
 def is_read(found: Mapping[str, Any]) -> bool:
-    """Return true if files of a `config.json`'s class can be read directly, without an import."""
+    """Return true if the model of a `config.json` can be read without `bert-jax import`."""
     family = known_family(found)
     if family is None or family.written is None:
         return family is not None
@@ -287,7 +287,7 @@ def is_read(found: Mapping[str, Any]) -> bool:
 
 
 def unread(found: Mapping[str, Any], *, where: str) -> UserError:
-    """Return the error for a `config.json` whose class cannot be read directly."""
+    """Return the error for a model that cannot be read without `bert-jax import`."""
     kind = found.get("model_type")
     if known_family(found) and "auto_map" in found:
         return UserError(f"{where} {_OWN_CODE}")
@@ -297,6 +297,6 @@ def unread(found: Mapping[str, Any], *, where: str) -> UserError:
             'from a RoBERTa. If the model is a BERT, add "model_type": "bert"'
         )
     return UserError(
-        f"{where}: model_type is {show(kind)}; only 'bert' is supported. `bert-jax import` "
-        "converts a RoBERTa, ELECTRA or DistilBERT"
+        f"{where}: model_type is {show(kind)}, and this class is not read directly. Use a 'bert', "
+        "or convert a RoBERTa, ELECTRA or DistilBERT with `bert-jax import`"
     )

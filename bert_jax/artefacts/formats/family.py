@@ -1,4 +1,4 @@
-"""Foreign encoder families: what a family computes, and the fields and names in its files."""
+"""Encoder families of other libraries: what they compute, and the names in their files."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -40,7 +40,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Our activations by foreign name; if several names mean the same, exports write the first."""
+"""Our activations by name in `config.json`; exports write the first of names that mean the same."""
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 NOT_QUANTISED = {
@@ -50,53 +50,53 @@ NOT_QUANTISED = {
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders; its tables map foreign tensors straight to our parameter tree."""
+    """A family of encoders; its tables map the tensors in its files to our parameter tree."""
 
     name: str
     classes: str
-    """Prefixes of the class names, separated by bars; exports write the first."""
+    """Prefixes of the class names, separated by `|`; exports write the first."""
     prefix: str
     """Prefix of the encoder's tensor names; the file of a bare encoder omits it."""
     encoder: tuple[Entry, ...]
     pretraining: Mapping[str, tuple[Entry, ...]]
-    """Pretraining heads by our names; `mlm` is always there."""
+    """Entries of the pretraining heads by our names; `mlm` is always present."""
     computes: Mapping[str, Any]
     """Fields of `ModelConfig` that have one value in all models of the family."""
     fields: Mapping[str, str]
     """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` with one supported value, each with that value and the reason."""
+    """Fields of `config.json` with one supported value: (the value, the reason for messages)."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelConfig` that reading a file sets, but that the family does not require, such
-    as how parameters are initialised, or what the file cannot express."""
+    """Values of fields of `ModelConfig` for files that do not give them. Unlike in `computes`, the
+    family also computes other values."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that copy another field, each with the field that it copies."""
+    """Fields of `ModelConfig` that always equal another field, each mapped to that field."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Current prefixes of tensor names, by older prefix."""
     heads: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
-    """Fine-tuning heads by our kinds; a head that reads the pooler starts with pooler entries."""
+    """Entries of the fine-tuning heads by kind; the pooler's entries, if any, come first."""
     compares: bool = False
-    """Whether the family has a multiple-choice class, whose classification head compares rows."""
+    """Whether the family has a multiple-choice class, whose classification head scores choices."""
     pooler: tuple[Entry, ...] = ()
     """Pooler of classes without a fine-tuning head; old files of other classes may have it too."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
-    """Our poolings by value of `classifier_pooling`, the default first; empty: BERT's pooler."""
+    """Our poolings by value of `classifier_pooling`, default first; if empty, BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that have one value in all classifiers of the family."""
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Field of `config.json` with the dropout rate before each head; absent: the layers' rate."""
+    """Field with the dropout rate before each head; without the field, the layers' rate applies."""
     class_names: Mapping[str, str] = field(default_factory=dict)
-    """Irregular class names, by task such as ForMaskedLM; regular ones are `classes` plus task."""
+    """Irregular class names, by task such as ForMaskedLM. Regular names are a prefix and a task."""
     theta: float = 10000.0
     """Base of the rotary angles if the file does not give it."""
     local: bool = False
-    """Whether layers may be local, with their own theta."""
+    """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether the file gives an ungated feed-forward width; the gated width is 2/3 of it."""
+    """Whether the file gives the width of an ungated feed-forward layer, of which we use 2/3."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns further reasons why the family cannot compute a configuration."""
     native: bool = True
@@ -106,18 +106,18 @@ class Family:
     Files may omit sizes (BERT's apply) and may have pretraining heads beside a fine-tuning
     head."""
     written: Collection[str] | None = None
-    """Tasks whose files are read directly, without `bert-jax import`; None: all tasks."""
+    """Tasks whose files are read directly, without `bert-jax import`. None means all tasks."""
     has_types: bool = True
     """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
-    """Whether reading doubles a single token type, so that more training can separate the two."""
+    """Whether reading repeats a single token type, so that training can make two types of it."""
     first_position: int | None = None
-    """Offset of the first position from the padding id; None: positions count from 0."""
+    """Offset of the first position from the padding id. None means that positions start at 0."""
     exact_gelu_head: bool = False
     """Whether the masked-LM head uses the exact GELU, whatever the encoder's activation."""
 
     def class_of(self, task: str) -> str:
-        """Return the class name for a task such as ForMaskedLM (Model: the bare encoder)."""
+        """Return the class name for a task such as ForMaskedLM, or Model for the bare encoder."""
         return self.class_names.get(task, f"{self.classes.partition('|')[0]}{task}")
 
     def task_of(self, found: Mapping[str, Any]) -> str:
@@ -127,7 +127,7 @@ class Family:
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
 
     def head_of(self, found: Mapping[str, Any]) -> HeadNetwork | None:
-        """Return the kind of fine-tuning head in a `config.json`; None if we read no such head."""
+        """Return the kind of fine-tuning head in a `config.json`, or None if no head is read."""
         task = self.task_of(found)
         kind = TASKS.get(task)
         return kind if kind in self.heads and (self.compares or task != MULTIPLE_CHOICE) else None
@@ -142,12 +142,12 @@ class Family:
         return table if head is None else [*table, *self.heads[head]]
 
     def name_of(self, *path: str) -> str:
-        """Return the foreign name of an encoder parameter, given by our path."""
+        """Return the name in the file of the encoder parameter at `path` in our tree."""
         return next(entry.name for entry in self.encoder if entry.path == path)
 
     @property
     def copies(self) -> dict[str, str]:
-        """Names of tied tensors that a file may hold as copies, mapped to names of originals."""
+        """Names of tensors that only copy a tied tensor, each mapped to the tied tensor's name."""
         names = {entry.path: entry.name for entry in self.pretraining["mlm"]}
         decoder, bias = names["mlm", "decoder"], names["mlm", "bias"]
         second = decoder.removesuffix("weight") + "bias"
@@ -155,7 +155,7 @@ class Family:
         return {decoder: token} | ({} if second == bias else {second: bias})
 
     def pooling_fields(self, pooling: str) -> dict[str, str]:
-        """Return the `config.json` field that tells which states a classifier pools."""
+        """Return the field of `config.json` that says which states a classifier pools."""
         names = [theirs for theirs, ours in self.poolings.items() if ours == pooling]
         return {"classifier_pooling": names[0]} if names else {}
 
@@ -210,17 +210,17 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
 def check_only(
     found: Mapping[str, Any], only: Mapping[str, tuple[Any, str]], wrong: list[str]
 ) -> None:
-    """Add to `wrong` the fields whose value is neither the supported one nor null."""
+    """Add to `wrong` the fields whose value is neither the supported value nor null."""
     for name, (value, why) in only.items():
         if name in found and found[name] not in (value, None):
             wrong.append(f"{name} is {show(found[name])}; {why}")
 
 
 def their_activation(ours: str) -> str:
-    """Return the foreign name of our activation."""
+    """Return the name of our activation in `config.json`."""
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
 
 
 def show(value: object) -> str:
-    """Format a value from a file for a message, in which null must not read as "missing"."""
+    """Format a value from a file for a message; null becomes "None" (`short` says "missing")."""
     return "None" if value is None else short(value)

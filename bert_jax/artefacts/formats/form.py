@@ -1,11 +1,11 @@
-"""A foreign model as its files describe it, before conversion to ours.
+"""A model of another library as its files describe it, before conversion to our parameters.
 
 form = form_of(found, arrays, where="config.json")
 outputs = form.outputs()
 params = form.params(None if outputs is None else outputs.head)
 
-Embedding tables are fitted to ours by dropping or repeating rows or adding zeros. An encoder that
-does not fit raises a `UserError`; a head that does not fit is dropped with a note.
+To fit our model, rows of embedding tables are dropped, repeated or added (as zeros). An encoder
+that does not fit raises a `UserError`. A head that does not fit is left out, with a note.
 """
 
 import re
@@ -34,14 +34,14 @@ from bert_jax.model.heads import Params, ReplacedHead, param_shapes
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
 
 _BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids|token_type_ids)")
-"""Pattern of the names of buffers, which hold no learned values."""
+"""Pattern for the names of buffers, which hold no learned values."""
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
 """Prefixes of the names of BERT's heads; unknown tensors under these prefixes are ignored."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Configuration of a model, and its tensors under the names in its family's tables."""
+    """Configuration of a model, and its tensors by the names in the tables of its family."""
 
     family: Family
     config: dict[str, Any]
@@ -50,14 +50,14 @@ class Form:
     """Architecture."""
     arrays: dict[str, np.ndarray]
     dropped: tuple[str, ...] = ()
-    """Names of the arrays that have no place in our model."""
+    """Names of the tensors that are not read."""
     notes: tuple[str, ...] = ()
-    """Remarks for people, one sentence each."""
+    """Notes for the user, one sentence each."""
     files: Path | None = None
-    """File or directory of the tokenizer, if the reader knows it."""
+    """File or directory of the tokenizer, if it is known."""
 
     def outputs(self) -> TaskOutputs | None:
-        """Return the fine-tuning head and the meaning of its logits; None if we read no head."""
+        """Return the fine-tuning head and the meaning of its logits, or None if no head is read."""
         family, found = self.family, {**self.family.defaults, **self.config}
         if (kind := family.head_of(found)) is None:
             return None
@@ -84,13 +84,13 @@ class Form:
         """Read the parameters as float32: `encoder`, and each requested head that the file has.
 
         Args:
-            head: Fine-tuning head to read; None: no such head.
-            pretraining: Whether to read pretraining heads. If neither they nor `head` are read, the
-                part that all fine-tuning heads of the family share is read nonetheless.
+            head: Fine-tuning head to read. None means no fine-tuning head.
+            pretraining: Whether to read pretraining heads. If neither pretraining heads nor `head`
+                are read, the part that all fine-tuning heads of the family share is still read.
 
         Raises:
-            UserError: Tensors are missing, unexpected, of another shape or not finite, or a copy
-                such as the tied decoder differs from its original; lists all faults.
+            UserError: If tensors are missing, unexpected, of another shape or not finite, or a copy
+                such as the tied decoder differs from its original. The message lists all faults.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)
@@ -132,22 +132,23 @@ class Form:
         ]
         if "mlm" in shapes:
             return found
-        return ["mlm"] if family.task_of(self.config) == "ForMaskedLM" else []  # tied
+        # All weights of the head are tied to the encoder's, so the file need not have any.
+        return ["mlm"] if family.task_of(self.config) == "ForMaskedLM" else []
 
     def _shared(self, shapes: Params) -> list[Entry]:
-        """Return the entries that all heads of the family share, if the file has every one."""
+        """Return the entries that all heads of the family share, if the file has all of them."""
         entries = {e.name: e for head in self.family.heads.values() for e in head}
         shared = in_model([e for e in entries.values() if e.path[0] != "head"], shapes)
         return shared if self.arrays.keys() >= {e.name for e in shared} else []
 
 
 def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
-    """Return a model of any family, with its tensors named as in the family's tables.
+    """Return a model of any family, with its tensors named as in the tables of the family.
 
     Args:
         found: Content of `config.json`; its `model_type` is in `FAMILIES`.
         arrays: All tensors of the model.
-        where: Name of the file in messages.
+        where: Name of the file, for messages.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)
@@ -161,7 +162,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
         )
     origins, dropped = _names(family, found, arrays, where)
     renamed = {name: arrays[theirs] for name, theirs in origins.items()}
-    for copy, original in family.copies.items():  # old files have only the second name
+    for copy, original in family.copies.items():  # old files may have only the second name
         if copy in renamed and original not in renamed and copy.endswith(".bias"):
             renamed[original] = renamed[copy]
     notes += _fitted(family, found, model.num_types, renamed)
@@ -182,16 +183,16 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Map names in the tables to names in the file; also return names of tensors without a place.
+    """Map names in the tables to names in the file, and list the tensors that are not read.
 
-    A BERT's tensor that belongs to no head is kept, so that `Form.params` rejects it.
+    In files of BERT itself, unknown tensors outside heads are kept: `Form.params` rejects them.
     """
     task, kind = family.task_of(found), family.head_of(found)
     head = () if kind is None else family.heads[kind]
     known = {entry.name for entries in (*family.pretraining.values(), head) for entry in entries}
     known |= family.copies.keys()
     if not (family.like_bert or task in (*TASKS, "Model", "ForMaskedLM", "AutoModel")):
-        known = set()  # its head may have the same names as the head of another class
+        known = set()  # the head of an unknown class may have the names of a known head
     poolers = head if any("pooler" in entry.path for entry in head) else family.pooler
     known |= {entry.name for entry in poolers if "pooler" in entry.path}
     encoder = (*family.encoder, *family.pooler)
@@ -210,7 +211,8 @@ def _names(
             dropped.append(name)
         elif new in origins:
             raise UserError(
-                f"{where}: the weights have one parameter twice, as {origins[new]} and {name}"
+                f"{where}: the weights have one parameter under two names, {origins[new]} and "
+                f"{name}; remove one of them"
             )
         else:
             origins[new] = name
@@ -230,10 +232,10 @@ def _of_today(family: Family, name: str) -> str:
 def _fitted(
     family: Family, found: Mapping[str, Any], types: int, renamed: dict[str, np.ndarray]
 ) -> list[str]:
-    """Fit the tables of positions and of `types` token types to a BERT's, and return notes.
+    """Fit the tables of positions and of `types` token types to our model, and return notes.
 
-    Text pairs then give the source's outputs. A DistilBERT classifier keeps one type, because its
-    class has only one.
+    Pairs of texts then give the outputs of the source model. A DistilBERT classifier keeps one
+    type, because its class has only one.
     """
     notes = []
     if family.first_position is not None:
@@ -243,7 +245,7 @@ def _fitted(
             renamed[name] = renamed[name][first:]
         notes.append(
             f"positions count from {first} in a {family.name}, after the padding id; earlier rows "
-            "of the table are never read and are left out"
+            "of the position table are never read and are left out"
         )
     if family.has_types and not (family.doubles_type and found.get("type_vocab_size") == 1):
         return notes
@@ -266,15 +268,15 @@ def _fitted(
 def _unlike_masked_lm(
     family: Family, found: Mapping[str, Any], renamed: Mapping[str, np.ndarray]
 ) -> str:
-    """Explain why a masked-LM head cannot be kept (another activation, half a head), or ""."""
+    """Explain why the masked-LM head of the file cannot be read; return "" if it can be."""
     names = {entry.name for entry in family.pretraining["mlm"]} | family.copies.keys()
     if not family.like_bert or names.isdisjoint(renamed):
         return ""
     if family.exact_gelu_head and found.get("hidden_act", "gelu") != "gelu":
         return (
-            f"hidden_act is {found['hidden_act']!r:.40}, but its masked-LM head always has the "
-            "exact GELU, while BERT's head has the encoder's activation"
+            f"hidden_act is {found['hidden_act']!r:.40}, but this family's masked-LM head always "
+            "has the exact GELU, while BERT's head has the encoder's activation"
         )
     if family.copies.keys() >= names & renamed.keys():
-        return "the file has only the copy of the head's table"
+        return "the file has no tensors of the head but copies of tied tensors"
     return ""

@@ -1,4 +1,4 @@
-"""Files in Hugging Face's format: safetensors weights, and heads described in `config.json`."""
+"""Files in Hugging Face's format: weights in safetensors, and heads described in `config.json`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 MULTIPLE_CHOICE = "ForMultipleChoice"
-"""Suffix of the classes whose classification head gives one score per row, to compare rows."""
+"""Suffix of the classes whose classification head gives one score for each choice."""
 TASKS: Mapping[str, HeadNetwork] = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
     "ForQuestionAnswering": "span",
     MULTIPLE_CHOICE: "classification",
 }
-"""Our kinds of fine-tuning heads, by class-name suffix (the class without its family name)."""
+"""Our kinds of fine-tuning heads, by suffix of the class name (without the family's name)."""
 PRETRAINING_HEADS = ("mlm", "nsp", "rtd")
 """Our names of the pretraining heads."""
 POOLED_HEADS = frozenset({"nsp"})
@@ -42,16 +42,16 @@ PRETRAINING_TASKS = (
     ({"nsp"}, "ForNextSentencePrediction"),
     (set[str](), "Model"),
 )
-"""Class-name suffixes for sets of heads; the first set that a model has in full decides."""
+"""Pretraining heads and suffix of each class; a model gets the first class whose heads it has."""
 LOGITS = {"prediction_logits": "mlm", "seq_relationship_logits": "nsp"}
-"""Heads by output name of `BertForPreTraining`; a class with one head names its output `logits`."""
+"""Heads by output name of `BertForPreTraining`. The output of a class with one head is `logits`."""
 _PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
 UNTRAINED = "untrained_parts"
-"""Field of `config.json`: untrained parts, written only because the class must have them."""
+"""Field of `config.json` with the untrained parts, written because the class must have them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Our own fields in a `config.json`; Transformers keeps them but does not read them."""
 _MAX_LABEL_CHARS = 200
@@ -62,33 +62,33 @@ class Reading(Bounded):
     """Windows of long texts and limits of answers, for a tagging or span head."""
 
     stride: Count
-    """Distance from one window to the next, in sub-words."""
+    """Number of tokens from the start of one window to the start of the next."""
     max_question: Count = 64
     """Longest question, in tokens."""
     max_answer_tokens: Count = 30
     """Longest answer, in tokens."""
     null_threshold: float | None = None
-    """Largest `null_odds` at which a question is answered; None: every question is answered."""
+    """Largest `null_odds` at which a question is answered. None means that all are answered."""
 
 
 class NoClassError(UserError):
-    """Refusal of a model that no class of Transformers computes."""
+    """Error for a model that no class of Transformers computes."""
 
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """A head and the meaning of its logits."""
+    """A fine-tuning head and the meaning of its logits."""
 
     head: TaskHeadConfig
     objective: HeadKind
     labels: tuple[str, ...] = ()
     """Labels of classes and tags, in the order of the logits."""
     thresholds: tuple[float, ...] = ()
-    """Lowest probability at which each label of a multi-label head holds; empty: 0.5 for all."""
+    """Lowest probability at which each label of a multi-label head applies; if empty, 0.5."""
     long: LongTexts = CUT
-    """Treatment of texts that have more tokens than a row, in classification."""
+    """Treatment, in classification, of texts that are longer than the largest input."""
     reading: Reading | None = None
-    """Windows and answer limits for tags and spans; None: the defaults of the verb."""
+    """Windows and limits of answers for tags and spans. None means the defaults of the command."""
 
 
 def head_from_huggingface(
@@ -104,7 +104,7 @@ def head_from_huggingface(
         rate: Dropout rate before the head.
 
     Raises:
-        UserError: The labels, the problem type or another field is invalid or does not fit.
+        UserError: If the labels, the problem type or another field is invalid or does not fit.
     """
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
@@ -142,7 +142,7 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the class-name suffix for a head; raise NoClassError if no class has such a head."""
+    """Return the suffix of the class names for a head; raise NoClassError if there is no class."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
@@ -152,7 +152,7 @@ def head_class(outputs: TaskOutputs) -> str:
 
 
 def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
-    """Return the `config.json` fields of a head, leaving out its class and dropout rate."""
+    """Return the fields of `config.json` for a head, except its class and dropout rate."""
     if outputs.objective == "choice":
         return {}
     fields: dict[str, Any] = {}
@@ -199,9 +199,9 @@ def _labels(found: Any, number: int) -> tuple[str, ...]:
 
 
 def model_class(found: Mapping[str, Any]) -> str:
-    """Return the class that wrote a `config.json`; "AutoModel" if the file does not say.
+    """Return the class that a `config.json` names, or "AutoModel" if the file names none.
 
-    Only a plain name is accepted, because messages use the class in a command.
+    Only a plain name is accepted, because messages show the class in commands for the user.
     """
     classes = found.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
@@ -210,14 +210,14 @@ def model_class(found: Mapping[str, Any]) -> str:
 
 
 def model_max_length(directory: Path) -> int | None:
-    """Return the largest row length that a tokenizer's files allow; None if there is no limit."""
+    """Return the largest number of tokens that a tokenizer's files allow; None means no limit."""
     path = directory / "tokenizer_config.json"
     fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
     return row_length(fields, "model_max_length", path)
 
 
 def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
-    """Return a field with a row length; None if it is missing or too large to be a limit."""
+    """Return a field with a number of tokens, or None if it is missing or too large for a limit."""
     length = fields.get(name)
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
         return None  # Transformers writes 1e30 for no limit
@@ -229,10 +229,10 @@ def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """Memory-map all tensors, by name, from one file or from the shards that an index lists.
 
-    The class `made_by` appears in the advice on converting weights from another format.
+    If the weights have another format, the message says how to convert them by class `made_by`.
 
     Raises:
-        UserError: There are no weights, both a file and an index exist, or a file is malformed.
+        UserError: If there are no weights, both a file and an index, or a malformed file.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():
@@ -244,7 +244,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     for name in _OTHER_WEIGHTS:
         if (directory / name).exists():
             raise UserError(
-                f"{directory} has only the weights {name}, which are not read: {WEIGHTS} is "
+                f"{directory} has only the weights {name}, which are not read; {WEIGHTS} is "
                 "needed. If you trust the file, convert it with Transformers, "
                 f"{made_by}.from_pretrained({str(directory)!r}).save_pretrained(NEW), and copy "
                 "the tokenizer's files to NEW"
@@ -255,7 +255,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
 def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
     files = read_json_object(index, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(files, Mapping) or not files:
-        raise UserError(f"{index}: weight_map must be an object that maps tensors to files")
+        raise UserError(f"{index}: weight_map must be an object that maps tensor names to files")
     found: dict[str, np.ndarray] = {}
     wrong: list[str] = []
     by_file: dict[str, set[str]] = {}

@@ -18,7 +18,7 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
 _REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
-"""Fields that a modern family's file must have."""
+"""Fields that a file of a modern family must have."""
 _LETTERS = {"full_attention": "G", "sliding_attention": "L"}
 _THETAS = (
     ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),
@@ -37,7 +37,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     `found["model_type"]` is in `FAMILIES`; `where` names the file in messages.
 
     Raises:
-        UserError: Lists all fields that are missing, wrong or not supported.
+        UserError: If fields are missing, wrong or not supported. The message lists all of them.
     """
     family = FAMILIES[found["model_type"]]
     classifies = family.head_of(found) == "classification"
@@ -58,8 +58,8 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
             fields["num_positions"] = rows - first
         else:
             wrong.append(
-                f"max_position_embeddings is {show(rows)} and pad_token_id {show(pad)}; positions "
-                "begin after the padding id, so there must be more rows"
+                f"max_position_embeddings is {show(rows)} and pad_token_id is {show(pad)}; as "
+                "positions begin after the padding id, the table must have more rows"
             )
     if not family.has_types:
         fields["num_types"] = 1 if classifies else 2
@@ -80,19 +80,19 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
     if family.narrows_mlp:
-        # NeoBERT's ungated feed-forward width becomes the gated width: 2/3, a multiple of 8.
+        # The file gives the ungated width. The gated width is 2/3 of it, up to a multiple of 8.
         fields["mlp_dim"] = -(-(2 * fields["mlp_dim"] // 3) // 8) * 8
     try:
         config = plain(ModelConfig(**fields))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    # Only ELECTRA has a narrow table; fine-tuning then adds ELECTRA's classifier.
+    # Only ELECTRA has embeddings of another width; fine-tuning then adds ELECTRA's classifier.
     own = classifies or config.projects_embeddings
     return replace(config, **family.classifies) if own and family.like_bert else config
 
 
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
-    """Return the row of the position table for the first token of a text."""
+    """Return the number of the row in the position table that the first token of a text uses."""
     assert family.first_position is not None
     return {**family.defaults, **found}["pad_token_id"] + family.first_position
 
@@ -100,7 +100,7 @@ def first_position(family: Family, found: Mapping[str, Any]) -> int:
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add a fault to `wrong` if heads do not divide the width, or have an unsupported width."""
+    """Add a fault to `wrong` if the heads do not divide the width evenly, or have another size."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -118,7 +118,7 @@ def _check_heads(
 
 
 def kind_of(config: ModelConfig) -> str | None:
-    """Return the `model_type` of the family that computes an architecture, if any.
+    """Return the `model_type` of the family that computes an architecture, or None.
 
     ELECTRA and DistilBERT count as bert: only their heads and embedding tables differ.
     """
@@ -126,7 +126,7 @@ def kind_of(config: ModelConfig) -> str | None:
 
 
 def with_own_pooler(config: ModelConfig) -> ModelConfig:
-    """Set the pooler and classifier fields of an architecture to its family's values.
+    """Set the pooler and classifier fields of an architecture to the values of its family.
 
     An architecture that no family computes is returned unchanged.
     """
@@ -167,9 +167,9 @@ def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
 
 
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
-    """Explain why no class of Transformers computes a model with these pretraining heads, or "".
+    """Explain why no class of Transformers computes a model with these heads; "" if a class does.
 
-    Names in `heads` other than `mlm`, `nsp` and `rtd` are ignored.
+    `heads` names pretraining heads; names other than `mlm`, `nsp` and `rtd` are ignored.
     """
     heads, kind = {"mlm", "nsp", "rtd"} & set(heads), kind_of(config)
     if kind is None:
@@ -181,15 +181,15 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     if kind != "bert":
         if there := " or ".join(sorted(heads - {"mlm"})):
             return (
-                f"no class of Transformers' {MODERN[kind].name} has the head {there}; pretrain on "
+                f"no {MODERN[kind].name} class of Transformers has the head {there}; pretrain on "
                 "masked words only, with data.pairing none"
             )
     elif config.projects_embeddings or "rtd" in heads:  # an ELECTRA
         if "nsp" in heads:
             return (
-                f"embeddings of width {config.embedding_width} with layers of {config.hidden_dim} "
-                "have no head for pairs of sentences in Transformers; pretrain with data.pairing "
-                "none, or set model.embedding_dim to 0"
+                f"embeddings of width {config.embedding_width} with layers of width "
+                f"{config.hidden_dim} have no head for pairs of sentences in Transformers; "
+                "pretrain with data.pairing none, or set model.embedding_dim to 0"
             )
         if "mlm" in heads and config.activation != "gelu":
             return (
@@ -199,7 +199,7 @@ def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     elif heads != {"mlm"} and config.pooler_activation != "tanh":
         return (
             f"its pooler has {config.pooler_activation}, but no class of Transformers computes "
-            "that with the rest of this model: a BERT's pooler has tanh"
+            "this activation with the rest of the model: a BERT's pooler has tanh"
         )
     return ""
 
@@ -215,10 +215,10 @@ def other_values(config: ModelConfig, computes: Mapping[str, Any]) -> list[str]:
 
 
 def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` fields of an architecture, without any fields of a head.
+    """Return the fields of `config.json` for an architecture, without the fields of a head.
 
-    Fields that only affect execution (dtype, attention_impl, scan_unroll, remat) are left out.
-    If two generations of files name a field differently, both names are written.
+    Fields that only affect execution (dtype, attention_impl, scan_unroll, remat) are left out. A
+    field that older files name differently is written under both names.
     """
     family, config = FAMILIES[kind], plain(config)
     theirs: dict[str, Any] = {"model_type": kind}
@@ -272,7 +272,7 @@ def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str
     good = isinstance(types, list) and len(types) == number
     if not good or any(not isinstance(each, str) or each not in _LETTERS for each in types):
         wrong.append(
-            f"layer_types is {show(types)}; it must name each of the {number} layers, "
+            f"layer_types is {show(types)}; it must have an entry for each of the {number} layers, "
             f"{' or '.join(_LETTERS)}"
         )
         return {}
@@ -291,7 +291,7 @@ def _period(letters: list[str]) -> str:
 
 
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
-    """Return the rotary base from `rope_parameters`, else from the older field (name, value)."""
+    """Return the rotary base from `rope_parameters` or, failing that, from `old` (name, value)."""
     if not isinstance(part, Mapping):
         wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
         return None
@@ -299,21 +299,21 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
         wrong.append(f"{under}.rope_type is {show(part['rope_type'])}; only 'default' is supported")
     if part.get("partial_rotary_factor", 1.0) not in (1, None):
         wrong.append(
-            f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only whole "
-            "heads are rotated here (1.0)"
+            f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only 1.0, "
+            "the rotation of complete heads, is supported"
         )
     name, value = (f"{under}.rope_theta", part["rope_theta"]) if "rope_theta" in part else old
     if type(value) in (int, float) and 0 < value < float("inf"):
         return float(value)
     hint = ""
     if value in (None, -1) and name.startswith(("local", "rope_parameters.sliding")):
-        hint = "; if it means the theta of the global layers, write that theta"
+        hint = "; if it stands for the theta of the global layers, write that theta"
     wrong.append(f"{name} is {show(value)}; it must be a number above 0, such as 10000.0{hint}")
     return None
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Normalise a configuration: reset fields whose values equal what their defaults imply."""
+    """Normalise a configuration: reset fields whose default means the same as their value."""
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,
@@ -322,12 +322,12 @@ def plain(config: ModelConfig) -> ModelConfig:
             "" if config.head_activation == config.activation else config.head_activation
         ),
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
-        attention_pattern=_period(letters),  # from all layers, as the last cycle may be incomplete
+        attention_pattern=_period(letters),  # of all layers: the last cycle may be incomplete
     )
 
 
 def unlike_head(kind: str, config: ModelConfig, head: TaskHeadConfig) -> str:
-    """Explain why no class of a family computes a head; "" if one does."""
+    """Explain why no class of a family computes a head, or return "" if a class does."""
     family = FAMILIES[kind]
     if head.kind not in family.heads:
         return f"the family has no head for {head.kind}"

@@ -3,8 +3,8 @@
 adapter = read_adapter(directory)
 arrays = adapter.applied(read_weights(adapter.base, model_class(adapter.config)))
 
-A module's update is `lora_A` (r, in) and `lora_B` (out, r): W becomes W + alpha / r B A. All other
-tensors in the file replace tensors of the base.
+The update of a module consists of the tensors `lora_A` (r, in) and `lora_B` (out, r): its weight W
+becomes W + (alpha / r) B A. All other tensors in the file replace tensors of the base.
 """
 
 import math
@@ -27,8 +27,8 @@ from bert_jax.model.heads import Params
 from bert_jax.model.lora import TARGETS, updates
 
 CONFIG, WEIGHTS, LABELS = "adapter_config.json", "adapter_model.safetensors", "labels.json"
-"""Files of an adapter; `labels.json` is ours (PEFT does not write it) and defines the labels."""
-BASE = "base"  # link to the base model, or directory with it, made by the user
+"""Files of an adapter. Only this package writes `labels.json`, which defines the labels."""
+BASE = "base"  # the directory of the base model or a link to it, which the user makes
 PREFIX = "base_model.model."
 TASKS = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -41,7 +41,7 @@ _UPDATE = re.compile(r"(.+)\.lora_([AB])\.weight")
 _COUNTED = re.compile(r"classifier\.(?:out_proj\.)?bias")
 _PLAIN = {"fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "use_bdlora": None,
           "layer_replication": None, "arrow_config": None}  # fmt: skip
-"""Fields that would change what an adapter computes, and the values they have in plain LoRA."""
+"""Fields that would change what an adapter computes, with their values in plain LoRA."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +54,12 @@ class Adapter:
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
-    """A (r, in), B (out, r) and a factor, by weight name; the weight's update is factor B A."""
+    """A (r, in), B (out, r) and a factor, by name of the weight; the update is factor B A."""
     tensors: Mapping[str, np.ndarray]
     """Tensors that replace tensors of the base."""
 
     def applied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the base's tensors with the adapter applied; a UserError lists misfit modules."""
+        """Return the base's tensors with the adapter applied; raise UserError for a wrong base."""
         found, wrong = dict(arrays), []
         for name, (a, b, scale) in self.updates.items():
             there, own = _name_in(arrays, name), (len(b), a.shape[1])
@@ -78,11 +78,11 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
 
     Args:
         directory: Directory of the adapter.
-        base: Directory of the base model; None: `BASE` in `directory`, else the directory that the
-            adapter names, if it is inside `directory`.
+        base: Directory of the base model. None means `BASE` in `directory` or, if that is missing,
+            the directory that the adapter names, which must be inside `directory`.
 
     Raises:
-        UserError: The adapter is malformed, is not plain LoRA, or has no base.
+        UserError: If the adapter is malformed, is not plain LoRA, or has no base.
     """
     path = directory / CONFIG
     given = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
@@ -114,9 +114,9 @@ def _base(path: Path, given: Mapping[str, Any]) -> Path:
                 f"--to huggingface --out DIR` and link {link} to DIR"
             )
     raise UserError(
-        f"{path}: base_model_name_or_path is {name!r:.200}, which is not read: it is outside "
-        "this directory, and nothing is downloaded. Link the base model, a directory in Hugging "
-        f"Face's format: ln -s MODEL {shlex.quote(str(link))}"
+        f"{path}: base_model_name_or_path is {name!r:.200}, which is no model inside this "
+        "directory; other models are not read or downloaded. Link the base model, a directory in "
+        f"Hugging Face's format: ln -s MODEL {shlex.quote(str(link))}"
     )
 
 
@@ -124,7 +124,7 @@ def _tensors(
     weights: Path, path: Path, given: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray, float]], dict[str, np.ndarray]]:
     if not weights.is_file():
-        raise UserError(f"{weights.parent} has no {weights.name}; no other file is read")
+        raise UserError(f"{weights.parent} has no {weights.name}; no other weights are read")
     pairs: dict[str, dict[str, np.ndarray]] = {}
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
@@ -151,7 +151,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return a module's alpha: from a pattern that ends the module's name, else `lora_alpha`."""
+    """Return a module's alpha: `lora_alpha`, unless `alpha_pattern` has the end of its name."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():
@@ -172,7 +172,7 @@ def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
 def _labels(
     directory: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Return the fields about labels in which the adapter overrides the base's `config.json`."""
+    """Return the fields about labels that the adapter changes in the base's `config.json`."""
     if (directory / LABELS).is_file():
         return read_json_object(directory / LABELS, max_bytes=MAX_CONFIG_BYTES)
     count = next((len(a) for name, a in tensors.items() if _COUNTED.fullmatch(name)), None)
@@ -184,30 +184,30 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return a tensor's name in the base; if the base is a bare encoder, it lacks the prefix."""
+    """Return a tensor's name in the base; names in a bare encoder lack the family's prefix."""
     bare = name.partition(".")[2]
     return bare if name not in arrays and bare in arrays else name
 
 
 class Update(NamedTuple):
-    """Update of one foreign tensor."""
+    """Update of one tensor of the base."""
 
     a: np.ndarray
     """Matrix A (R, in)."""
     b: np.ndarray
     """Matrix B (out, R)."""
     maps: int
-    """Number of our linear maps in the tensor that have updates; R is this times the rank."""
+    """Number of our linear maps in the tensor that have updates. R is this number x the rank."""
 
 
 def lora_tensors(
     lora: Params, layers: Params, config: ModelConfig, table: Iterable[Entry]
 ) -> dict[str, Update]:
-    """Return the updates of a run by foreign tensor name.
+    """Return the updates of a run by the tensor names of the class to write.
 
-    If one tensor holds several maps, their A matrices are stacked by rows, and each map's B has its
-    own columns, which are zero in the rows of the other maps. Only shapes are read from `layers`,
-    the entry `encoder/layers` of the parameters; `table` has the entries of the class to write.
+    `layers` is the entry `encoder/layers` of the parameters, of which only the shapes are read.
+    `table` has the entries of the class. If one tensor holds several maps, their matrices A are
+    stacked by rows, and the B of each map has separate columns, with zeros in the other maps' rows.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

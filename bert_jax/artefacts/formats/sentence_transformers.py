@@ -1,8 +1,8 @@
-"""The layout of sentence-transformers: JSON files that define how states become vectors.
+"""The layout of sentence-transformers: JSON files that define how hidden states become vectors.
 
-A directory has `modules.json`, a list of modules and their folders: the encoder in Hugging Face's
-format, a pooling, and a normalisation if vectors have length 1. We write the names and fields of
-sentence-transformers 2 to 6, and also read the newer names that version 6 writes.
+The file `modules.json` lists modules and their folders: an encoder in Hugging Face's format, a
+pooling and, if vectors have length 1, a normalisation. This package writes names and fields that
+sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
 """
 
 import re
@@ -23,23 +23,24 @@ from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"
-"""Field of `config_sentence_transformers.json` that sentence-transformers ignores."""
+"""Field of `config_sentence_transformers.json` with the sizes of shorter vectors, for this package;
+sentence-transformers ignores the field."""
 POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""Our poolings, by mode of the module `Pooling`."""
+"""Our poolings by mode of the module `Pooling`."""
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
 _DOCUMENTS = ("document", "passage", "corpus")
-"""Names of the document prompt; the first one found is used."""
+"""Possible names of the prompt for documents; the first name that a file has is used."""
 _FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
 _PACKAGE = "sentence_transformers."
 
 
 @dataclass(frozen=True)
 class SentenceForm:
-    """A directory in the layout of sentence-transformers, without its weights."""
+    """Content of a directory in the layout of sentence-transformers, without the weights."""
 
     embedding: EmbeddingConfig
     model: Path
@@ -47,22 +48,23 @@ class SentenceForm:
     width: int
     """Width of the states that are pooled."""
     max_length: int | None
-    """Largest number of tokens in a row; None: as many as the encoder has positions."""
+    """Largest number of tokens in a text. None means the encoder's number of positions."""
     notes: tuple[str, ...] = ()
-    """Remarks for people about settings that are not kept."""
+    """Notes for the user about settings that are not kept."""
 
     def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a row; refuse an encoder of another width."""
+        """Return the largest number of tokens in a text; raise UserError for a wrong width."""
         if self.width != config.hidden_dim:
             raise UserError(
-                f"{self.model}: the pooling has width {self.width}, the encoder {config.hidden_dim}"
+                f"{self.model}: the pooling has width {self.width}, but the encoder has "
+                f"{config.hidden_dim}"
             )
         self.embedding.check_width(self.width)
         return min(self.max_length or config.num_positions, config.num_positions)
 
 
 def is_sentence_model(directory: Path) -> bool:
-    """Return true if a directory has this layout and computes vectors, unlike a cross-encoder."""
+    """Return true if a directory has this layout and is not a cross-encoder."""
     if not (directory / MODULES).is_file():
         return False
     return _settings(directory).get("model_type") != "CrossEncoder"
@@ -104,7 +106,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     """Read the JSON files that accompany an encoder.
 
     Raises:
-        UserError: The files are malformed, or ask for something that we do not compute.
+        UserError: If the files are malformed, or ask for something that is not supported here.
     """
     where = directory / MODULES
     modules = _modules(directory)
@@ -112,7 +114,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be Transformer, "
-            "Pooling and at most Normalize. To read only the encoder, copy "
+            "Pooling and, optionally, Normalize. To read only the encoder, copy "
             f"{directory} without {MODULES}"
         )
     (_, model), (_, pooling) = modules[:2]
@@ -135,7 +137,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     if fields.get("include_prompt", True) is not True and any(prompts):
         raise UserError(
             f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}; only "
-            "true is read: tokens of a prompt are always pooled here"
+            "true is supported, because the tokens of a prompt are always pooled here"
         )
     if (cut := settings.get("truncate_dim")) is not None:
         raise UserError(
@@ -155,7 +157,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
 
 
 def _modules(directory: Path) -> list[tuple[str, Path]]:
-    """Return each module's kind (the last part of its type's name) and folder."""
+    """Return the kind (last part of the field `type`) and the folder of each module."""
     where = directory / MODULES
     found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
     modules = []
@@ -163,8 +165,8 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
         kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else ("", "")
         if not (isinstance(kind, str) and isinstance(folder, str) and _FOLDER.fullmatch(folder)):
             raise UserError(
-                f"{where} has {short(each)}; expected a list of modules, each with a type and the "
-                "path of its folder"
+                f"{where} has {short(each)}; expected a list of modules, each with a `type` and "
+                "the `path` of its folder"
             )
         if not kind.startswith(_PACKAGE):
             raise UserError(
@@ -199,7 +201,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the length limit of the encoder's module or, if it has none, of the tokenizer."""
+    """Return the limit of tokens from the encoder's module or, if it has none, the tokenizer."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):

@@ -1,8 +1,8 @@
 """Conversion of a SentencePiece model to a `tokenizer.json` of `tokenizers`, with equal ids.
 
-The library has both algorithms (unigram, BPE), but other steps around them. SentencePiece
-normalises with a table in the model, trims and joins spaces, puts a space before the text, and
-writes "▁" for each space. It never reads text as a control or byte piece; the library would.
+The library has both algorithms (unigram, BPE), but other steps before and after them. SentencePiece
+normalises by a table in the model, trims and merges spaces, puts a space before the text, and
+writes "▁" for each space. It never encodes text as a control or byte piece, but the library would.
 """
 
 import unicodedata
@@ -22,18 +22,18 @@ from bert_jax.tokenization.tokenizer_parts import AT_END, AT_START
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 _DROPPED = "\x01"
-"""Control character that the library's tables drop."""
+"""Control character that the tables of SentencePiece delete, so that it can separate characters."""
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     """Return the content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
 
-    With special tokens added, rows are `[CLS] text [SEP]`, or `[CLS] first [SEP] second [SEP]`.
-    The five special tokens are added tokens, under their names in the model: unlike ours, the
-    written tokenizer also finds them spelled out in a text unless `encode_special_tokens` is set.
+    Special tokens make a text `[CLS] text [SEP]`, and a pair `[CLS] first [SEP] second [SEP]`.
+    The five special tokens are added tokens with their names in the model. Unlike `tokenizer`, the
+    written tokenizer finds these names in a text, unless `encode_special_tokens` is set.
 
     Raises:
-        UserError: Names the feature of the model that the format cannot express.
+        UserError: If the format cannot express a feature of the model.
     """
     made = _pipeline(tokenizer)
     special = tokenizer.special_ids
@@ -49,10 +49,10 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return true if two rows of ids spell one text and are equally probable in a unigram model.
+    """Return true if two lists of ids spell one text and are equally probable in a unigram model.
 
     Example: "..." is "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
-    float32, the library in float64, so rounding may choose differently.
+    float32, but the library in float64, so that rounding may lead to different ids.
     """
     model = _parse(tokenizer)
     if model.trainer_spec.model_type != _UNIGRAM:
@@ -94,7 +94,7 @@ def _pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         steps += [
             normalizers.Replace(Regex(AT_START), ""),
             normalizers.Replace(Regex(" {2,}"), " "),
-            normalizers.Replace(Regex(AT_END), ""),  # spaces may have been written as "▁" by now
+            normalizers.Replace(Regex(AT_END), ""),  # the table may have turned spaces into "▁"
         ]
     if normalizer.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
@@ -110,7 +110,7 @@ def _refusal(why: str) -> UserError:
 
 
 def _parse(tokenizer: SentencePieceTokenizer) -> Any:
-    from sentencepiece import sentencepiece_model_pb2  # only here: takes 0.1 s
+    from sentencepiece import sentencepiece_model_pb2  # imported here, because it takes 0.1 s
 
     _, (data,) = tokenizer.__reduce__()
     model = sentencepiece_model_pb2.ModelProto()
@@ -119,14 +119,14 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 
 
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
-    """Return normalisers that apply the model's replacement table.
+    """Return normalisers that apply the replacement table of the model as SentencePiece does.
 
-    For a letter with marks, the library takes the entry of the shortest prefix and loses the rest,
-    and it splits anything longer than five bytes. So these steps first compose characters, as the
-    table would, and then separate the remaining marks from their letters.
+    The library treats a letter with its marks as one unit: it takes the table's entry for the
+    shortest prefix and loses the rest, and it splits units of more than five bytes. Therefore these
+    steps first compose characters as the table would, then separate other marks from their letters.
     """
     if normalize(_DROPPED):
-        return [normalizers.Precompiled(table)]  # marks cannot be separated
+        return [normalizers.Precompiled(table)]  # without the separator, marks must stay
     steps: list[normalizers.Normalizer] = []
     if normalize("e\u0301") == "\u00e9":
         kana = [chr(first) + mark for first in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
@@ -136,7 +136,7 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
         steps += [normalizers.Replace(Regex(_uncomposed()), _DROPPED), normalizers.NFC()]
     return [
         *steps,
-        # Not at the start of a text: a separator there would not be dropped again.
+        # No separator at the start of a text, where the table would not delete it.
         normalizers.Replace(Regex("(?!\\A)(?=[\\p{M}\\x{200c}\\x{200d}])"), _DROPPED),
         normalizers.Precompiled(table),
     ]
@@ -145,8 +145,8 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
 def _uncomposed() -> str:
     """Return a pattern for the position between two marks that NFC would reorder or compose.
 
-    NFC may compose the second mark past the first; the table sees only neighbours. Some orders
-    are safe: cedilla or dot below, then accent; horn, then dot below; accent, then accent.
+    NFC may compose a letter with its second mark; the table sees only neighbours. Some orders are
+    safe: cedilla or dot below, then accent; horn, then dot below; accent, then accent.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -175,10 +175,10 @@ def _any_of(chars: Iterable[str]) -> str:
 
 
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that cuts the names of control and byte pieces after one character.
+    """Return a pre-tokenizer that splits names of control and byte pieces after one character.
 
-    The library's unigram model would match these names. No other piece may cross the cut, so that
-    the best segmentation of the text consists of the best segmentations of its parts.
+    Without the split, the library's unigram model would match these names. No other piece may
+    cross a split: then the best segmentations of the parts make up the best of the whole text.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
     rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]

@@ -1,13 +1,13 @@
-"""Google's original BERT checkpoints (google-research/bert, TensorFlow 1), read as Hugging Face's.
+"""Reading of Google's original BERT checkpoints (google-research/bert, TensorFlow 1).
 
     form = read_tf_checkpoint("uncased_L-12_H-768_A-12")
     params = form.params(None)
 
 A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
-is not needed.
+is not needed to read them.
 
-In such a configuration `gelu` means the tanh form, which the original code computes. Transformers,
-and the copies of these models on the Hugging Face Hub, mean the erf form by the same word.
+In bert_config.json, `gelu` means the tanh form, which the original code computes. In Transformers,
+and in the copies of these models on the Hugging Face Hub, the same word means the erf form.
 """
 
 import logging
@@ -43,7 +43,7 @@ _OPTIMIZER = re.compile(
 )
 _TASK_HEAD = re.compile(r"output_(weights|bias)|cls/squad/output_(weights|bias)|loss/output_.*")
 _PARTS = {"pooler": "bert/pooler/", "mlm": "cls/predictions/", "nsp": "cls/seq_relationship/"}
-"""Optional parts, present in full or not at all, with the prefixes of their variables."""
+"""Optional parts, each complete or absent, with the prefixes of their variables."""
 _OTHERS = (
     (
         re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|.*/\.ATTRIBUTES/.*"),
@@ -51,17 +51,17 @@ _OTHERS = (
     ),
     (
         re.compile(r"bert/encoder/(transformer/group_|embedding_hidden_mapping_in/).*"),
-        "an ALBERT, one layer of weights for all layers",
+        "an ALBERT, whose layers share one layer of weights",
     ),
     (re.compile(r"(electra|generator|discriminator_predictions)/.*"), "an ELECTRA"),
 )
 
 
 def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> Form:
-    """Read a checkpoint of the original code, without its optimizer slots.
+    """Read a checkpoint of the original code, without the variables of its optimizer.
 
     The arrays are views of the mapped files. Variables of a fine-tuned head are dropped, because
-    such a checkpoint does not record the names of its labels.
+    the checkpoint does not record the names of its labels.
 
     Args:
         path: The directory, or PREFIX or PREFIX.index to choose one of several checkpoints.
@@ -69,8 +69,8 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
             tanh form, Transformers (and the first release of that code) the erf form.
 
     Raises:
-        UserError: Files are missing or malformed, the model is not a BERT, or variables are
-            missing, unexpected or of a shape that contradicts the configuration (lists them all).
+        UserError: If files are missing or malformed, the model is not a BERT, or variables are
+            missing, unexpected or of a wrong shape. The message lists such variables.
     """
     index = _find_index(Path(path))
     bundle = open_tensor_bundle(index)
@@ -84,7 +84,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     directory = index.parent
     for name in (CONFIG, VOCABULARY):
         if not (directory / name).is_file():
-            raise UserError(f"{directory} has no {name}, which belongs beside {index.name}")
+            raise UserError(f"{directory} has no {name}, which belongs beside {index.name}; add it")
     config = _config(directory / CONFIG, gelu)
     model = config_from_huggingface(config, where=f"{directory / CONFIG}")
     parts = [part for part, root in _PARTS.items() if any(name.startswith(root) for name in bundle)]
@@ -105,7 +105,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         raise UserError(f"{index} does not fit {CONFIG}: {first_few(wrong, _MAX_SHOWN)}")
     if passed_over:
         logging.getLogger(__name__).warning(
-            "%s: the fine-tuned head (%s) is not read: the checkpoint does not name its labels",
+            "%s: the fine-tuned head (%s) is not read, as the checkpoint does not name its labels",
             index, ", ".join(passed_over),
         )  # fmt: skip
     arrays = {}
@@ -165,10 +165,7 @@ def _config(path: Path, gelu: Literal["tanh", "erf"]) -> dict[str, Any]:
 
 
 def _variable(theirs: str) -> str:
-    """Convert a parameter name of Hugging Face's BERT to the name in an original checkpoint.
-
-    Only variables called `kernel` are transposed.
-    """
+    """Convert a parameter name of Hugging Face's BERT to the name in an original checkpoint."""
     stem, _, part = theirs.replace(".layer.", ".layer_").replace(".", "/").rpartition("/")
     if stem.endswith("_embeddings"):
         return stem

@@ -1,13 +1,13 @@
 """Conversion of Transformers' translation classes to our networks and back: fields and tensors.
 
-`MarianMTModel` (post-norm) and `PegasusForConditionalGeneration` (pre-norm) are the Transformer as
-it was published. Their position tables have all sines before all cosines; ours alternate sines and
-cosines (Vaswani et al. 2017, section 3.5). Permuting every axis of the model's width converts one
-order to the other exactly. The norms have a fixed epsilon of 1e-5.
+`MarianMTModel` (post-norm) and `PegasusForConditionalGeneration` (pre-norm) are the Transformer of
+Vaswani et al. 2017. Their position tables have all sines before all cosines, while ours alternate
+sines and cosines (section 3.5). If every axis that has the model's width is permuted, one order
+becomes the other exactly. The norms have a fixed epsilon of 1e-5.
 
 `EncoderDecoderModel` is a BERT encoder and a BERT decoder with cross-attention (BERT2BERT, Rothe et
-al. 2020). Our network has no pooler, since nothing reads it; adds the decoder's token types to the
-positions; and may have one token table for both sides, which is written as two equal tables.
+al. 2020). Our network has no pooler, because nothing reads it. The decoder's token type is added to
+its position table. If encoder and decoder share a token table, two equal tables are written.
 """
 
 from abc import ABC, abstractmethod
@@ -41,11 +41,11 @@ _COMMON: dict[str, Any] = {
     "norm": "layer", "norm_bias": True, "num_kv_heads": 0, "gated": False, "embedding_dim": 0,
     "attention_pattern": "G", "attention_bias": True, "mlp_bias": True, "decoder_bias": True,
 }  # fmt: skip
-"""Fields of `ModelConfig` that have one value in all classes here."""
+"""Fields of `ModelConfig` that have one value in all classes of this module."""
 
 
 class Family(ABC):
-    """A translation class of Transformers, with the conversion of its fields and tensors."""
+    """A translation class of Transformers, and the conversion of its fields and tensors."""
 
     kind: str
     """Value of `model_type` in `config.json`."""
@@ -55,7 +55,7 @@ class Family(ABC):
     tyings: tuple[Tying, ...] = ("all", "output", "none")
     """Values of `objective.tying` that the class supports."""
     untrained: tuple[str, ...] = ()
-    """Parts that the class must have but a network lacks; written as zeros."""
+    """Parts that the class must have, but our networks lack. They are written as zeros."""
 
     def unlike(self, network: TransformerNetwork) -> list[str]:
         """List the fields in which a network differs from the class."""
@@ -72,15 +72,15 @@ class Family(ABC):
 
     @abstractmethod
     def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:
-        """Return the network of a `config.json`; a UserError with `where` lists wrong fields."""
+        """Return the network of a `config.json`, or raise a UserError that lists wrong fields."""
 
     @abstractmethod
     def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
-        """Return every tensor of the class by name, in float32, without tied duplicates."""
+        """Return the tensors of the class by name, in float32, without copies of tied tensors."""
 
     @abstractmethod
     def params(self, network: TransformerNetwork, arrays: Arrays) -> Params:
-        """Return the parameters of a network; a UserError lists every tensor that does not fit."""
+        """Return a network's parameters, or raise a UserError that lists tensors with faults."""
 
 
 def shapes_of(network: Network) -> Params:
@@ -95,7 +95,7 @@ _POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_posit
 
 
 def _layers(side: str, *attentions: tuple[str, str]) -> list[Entry]:
-    """Return the entries of one side's layers; `attentions` pairs foreign names with ours."""
+    """Return the entries of the layers of `side`; `attentions` pairs foreign names with ours."""
     layer, ours = f"model.{side}.layers.{{n}}", (side, "layers")
     entries = []
     for theirs, name in attentions:
@@ -130,7 +130,7 @@ _SIZES = {
 }  # fmt: skip
 """Fields of `ModelConfig`, by name in `config.json`."""
 _SAME = {"decoder_attention_heads": "num_heads", "decoder_ffn_dim": "mlp_dim"}
-"""Fields of the decoder in `config.json`, for which our networks have the encoder's values."""
+"""Fields of the decoder in `config.json` that must have the values of our encoder's fields."""
 
 
 class Marian(Family):
@@ -218,19 +218,17 @@ class Pegasus(Marian):
     def arrays(self, network: TransformerNetwork, params: Params) -> dict[str, np.ndarray]:
         model = network.model
         table = sinusoids(jnp.arange(model.num_positions), model.hidden_dim)
-        halves = np.asarray(table)[:, _order(network)]  # this class expects the tables in the file
+        halves = np.asarray(table)[:, _order(network)]  # this class has the tables in its files
         return super().arrays(network, params) | {name: halves.copy() for name in _POSITIONS}
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return our index for each foreign index along the width: first the even, then the odd."""
+    """Return our index for each index of Transformers along the width: even ones, then odd ones."""
     width = network.model.hidden_dim
     return np.r_[0:width:2, 1:width:2]
 
 
 def _permuted(network: TransformerNetwork, params: Params, order: np.ndarray) -> Params:
-    """Permute every axis that has the model's width."""
-
     def permute(axes: tuple[str | None, ...], array: Any) -> np.ndarray:
         places = [order if name == "embed" else np.arange(size)
                   for name, size in zip(axes, array.shape, strict=True)]  # fmt: skip
@@ -360,7 +358,7 @@ class BertPair(Family):
             found.pop(name, None)
         types = found.pop(_TYPES, None)
         if types is not None and np.any(types) and _PAIR_POSITIONS in found:
-            # All tokens of the decoder have type 0.
+            # All tokens of the decoder have type 0, so every position can include its vector.
             found[_PAIR_POSITIONS] = found[_PAIR_POSITIONS] + types[:1]
         if _SECOND_BIAS in found:
             found.setdefault(_PAIR_BIAS, found[_SECOND_BIAS])
@@ -371,14 +369,15 @@ class BertPair(Family):
 
 
 FAMILIES: dict[str, Family] = {each.kind: each for each in (Marian(), Pegasus(), BertPair())}
-_INSTEAD = "Export with --to stablehlo (the whole search as one program) or with --to orbax"
+_INSTEAD = "Export with --to stablehlo (one program for the whole search) or with --to orbax"
 
 
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
     """Return the class that computes the same as a network, and the network.
 
     Raises:
-        UserError: No class does; lists where the model `name` differs from the nearest class.
+        UserError: If no class does. The message, about the model `name`, lists the differences
+            from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
         raise UserError(
@@ -390,6 +389,6 @@ def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
         raise UserError(
             f"{name}: no class of Transformers computes this model. The nearest is "
             f"{FAMILIES[nearest].class_name}, but {'; '.join(unlike[nearest])}. {_INSTEAD}, or "
-            "train a model with these fields"
+            "train a model with the fields of this class"
         )
     return FAMILIES[nearest], network

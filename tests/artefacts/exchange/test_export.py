@@ -136,7 +136,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("pretraining", {}, r"embeddings of width 8 with layers of \d+ have no head for pairs"),
+        ("pretraining", {}, r"embeddings of width 8 with layers of width \d+ have no head for"),
         ("mlm", {"activation": "relu"}, "model.activation is relu, but the masked-LM head"),
         ("class", {}, "its pooler has tanh, but no class of Transformers computes"),
     ],

@@ -117,7 +117,7 @@ def test_a_model_without_limit_has_that_of_its_positions(copy):
         ),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling is 'weightedmean'"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
-        ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "has width 8, the encoder 16"),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "8, but the encoder has 16"),
         ("1_Pooling/config.json", {"word_embedding_dimension": "gone"}, "expected the encoder's"),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is 8; .*N"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "name the kind"),

@@ -231,7 +231,7 @@ def test_weights_and_configuration_of_two_models(directory):
     )
     assert "bert.encoder.layer.1.output.dense.bias is unexpected" in message
     (directory / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
-    assert "config.json: model_type is 'roberta'; only 'bert' is supported" in refused(directory)
+    assert "model_type is 'roberta', and this class is not read directly" in refused(directory)
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings(directory):

@@ -176,5 +176,5 @@ def test_roberta_is_refused_although_its_names_are_those_of_bert(tmp_path):
                       intermediate_size=64)
     ).save_pretrained(tmp_path)  # fmt: skip
     save_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="model_type is 'roberta'; only 'bert' is supported"):
+    with pytest.raises(UserError, match="model_type is 'roberta', and this class is not read"):
         read_model(tmp_path)

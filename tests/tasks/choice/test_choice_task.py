@@ -104,7 +104,7 @@ def test_what_is_refused(tmp_path):
     path = put(tmp_path / "swag.csv", HEAD, *ROWS)
     with pytest.raises(UserError, match="no column 'ending4'"):
         opened(config(path, choices=["ending0", "ending4"]))
-    with pytest.raises(UserError, match="at least 2 values, each once"):
+    with pytest.raises(UserError, match="at least 2 values, all different"):
         config(path, choices=["ending0"])
     with pytest.raises(UserError, match="4 names are needed, one for each"):
         config(path, labels=["A", "B"])
