@@ -152,10 +152,11 @@ class BadStepError(RuntimeError):
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
             f"{comparison.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
-            "command to continue from this checkpoint. With --config.guard.on_bad_step=skip the "
-            "run skips bad batches; with a higher --config.guard.spike_sigmas (0 means no limit) "
-            "fewer losses count as spikes. Most often the learning rate is too high or the warm-up "
-            "too short; to change these, start a run in another work directory"
+            "command to continue from this checkpoint, if there is one. With "
+            "--config.guard.on_bad_step=skip the run skips bad batches; with a higher "
+            "--config.guard.spike_sigmas (0 means no limit) fewer losses count as spikes. Most "
+            "often the learning rate is too high or the warm-up too short; to change these, start "
+            "a run in another work directory"
         )
         self.step = bad.batch
         """Number of the bad batch."""

@@ -113,7 +113,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         if config.phase_starts:
             guard = forget_losses(guard, jnp.any(state.step == jnp.array(config.phase_starts)))
         verdict = judge(config.guard, guard, metrics["loss"], metrics["grad_norm"])
-        # XLA fuses this selection into the loop that writes the update and reads the old values.
+        # XLA fuses this choice into the loop that writes the update, which reads the old values.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(verdict.taken, new, old),
             (optax.apply_updates(params, updates), opt_state),
