@@ -52,7 +52,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    tested = "below: on test, which selected nothing"
+    tested = "below, on test, which chose nothing"
     if summary.test is None:
         tested = "no test data are named (task.*.test)"
     lines = [head, f"on {summary.dev}; {tested}"]

@@ -121,7 +121,7 @@ class Comparison:
     learning_rates: tuple[float, float] | None
     """Learning rates of the first and of the second; None means all rates that both have."""
     chosen: bool
-    """Whether each learning rate is the best of its initialisation, by the median of these scores."""
+    """Whether each learning rate is the best of its initialisation, chosen by these same scores."""
     pairs: int
     seeds: int
     mean: float | None
