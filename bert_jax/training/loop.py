@@ -42,8 +42,6 @@ def carry_out(plan: RunPlan, session: Session) -> Result:
 
 
 class _Run:
-    """Execution of one plan."""
-
     now: Moment
 
     def __init__(self, plan: RunPlan, session: Session):

@@ -125,7 +125,7 @@ class LossMonitor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue from a `state` saved after `step` steps; states of older versions have less."""
+        """Continue from a `state` saved after `step` steps; older versions saved fewer values."""
         for name, value in {"step": step, **state}.items():
             setattr(self, name, value)
 

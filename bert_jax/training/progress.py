@@ -182,7 +182,7 @@ class Moment:
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of earlier stages."""
     scores: dict[str, Any] = field(default_factory=dict)
-    """Columns of the newest evaluation."""
+    """Metrics of the newest evaluation, by column."""
     scored_at: int = -1
     """Step of the newest evaluation."""
     seconds: float = 0.0

@@ -30,7 +30,7 @@ class Stage:
     """Numbers of the stage's batches, counted over all stages of the run."""
     train: StepConfig
     trials: tuple[Trial, ...]
-    """Trials on axis 0 of every array, without padding trials; pretraining has one."""
+    """Trials that train in the stage, without padding trials. Pretraining has one trial."""
     settings: tuple[Any, ...] = ()
     """Further arguments of the step: learning rates and seeds of the trials, on the mesh."""
     wave: int = 0
@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
+    """Source of batches, which are arrays on the mesh. A batch is a pure function of its number."""
 
     stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
     """Function that yields the batches from a given number on."""
@@ -153,7 +153,7 @@ class Voice(Protocol):
         """Return lines that describe an evaluation; its columns are in `at.scores`."""
 
     def closing(self, result: "Result", clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
-        """Return the message of the last event, and the last lines; `signal` stopped the run."""
+        """Return the last event's message and the last lines; `signal` is "" for a finished run."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """Plan of a run, complete before its first step."""
+    """Plan of a run, which is made before the first step."""
 
     name: Path | str
     """Work directory, as the caller named it."""

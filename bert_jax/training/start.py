@@ -68,7 +68,8 @@ class Start:
         wanted = abstract.params[TEACHER]
         if missing := sorted(set(named_leaves(wanted)) - set(named_leaves(teacher.params))):
             raise UserError(
-                f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}"
+                f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}. Give a "
+                "teacher with all parameters of its architecture"
             )
         placed = initial_params(teacher, wanted, axes[TEACHER])
         return state._replace(params={**state.params, TEACHER: placed})

@@ -117,8 +117,7 @@ class FinetuneGuardConfig(GuardConfig):
 
     spike_sigmas: NonNegative = 0.0
     """Distance above the mean of recent losses, in standard deviations (at least 1 nat), beyond
-    which a loss is a spike. 0 means that only non-finite values are bad; it is the default, because
-    losses of small batches vary."""
+    which a loss is a spike. 0, the default, means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and options that only pretraining has."""

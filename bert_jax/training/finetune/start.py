@@ -234,9 +234,7 @@ def with_vectors(
             "and set embedding.pooling (mean, cls, last or weighted)"
         )
     if config.head != "auto":
-        raise UserError(
-            f"head is {config.head!r}, but vectors have no head; leave head at 'auto'"
-        )
+        raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
             f"embedding.symmetric is set, but task.rows is {section.rows!r}; only 'pairs' and "
@@ -313,7 +311,7 @@ def with_teacher(
     if ours != theirs:
         raise UserError(
             f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not the one of "
-            f"{initial.name} ({ours[:12]}); teacher and student must read the same tokens"
+            f"{initial.name} ({ours[:12]}); give a teacher with the student's tokenizer"
         )
     try:
         kept = kept_head(saved, objective.config, task)

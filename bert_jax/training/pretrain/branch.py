@@ -1,9 +1,8 @@
 """Branches: runs that continue a checkpoint of another run (`bert-jax pretrain --branch-from`).
 
-A branch takes over the complete state of the other run: parameters, optimizer moments, the number
-of the next batch and, through the seed, all random numbers. So both runs share the steps before the
-branch, and their configurations must agree in all fields that decide these steps. Later steps may
-differ.
+A branch takes over all state of the other run: parameters, optimizer moments, the number of the
+next batch and, through the seed, random numbers. So both runs share the steps before the branch,
+and both configurations must agree in the fields that decide these steps. Later steps may differ.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class Branch:
     """Entry `branch` of config.json: `workdir`, `step` and `digest` of the checkpoint. If the other
     run is a branch too, the entry also has the `branch` of that run."""
     source: WorkDir | None
-    """Work directory of the other run; None if this run has saved, and so needs only its own."""
+    """Work directory of the other run; None once this run has saved checkpoints itself."""
     began: Mapping[str, Any]
     """Content of the other run's config.json; empty if `source` is None."""
 
@@ -286,7 +285,6 @@ def _phase_rows(
 
 
 def _rate(config: PretrainConfig, step: int) -> float:
-    """Return the learning rate of a step."""
     training = config.training
     rate = config.phase_rate(training.phase_of(step))
     return float(learning_rate_schedule(config.optimizer, training.num_steps, rate)(step))

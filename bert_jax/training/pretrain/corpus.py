@@ -149,7 +149,7 @@ def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
 
 @dataclass(frozen=True)
 class MixedCorpora:
-    """Corpora of a run in which a phase mixes corpora; of any other run, no corpora."""
+    """All corpora of a run that mixes corpora in some phase; empty for any other run."""
 
     names: tuple[str, ...]
     """Directories, in the order of the phases."""

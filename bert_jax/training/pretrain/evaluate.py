@@ -41,7 +41,7 @@ from bert_jax.training.steps.step import make_eval_step
 EVAL_SEED = 20181011
 """Seed of every evaluation, so that all runs corrupt the same tokens of the same rows."""
 LENGTH = 128
-"""Largest default length of a row of held-out text, in tokens."""
+"""Default number of tokens in a row of held-out text; fewer if the model takes fewer."""
 
 
 def evaluate(
@@ -76,7 +76,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Scorer):
-    """Scorer that evaluates a run on held-out rows, of the same length as the training rows."""
+    """Scorer that evaluates a run on held-out rows that have the length of the training rows."""
 
     settings: Sequence[StepConfig]
     """Settings of each phase's evaluation step."""

@@ -19,8 +19,8 @@ class PretrainModelConfig(ModelConfig):
     """Configuration of an encoder whose vocabulary size may come from the corpus."""
 
     vocab_size: Natural = 0
-    """Number of tokens in the vocabulary: 0, or the size of the corpus's tokenizer. 0 means to take
-    this size from the corpus."""
+    """Number of tokens in the vocabulary. 0 means the size of the corpus's tokenizer; any other
+    value must be equal to this size."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrainingConfig(Bounded, section="training"):
     """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
     mesh, the first start raises the divisor, and the run keeps the new divisor."""
     gather: Literal["layer", "step"] = "layer"
-    """When parameters that mesh.fsdp splits are gathered. layer: for each layer of each
+    """Time at which parameters that mesh.fsdp splits are gathered. layer: for each layer of each
     micro-batch. step: once per step, and gradients are reduced at its end. `step` needs memory for
     unsplit matrices in the compute type and for unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -142,4 +142,4 @@ class CheckpointConfig(Retention):
     save_every_steps: Count = 1000
     """Number of steps between two saves. The state at the end or stop of a run is also saved."""
     max_failed_saves: Count = 3
-    """Number of saves in a row that must fail before the run stops with exit code 3."""
+    """Number of failed saves in a row at which the run stops with exit code 3."""

@@ -42,7 +42,7 @@ class Board:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add the values that are finite numbers. A list is one value for each trial."""
+        """Add the values that are finite numbers. A list gives one curve for each trial."""
         scalars = [
             Summary.Value(tag=tag, simple_value=value)
             for name, entry in values.items()

@@ -85,7 +85,6 @@ def json_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value if JSON can represent it, else its `repr`."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

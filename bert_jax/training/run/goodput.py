@@ -171,7 +171,7 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int) -> None:
-        """Call `record` at most every 10 s, so that the file has the work of a killed start."""
+        """Call `record`, at most every 10 s, so that a start that is killed is on record."""
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 

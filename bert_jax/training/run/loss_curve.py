@@ -1,4 +1,4 @@
-"""The loss curve of a run, as a picture and as text, with the baseline: the loss without input.
+"""The loss curve of a run, as a picture and as text, with a line for the baseline of the loss.
 
 In pretraining, the columns `data/rows` and `data/tokens` of metrics.jsonl tell how much text has
 been read. A run that mixes corpora has more columns for each corpus: `data/LABEL/tokens` and

@@ -57,7 +57,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def due(self) -> bool:
-        """Return true if the run is to stop now. All processes must call this, and agree."""
+        """Return true if the run must stop now. All processes call this and get the same answer."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             self.name = "SIGTERM"
         return bool(self.name)
@@ -116,7 +116,7 @@ class Session:
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Prepare a session. Without `stall_seconds` (0), the watchdog does not end the process."""
+        """Prepare a session. If `stall_seconds` is 0, the watchdog never ends the process."""
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)

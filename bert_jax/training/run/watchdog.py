@@ -1,7 +1,7 @@
 """A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
 All processes take part in each step. If one is dead, stopped or waiting for a file, the other
-processes hang within a step, where no exception or signal handler can run. So a thread watches.
+processes hang within a step, which no exception or signal handler can end. So a thread watches.
 """
 
 import contextlib

@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     left: Float[Array, "*steps"]
     """Fraction of the decay that is still ahead, from 1 to 0."""
     decay_share: float
-    """Fraction of the decay, at its end, in which schedules that first hold the peak fall."""
+    """Fraction of the decay, at its end, during which `wsd` and `one_minus_sqrt` fall."""
     ratio: Float[Array, "*steps"]
     """Number of the update (counted from 1), divided by the number of updates before the decay."""
 
@@ -176,7 +176,7 @@ def make_optimizer(
 
 
 def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]:
-    """Compute the factor that reduces a gradient of global norm `norm` to a norm of `limit`."""
+    """Compute the factor that reduces a gradient of global norm `norm` to at most `limit`."""
     if limit is None:
         return jnp.float32(1)
     return limit / jnp.maximum(norm, limit)

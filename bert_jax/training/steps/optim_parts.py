@@ -84,7 +84,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append a stateless part to `first`. The state is that of `first` (`optax.chain` nests it)."""
+    """Append a stateless part to `first`, whose state is kept (`optax.chain` would nest it)."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)

@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
     """Everything that a step changes, as a pytree of arrays."""
 
     step: Any
-    """Number of batches done, skipped ones included, so the number of the next batch; int32."""
+    """Number of batches done, skipped ones included; also the number of the next batch (int32)."""
     params: Any
     """Nested dict of float32 arrays, as from `Objective.init`."""
     opt_state: Any
@@ -51,9 +51,9 @@ class StepConfig(Bounded, section="training"):
     layer_decay: float = 1.0
     """Factor by which the learning rate falls from layer to layer (see `layer_rates`)."""
     accumulation: Count = 1
-    """Micro-batches per step."""
+    """Number of micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
-    """When parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
+    """Time at which parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are sent between devices (see `TrainingConfig.reduce_dtype`)."""
     seed: int = 0

@@ -99,7 +99,6 @@ def write_summary(
 
 
 def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float) -> list[str]:
-    """Return lines with the table and the comparisons of scores on the test data."""
     head = (
         f"{summary.metric}{'' if percent else ' x 100'} on test: each run scored once, with the "
         "parameters of its best evaluation on dev"
