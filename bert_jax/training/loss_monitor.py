@@ -98,7 +98,7 @@ class LossMonitor:
 
     @property
     def judged_at(self) -> int:
-        """First step at which a plateau may be reported: the loss should be lower by then."""
+        """First step at which a plateau is reported; the loss should then be below the baseline."""
         waits = max(self.window, min(self.num_steps // 4, 10_000))
         return min(self.warmup_steps + waits, self.num_steps)
 

@@ -221,7 +221,7 @@ def failure_reason(
         return "no evaluation gave a finite score"
     reasons = [] if finite else ["a loss or a score was not finite"]
     if halted:
-        reasons.append("a step was not finite or its loss was a spike, and the run stopped there")
+        reasons.append("the run stopped at a loss or gradient that was not finite, or at a spike")
     if last is None:
         reasons.append("the last evaluation gave no finite score")
     elif not last > goal:

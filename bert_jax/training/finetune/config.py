@@ -63,8 +63,8 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Largest number of lengths to which rows are padded. Each length needs a compilation."""
     dropout_rate: Rate | None = 0.1
     """Dropout rate in encoder and attention, and before the head (0 with task.kind=squad).
-    None: the rates of pretraining, and 0.1 before the head. A model with rotary positions that was
-    pretrained without attention dropout has no attention dropout here either."""
+    None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
+    was pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes. dots: all but matrix products. full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"

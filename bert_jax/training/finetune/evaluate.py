@@ -135,7 +135,7 @@ def evaluate_finetuned(
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
         data: Labelled file, dev or test, or a split of GLUE; None means the run's dev and test.
         reports: Files that `bert-jax contamination` wrote about the data. If there are none, the
-            reports in the corpora of the run's lineage are used.
+            reports on the corpora of the run's lineage are used.
         versus: Directory of another model, whose scores on the same examples are subtracted.
         columns: Fields of the task to change, such as the names of the text and label columns.
 
@@ -189,7 +189,7 @@ def _same_splits(
     versus: Path | str, other: SavedModel, data: str | None, model: SavedModel,
     splits: Sequence[Split],
 ) -> dict[str, Split]:  # fmt: skip
-    """Return the splits that another model reads, by name, if they have the same examples.
+    """Return another model's splits, by name. They must have the same labels and examples.
 
     Raises:
         UserError: The models' labels differ, or the examples of a split do.

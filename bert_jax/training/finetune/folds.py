@@ -44,7 +44,7 @@ def cross_validate(
     `task.folds` is the number of folds; `say` receives each line of the report.
 
     Returns:
-        Name of the signal that stopped the folds; empty once all have ended.
+        Name of the signal that stopped the command; empty if all folds are finished.
 
     Raises:
         UserError: The configuration asks for several runs per fold, the directory belongs

@@ -41,8 +41,8 @@ class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     ELSEWHERE: ClassVar = {
-        "patience": "only `bert-jax finetune` has early stopping; here "
-        "guard.on_divergence=stop ends a run whose loss stays up",
+        "patience": "only `bert-jax finetune` has early stopping; in pretraining, "
+        "guard.on_divergence=stop ends a run whose loss has risen and stays high",
         "freeze": "only `bert-jax finetune` freezes parts; pretraining trains all of them",
     }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000

@@ -38,7 +38,7 @@ class GuardConfig(Bounded, section="guard"):
     """Largest number of batches that may be skipped in a row. One more bad batch stops the run."""
     spike_sigmas: NonNegative = 10.0
     """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
-    spike; the distance is at least 1 nat. 0: only non-finite values are bad."""
+    spike; the distance is at least 1 nat. 0 means that only non-finite values are bad."""
     window: Annotated[int, AtLeast(2)] = 128
     """Number of recent losses from which mean and deviation are computed. Each phase starts new
     statistics. The guard looks for spikes after half a window of good steps."""
