@@ -1,6 +1,7 @@
-"""Runs: one loop (loop.py) carries out a plan (run_plan.py), for pretraining and fine-tuning.
+"""Pretraining and fine-tuning runs.
 
-`pretrain/` and `finetune/` make a plan from a configuration; `steps/` has the training step,
-`run/` the session and the logs of every run, `sweep/` the statistics of trials.
+`pretrain/` and `finetune/` turn a configuration into a plan (run_plan.py), and one training loop
+(loop.py) carries out the plan. `steps/` contains the training step, `run/` the session and the logs
+of a run, and `sweep/` the statistics of a sweep's trials.
 May import artefacts and the packages below it. Read first: run_plan.py, loop.py, pretrain/train.py.
 """

@@ -1,4 +1,4 @@
-"""The training loop of all runs, which reads a plan and no configuration."""
+"""The training loop of all runs. Its only input is a plan (`RunPlan`), never a configuration."""
 
 import contextlib
 import math
@@ -36,14 +36,12 @@ from bert_jax.training.steps.step_queue import StepQueue
 
 
 def carry_out(plan: RunPlan, session: Session) -> Result:
-    """Train the stages of a plan, or continue them, until the last step or a signal."""
+    """Run a plan, from its newest save if there is one, until the last step or a stop signal."""
     with StopRequest() as stop:
         return _Run(plan, session).run(stop)
 
 
 class _Run:
-    """A plan that is being carried out."""
-
     now: Moment
 
     def __init__(self, plan: RunPlan, session: Session):
@@ -65,10 +63,10 @@ class _Run:
 
     def run(self, stop: StopRequest) -> Result:
         # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
-        # score if due -> save if due]. Dispatch returns before the device has computed; the loop
-        # waits for it only to read the metrics of the step before (so one step is always queued)
-        # and for evaluations and saves. A saved `step` counts the batches done and is the
-        # number of the next batch.
+        # score if due -> save if due].
+        # A dispatch returns before the device has computed the step. The loop waits for the device
+        # to read the metrics of the previous step (so one step is always queued), to evaluate and
+        # to save. The saved `step` counts the batches done, so it is the number of the next batch.
         plan, session = self.plan, self.session
         with session.open(partial(self.saves.prepare, session.report)) as closing:
             closing.callback(self.saves.close)
@@ -107,7 +105,7 @@ class _Run:
                 return result
 
     def _train(self, stop: StopRequest) -> bool:
-        """Train all stages; return False if a signal came first."""
+        """Train all stages; return False if a stop signal came before the end."""
         self.next_batch, finished = -1, True
         with contextlib.ExitStack() as self.reading:
             while finished := self._train_stage(stop):
@@ -116,12 +114,12 @@ class _Run:
                 self._enter(self.now.stage + 1)
             self.queue.flush(self.now.state)
             if self.policy.saves_end or not finished:
-                # After a signal there may be no time to read the checkpoint back.
+                # The save after a signal is not read back to check it: there may be no time.
                 self._save(last=True, finished=finished)
         return finished
 
     def _enter(self, number: int) -> None:
-        """Go on to a stage, with the state so far or with new trials."""
+        """Enter stage `number`; if new trials begin with this stage, initialise their state."""
         before, stage = self.now, self.plan.stages[number]
         if stage.begins:
             with self.clock.spend("startup"):
@@ -151,7 +149,7 @@ class _Run:
         return True
 
     def _next_batch(self) -> Any:
-        if self.next_batch != self.now.step:  # the first batch, or after trials stopped early
+        if self.next_batch != self.now.step:  # at the first batch, or after an early stop
             self.reading.close()
             rows = self.plan.batches.stream(self.now.step)
             self.rows = self.reading.enter_context(contextlib.closing(rows))
@@ -187,12 +185,12 @@ class _Run:
         return [scorer for scorer in self.plan.scorers if scorer.after(step)]
 
     def _columns(self, kind: str, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return columns of a row: a value if the run has one trial, else a list."""
+        """Return columns of metrics: single values if the run has one trial, else lists."""
         alone = self.plan.num_trials < 2
         return {f"{kind}/{n}": each[0] if alone else list(each) for n, each in values.items()}
 
     def _median(self, values: Sequence[float | None]) -> float:
-        """Return the median over running trials; missing values count as the highest."""
+        """Return the median over running trials; missing values count as infinite."""
         going = [values[n] for n, each in enumerate(self.now.progress) if not each.stopped]
         known = [math.inf if v is None or not math.isfinite(v) else v for v in going]
         return float(np.median(known))
@@ -217,7 +215,7 @@ class _Run:
             self._stop_early([mine is not None for mine in scores])
 
     def _judge(self, scores: Sequence[Scores | None], epoch: float) -> list[bool]:
-        """Record each trial's scores, and return whether they are its best so far."""
+        """Record each trial's scores; return, for each trial, whether they are its best so far."""
         policy, now, step = self.policy, self.now, self.now.step - self.stage.first
         better = []
         for each, mine in zip(now.progress, scores, strict=True):
@@ -236,8 +234,8 @@ class _Run:
         for number, each in enumerate(now.progress):
             if stopped[number]:
                 best = "a score that is not finite" if each.best is None else f"{each.best:.4g}"
-                message = f"stopped early: {self.policy.patience} evaluations in a row no better "
-                message += f"than {best}"
+                message = f"stopped early: {self.policy.patience} evaluations in a row were no "
+                message += f"better than {best}"
                 if self.plan.num_trials > 1:
                     message = f"{now.name_of(number)} {message}"
                 session.event("early_stop", message, trial=number)
@@ -246,12 +244,12 @@ class _Run:
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
-        """Pad the trials' values with False to the number of places in the program."""
+        """Pad the trials' values with False to the number of trials in the compiled program."""
         places = len(self.stage.settings[0].seed)
         return np.array([*values, *[False] * (places - len(values))], bool)
 
     def _conclude(self) -> None:
-        """End the trials of a stage: keep the best model, and score the test data."""
+        """End the trials of a stage: save the best model, score the test data, add outcomes."""
         now = self.now
         with self.clock.spend("save"):
             self.saves.choose(now)
@@ -295,7 +293,7 @@ class _Run:
                 message = str(error)
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
-                message += "it has failed, and its state is kept" if bad.halted else "batch skipped"
+                message += "this run has failed" if bad.halted else "the batch was skipped"
             whose = {"trial": number} if self.policy.metric else {}
             session.warn(
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
@@ -311,7 +309,7 @@ class _Run:
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:
-        """Take over the newest metrics of earlier starts."""
+        """Read the newest metrics that earlier starts of the run have written."""
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
             if row["step"] > self.now.step:
                 break

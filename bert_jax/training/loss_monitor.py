@@ -1,7 +1,7 @@
-"""Checks of the training loss for a plateau at its baseline and for a later rise.
+"""Checks of the training loss: does it stay at its baseline, and does it rise later?
 
-The loss of a masked LM falls within minutes to the unigram entropy, the loss of predicting each
-token by its frequency in the corpus. Some runs never leave that level, and some climb back to it.
+Within minutes, the loss of a masked LM falls to the unigram entropy: the loss of a model that knows
+only how frequent each token is. Some runs never get below this level, and some climb back to it.
 """
 
 import bisect
@@ -17,20 +17,20 @@ from bert_jax.data.phases import Phase
 from bert_jax.objectives.objective import Metric
 
 MARGIN = 0.05
-"""Distance below the baseline, in nats, beyond which a run has left the plateau."""
+"""Distance, in nats: a run has left the plateau if its loss is this far below the baseline."""
 RISE = 0.5
-"""Rise of the smoothed loss above its lowest value, in nats, that is reported as a divergence."""
+"""Rise, in nats: a smoothed loss this far above its lowest value is reported as a divergence."""
 
-_FAR_ABOVE = 0.3  # nats; a loss this far above the baseline is not the plateau
-_CLIMB = 0.3  # nats; a rise that is reported if it leads back above the baseline
-_FILLED = 0.4  # weight of the mean once half a window of losses is in it
-_SETTLED = 0.86  # after two windows; positions new in a phase are learnt sooner
-_FALL, _STAND = 0.02, 5  # nats, windows: a loss that falls by less in this time stands still
+_FAR_ABOVE = 0.3  # nats; this far above the baseline, not even token frequencies are learnt
+_CLIMB = 0.3  # nats; a rise by this much is reported if it leads back above the baseline
+_FILLED = 0.4  # total weight of the losses in the mean after half a window
+_SETTLED = 0.86  # the same after two windows; by then a phase's new positions are learnt
+_FALL, _STAND = 0.02, 5  # a loss that falls by less than 0.02 nats in 5 windows stands still
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
 
 
 class Finding(NamedTuple):
-    """Result of a check of the loss, to be printed and written to `events.jsonl`."""
+    """Finding about the loss, which the run prints and writes to `events.jsonl`."""
 
     kind: Literal["plateau", "diverged", "recovered"]
     message: str
@@ -40,12 +40,14 @@ class Finding(NamedTuple):
 class LossMonitor:
     """Monitor of the training loss, the first metric of an objective.
 
-    Plateau: judged once, a quarter of the run (at most 10,000 steps) after the warm-up, because
-    healthy runs begin at the baseline too. The check waits while the loss still falls.
+    The check for a plateau is made once, a quarter of the run (at most 10,000 steps) after the
+    warm-up: before that, healthy runs may be at the baseline too. While the loss still falls, the
+    check is put off.
 
-    Divergence: judged at each step, by the distance of the smoothed loss from its lowest value. A
-    running mean would follow a slow rise and miss it; the lowest value never follows. The
-    smoothed loss and its lowest value begin anew with each phase and count after half a window.
+    The check for a divergence is made at each step: it compares the smoothed loss with its lowest
+    value. (A running mean would follow a slow rise, so a comparison with it would miss the rise.)
+    Each phase starts with a new smoothed loss, which is used after half a window of steps, and with
+    a new lowest value, unless the loss is back above the baseline or a divergence is reported.
     """
 
     metric: Metric
@@ -53,10 +55,10 @@ class LossMonitor:
     baseline: float
     """Value of the metric for a model that ignores its input, in nats; infinite if unknown."""
     unknown_rate: float
-    """Share of the corpus's tokens that are the unknown token."""
+    """Fraction of the corpus's tokens that are the unknown token."""
     phases: Sequence[Phase]
     peak_rates: Sequence[float]
-    """Peak of the learning rate in each phase."""
+    """Peak learning rate of each phase."""
     warmup_steps: int
     num_layers: int
     save_every: int
@@ -72,11 +74,12 @@ class LossMonitor:
     lowest_at: int = 0
     """Step of the lowest smoothed loss."""
     alarm: int = 0
-    """Divergence reported so far: 0 none, 1 a rise, 2 a rise above the baseline."""
+    """Divergence that is reported now: 0 for none, 1 for a rise, 2 for a rise above the baseline.
+    After a recovery it is 0 again."""
     fallen: float = sys.float_info.max
-    """Smoothed loss, in nats, at its last fall by `_FALL` in the phase."""
+    """Smoothed loss, in nats, when it had last fallen by `_FALL`; each phase starts anew."""
     fallen_at: int = 0
-    """Step of the last fall by `_FALL`."""
+    """Step at which `fallen` was set."""
 
     @cached_property
     def _bounds(self) -> list[int]:
@@ -95,7 +98,7 @@ class LossMonitor:
 
     @property
     def judged_at(self) -> int:
-        """Step at which the loss should be below the baseline."""
+        """First step at which a plateau is reported; the loss should then be below the baseline."""
         waits = max(self.window, min(self.num_steps // 4, 10_000))
         return min(self.warmup_steps + waits, self.num_steps)
 
@@ -105,7 +108,7 @@ class LossMonitor:
         return self.mean / self.weight if self.weight else math.nan
 
     def observe(self, step: int, loss: float) -> list[Finding]:
-        """Add the loss after `step` updates, and return the findings."""
+        """Add the loss of step number `step`, counted from 1, and return the findings."""
         phase_start = self._bounds[self._phase_of(step)]
         if self.step <= phase_start:
             self.mean = self.weight = 0.0
@@ -118,11 +121,11 @@ class LossMonitor:
         return [finding for finding in found if finding]
 
     def state(self) -> dict[str, Any]:
-        """Return JSON values for `restore`."""
+        """Return the state of the monitor as JSON values, for `restore`."""
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue after `step` steps from `state`; older versions saved fewer values in it."""
+        """Continue from a `state` saved after `step` steps; older versions saved fewer values."""
         for name, value in {"step": step, **state}.items():
             setattr(self, name, value)
 
@@ -132,7 +135,8 @@ class LossMonitor:
             self.fallen, self.fallen_at = self.smoothed, step
         if self.done or step < self.judged_at or not (last or filled):
             return None
-        left = self.smoothed < self.baseline - MARGIN or self.alarm == 2  # was reported as a rise
+        # A run above the baseline that was reported as diverged is not reported as a plateau too.
+        left = self.smoothed < self.baseline - MARGIN or self.alarm == 2
         self.done = bool(left or last or step - self.fallen_at >= _STAND * self.window)
         return Finding("plateau", self._explanation(step)) if self.done and not left else None
 
@@ -168,17 +172,17 @@ class LossMonitor:
                 f". The run has climbed back above the {self.metric.baseline} of the corpus, "
                 f"{self.baseline:.3f}: the model has lost all it had learnt from context"
             )
-        kept = f"the newest checkpoint of step {self.lowest_at:,} or before is kept"
+        kept = f"The newest checkpoint of step {self.lowest_at:,} or earlier is kept"
         if self.lowest_at < self.save_every:
-            kept = "no checkpoint was due by then"
+            kept = "No checkpoint was due by that step"
         return (
-            f"{text}; {kept}. Most often the learning rate, "
-            f"{self.peak_rates[self._phase_of(step)]:g}, is too high or the warm-up too short; "
-            "docs/pretraining.md says how to go back"
+            f"{text}. {kept}. Most often the learning rate, "
+            f"{self.peak_rates[self._phase_of(step)]:g}, is too high or the warm-up too short. "
+            "docs/pretraining.md explains how to go back to a checkpoint"
         )
 
     def _phase_of(self, step: int) -> int:
-        """Return the number of the phase that made update `step`."""
+        """Return the number of the phase that contains step number `step`, counted from 1."""
         return bisect.bisect_left(self._bounds[:-1], step, lo=1) - 1
 
     def _explanation(self, step: int) -> str:

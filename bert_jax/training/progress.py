@@ -1,4 +1,4 @@
-"""Progress of a run: its trials, means since the last row of metrics, and state between steps."""
+"""Progress of a run: the scores of its trials, means of metrics, and the state between steps."""
 
 import math
 import time
@@ -17,7 +17,7 @@ _NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
 
 
 def null(value: float) -> float | None:
-    """Return a value for JSON: None if it is not finite."""
+    """Return a value for JSON: the value itself, or None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -27,7 +27,7 @@ class Progress:
 
     member: Trial
     scores: list[dict[str, Any]] = field(default_factory=list)
-    """Scores of each evaluation; None for a score that is not finite."""
+    """Step, epoch and scores of each evaluation; None replaces a score that is not finite."""
     best: float | None = None
     best_step: int = -1
     finite: bool = True
@@ -50,7 +50,8 @@ class Progress:
     ) -> bool:
         """Record an evaluation; return whether it is the best so far.
 
-        The trial stops after `patience` evaluations in a row without a better score; 0: never.
+        The trial stops after `patience` evaluations in a row without a better score. If `patience`
+        is 0, the trial never stops early.
         """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
@@ -69,9 +70,9 @@ class Progress:
         seconds: float = 0.0,
         test: Mapping[str, float] | None = None,
     ) -> Outcome:
-        """Return the outcome so far, judged by `goal` (see `goal_score`).
+        """Return the outcome so far; the trial has failed if its last score is at most `goal`.
 
-        `test` has the scores of the best parameters on the test data.
+        `test` contains the scores of the best parameters on the test data.
         """
         return Outcome(
             member=self.member,
@@ -87,10 +88,10 @@ class Progress:
 
 
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
-    """Find the trial whose model is kept for an initialisation; return (best score, trial number).
+    """Find the best trial of an initialisation; return (best score, trial number), or None.
 
-    Among equal scores the earliest wins, then the lowest number, so the choice does not depend on
-    the time of saving. Return None if no trial has a finite score.
+    Of equal scores, the one at the earliest step wins, then the trial with the lowest number. So
+    the choice does not depend on when the run is saved. None means that no score is finite.
     """
     found = [
         (each.best, -each.best_step, -number)
@@ -104,9 +105,9 @@ def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | N
 
 
 class Means:
-    """Means of each metric, by trial, over the steps since the last row of metrics.
+    """Means of each metric, by trial, over the steps since metrics were last written.
 
-    Steps that the guard rejected and trials beyond the first `count` are left out.
+    Steps that the guard rejected, and padding trials (after the first `count`), are left out.
     """
 
     def __init__(self, count: int):
@@ -116,7 +117,7 @@ class Means:
         """Metrics of the last step."""
 
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
-        """Add the metrics of a step, arrays (M,) over trials."""
+        """Add the metrics of a step: arrays (M,) over trials."""
         count = len(self._count)
         metrics = {name: np.asarray(value)[:count] for name, value in metrics.items()}
         self.last = metrics
@@ -128,16 +129,16 @@ class Means:
         self._count += taken
 
     def __bool__(self) -> bool:
-        """Return true if a step was taken since the last row."""
+        """Return true if a step has been added since `take` was last called."""
         return bool(self._count.any())
 
     def median(self, name: str) -> float:
-        """Return a metric's median over trials at the last step; lost trials rank highest."""
+        """Return a metric's median over trials at the last step; NaN counts as infinite."""
         value = self.last[name].astype(np.float64)
         return float(np.median(np.where(np.isfinite(value), value, np.inf)))
 
     def take(self) -> dict[str, list[float | None]]:
-        """Return the means, by metric and trial (None: the trial took no step), and start anew."""
+        """Return means by metric and trial (None if all steps were rejected); begin new means."""
         counts = self._count.tolist()
         means = {
             name: [total / n if n else None for total, n in zip(sums.tolist(), counts, strict=True)]
@@ -152,36 +153,36 @@ class Means:
         return {"sums": sums, "count": self._count.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of `state`."""
+        """Continue from values that `state` returned."""
         self._sums = {name: np.array(values) for name, values in state["sums"].items()}
         self._count = np.array(state["count"])
 
 
 class DivergedError(RuntimeError):
-    """Error about a loss that has diverged, in a run whose guard is set to stop."""
+    """Error that stops a run whose loss has diverged, if guard.on_divergence is `stop`."""
 
     exit_code = 4
 
 
 @dataclass
 class Moment:
-    """State of a run between two steps; a save contains it, and a start continues from it."""
+    """State of a run between two steps, which a save stores and a restart restores."""
 
     stage: int
     step: int
     """Number of batches done in the whole run."""
     state: TrainState
     progress: list[Progress]
-    """Progress of the stage's trials, without copies that only fill up the program."""
+    """Progress of the stage's trials, without padding trials."""
     means: Means
     wave: int = 0
     best: Any = None
-    """Trained parameters of each trial at its best evaluation; None: no parameters are kept."""
+    """Trained parameters of each trial at its best evaluation; None if a run keeps none."""
     monitor: LossMonitor | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     """Outcomes of the trials of earlier stages."""
     scores: dict[str, Any] = field(default_factory=dict)
-    """Columns of the newest evaluation."""
+    """Metrics of the newest evaluation, by column."""
     scored_at: int = -1
     """Step of the newest evaluation."""
     seconds: float = 0.0
@@ -209,17 +210,18 @@ class Moment:
 def failure_reason(
     best: float | None, last: float | None, goal: float, finite: bool, halted: bool = False
 ) -> str:
-    """Return the reason why a run has failed at the end of training; "" if it has not.
+    """Return the reason why a run has failed at the end of training; "" if it has not failed.
 
-    The last evaluation is judged: even if a model learned nothing, the best of many evaluations
-    may exceed `goal` (see `goal_score`) by chance. `best` is None if no score was finite, `last` if
-    the last score was not; `finite` says whether all logits were finite.
+    The last score, `last`, must exceed `goal` (see `goal_score`). The best score, `best`, is not
+    compared: of many evaluations of a model that learned nothing, the best may exceed `goal` by
+    chance. A score is None if it is not finite. `finite` says whether all logits were finite, and
+    `halted` whether the guard has stopped the run.
     """
     if best is None:
         return "no evaluation gave a finite score"
     reasons = [] if finite else ["a loss or a score was not finite"]
     if halted:
-        reasons.append("a step was not finite or its loss was a spike, and the run stopped there")
+        reasons.append("the run stopped at a loss or gradient that was not finite, or at a spike")
     if last is None:
         reasons.append("the last evaluation gave no finite score")
     elif not last > goal:

@@ -1,8 +1,9 @@
 """The plan of a run: everything that the loop needs, decided before the first step.
 
-A run is a sequence of stages. A phase is a stage that continues with the state of the stage before.
-A wave of trials is one stage or several: the first starts with a fresh state, the last ends with
-outcomes. Steps count over all stages, so that step numbers of checkpoints and metrics only grow.
+A run is a sequence of stages. In pretraining, each phase is a stage, and continues with the state
+of the previous phase. In fine-tuning, trials train in groups called waves. A wave is one or more
+stages: the first starts with a fresh state, and after the last the trials have outcomes. Steps are
+counted over all stages, so that the step numbers of checkpoints and metrics only grow.
 """
 
 import math
@@ -23,17 +24,17 @@ from bert_jax.training.sweep.statistics import Outcome, Trial
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Steps that one compiled program makes."""
+    """Part of a run: steps that use one compiled program."""
 
     steps: range
-    """Numbers of the stage's batches, counted over the whole run."""
+    """Numbers of the stage's batches, counted over all stages of the run."""
     train: StepConfig
     trials: tuple[Trial, ...]
-    """Trials on axis 0 of every array, without padding trials; pretraining has one."""
+    """Trials that train in the stage, without padding trials. Pretraining has one trial."""
     settings: tuple[Any, ...] = ()
-    """Learning rates and seeds of the trials, on the mesh: further arguments of the step."""
+    """Further arguments of the step: learning rates and seeds of the trials, on the mesh."""
     wave: int = 0
-    """Number of the group of trials; groups of a large sweep train one after another."""
+    """Number of the wave (group of trials); waves of a large sweep train one after another."""
     first: int = 0
     """Number of the first batch that the trials see."""
     ends: bool = False
@@ -47,12 +48,12 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches by number, as arrays on the mesh; a batch is a pure function of its number."""
+    """Source of batches, which are arrays on the mesh. A batch is a pure function of its number."""
 
     stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
     """Function that yields the batches from a given number on."""
     confirm: Callable[[], None] = lambda: None
-    """Function that waits until all text read so far is checked, and raises for a fault."""
+    """Function that waits until all text read so far has been checked; raises if it is damaged."""
 
 
 class Scores(NamedTuple):
@@ -66,7 +67,7 @@ class Scores(NamedTuple):
 
 
 def together(found: Sequence[Scores | None]) -> Scores | None:
-    """Merge one trial's scores from several scorers; None for a trial that has stopped."""
+    """Merge the scores of one trial from several scorers; return None if the trial has stopped."""
     known = [each for each in found if each is not None]
     if not known:
         return None
@@ -75,7 +76,7 @@ def together(found: Sequence[Scores | None]) -> Scores | None:
 
 
 def score_columns(scores: Sequence[Scores | None]) -> dict[str, list[float | None]]:
-    """Return the values of all trials, by name of the score; None for a missing value."""
+    """Return a column for each score: the values of all trials, None for a missing value."""
     known = [each or Scores({}) for each in scores]
     columns: dict[str, list[float | None]] = {}
     if any(each.loss is not None for each in known):
@@ -95,7 +96,10 @@ class Scorer(Protocol):
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]
     ) -> Sequence[Scores | None]:
-        """Score each trial; None for a trial that has stopped."""
+        """Return the scores of each trial, or None for a trial that has stopped.
+
+        `alive` must be called after each piece of work, with a description of the work.
+        """
 
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> Sequence[Mapping[str, float]]:
         """Score the best parameters of each trial on test data, and write the reports."""
@@ -104,37 +108,40 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class Saves(Protocol):
-    """Saved states and models of a run. All methods are collective."""
+    """Saved states and models of a run. All processes must call each method."""
 
     def prepare(self, report: Report) -> None:
-        """Begin the run in its work directory, and open its checkpoints."""
+        """Write the run's first files to its work directory, and open its checkpoints."""
 
     def begin(self, number: int, stage: Stage) -> Moment:
-        """Initialise the state of a stage that starts fresh."""
+        """Make a fresh state for stage `number`."""
 
     def restore(self) -> Moment | None:
-        """Restore the newest save; return None if the run has not saved."""
+        """Restore the newest save; return None if there is none."""
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state for a restart; if `last`, no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Save the best trial's model at the end of a stage, unless saved states contain models."""
+        """Save the best trial's model at the end of a stage.
+
+        The default does nothing, because the saved states of pretraining contain the model.
+        """
         return
 
     def newest(self) -> str:
         """Return the path of the newest save; empty if there is none."""
 
     def close(self) -> None:
-        """Wait for saves in progress; raise nothing."""
+        """Wait for saves in progress, without raising errors."""
 
 
 @runtime_checkable
 class Voice(Protocol):
-    """Reporter of a run: its lines, and further columns in its metrics."""
+    """Reporter of a run: the lines that it prints, and further columns of its metrics."""
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Return lines that describe the run, and the message of its event `start`."""
+        """Return lines that describe the run, and the message of the event `start`."""
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
         """Return columns other than metrics, rates and scores, such as `epoch`.
@@ -143,10 +150,10 @@ class Voice(Protocol):
         """
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> Sequence[str]:
-        """Describe an evaluation, whose columns are in `at.scores`."""
+        """Return lines that describe an evaluation; its columns are in `at.scores`."""
 
     def closing(self, result: "Result", clock: Clock, signal: str) -> tuple[str, Iterable[str]]:
-        """Return the message of the last event, and the last lines."""
+        """Return the last event's message and the last lines; `signal` is "" for a finished run."""
 
 
 @dataclass(frozen=True)
@@ -155,23 +162,25 @@ class Policy:
 
     log_every: int
     scores_start: bool = False
-    """Whether a run without a save is scored before its first step."""
+    """Whether a new run is evaluated before its first step."""
     metric: str = ""
-    """Name of the first scorer's score that selects best parameters; empty: keep no parameters."""
+    """Name of the score by which the best parameters are selected; if empty, none are kept.
+    The score comes from the first scorer."""
     patience: int = 0
     save_every: int = 0
-    """Number of steps between two saves; 0: save after an evaluation, `save_seconds` apart."""
+    """Number of steps between two saves. 0 means to save after evaluations, if the last save is
+    at least `save_seconds` old."""
     save_seconds: float = 60.0
     saves_end: bool = False
     """Whether the state after the last step is saved."""
     stops_diverged: bool = False
     goal: float = -math.inf
-    """Score that a trial must exceed, or else it has failed."""
+    """Score that a trial must exceed; otherwise it has failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """Plan of a run, complete before its first step."""
+    """Plan of a run, which is made before the first step."""
 
     name: Path | str
     """Work directory, as the caller named it."""
@@ -208,7 +217,7 @@ class Result:
     step: int
     """Number of steps done."""
     finished: bool
-    """Whether the run is complete; else a signal stopped it, and the same command continues it."""
+    """Whether the run is complete. If not, a signal stopped it; the same command continues it."""
     baseline: float | None = None
     """Value of the first metric for a model that ignores its input, if known."""
     train_metrics: dict[str, Any] = field(default_factory=dict)
@@ -222,4 +231,4 @@ class Result:
     stopped_by: str = ""
     """Name of the signal that stopped the run before its end."""
     unlearned: str = ""
-    """Message that no trial learned anything, with advice; "" if one did or the run goes on."""
+    """Message, with advice, if the run is complete and no trial learned anything; otherwise ""."""

@@ -1,6 +1,7 @@
-"""The models that a run starts from: sources of its first parameters, and a teacher.
+"""The models that a run reads before its first step: those that it starts from, and a teacher.
 
-Both kinds of runs read them before the first step; a restart needs only their frozen parts.
+Pretraining and fine-tuning both use this module. A restart takes only frozen parameters from these
+models, because the checkpoint contains the trained ones.
 """
 
 import dataclasses
@@ -29,18 +30,18 @@ RANDOM = "random"
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Models from which a run takes parameters; all are on the host."""
+    """Models from which a run takes parameters; their arrays are in host memory."""
 
     initial: SavedModel | None = None
-    """Model that `init` names; None: parameters are random or come from a checkpoint."""
+    """Model named by `init`; None if the parameters are random or come from a checkpoint."""
     teacher: SavedModel | None = None
-    """Teacher, with the parameters that the run holds but never saves."""
+    """Teacher. The run uses its parameters, but never saves them."""
     inits: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters from each initialisation of a sweep, by its name; {} for random weights."""
+    """Parameters that a sweep starts from, by name of the initialisation; {} for random weights."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Parameters that each initialisation provides, together with the teacher's."""
+        """For each initialisation, its parameters together with those of the teacher."""
         taught = {TEACHER: self.teacher.params} if self.teacher else {}
         return tuple({**given, **taught} for given in self.inits.values())
 
@@ -50,14 +51,14 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Replace each parameter in `fresh` that the initial model has with the model's."""
+        """Return `fresh` with the initial model's value of each parameter that this model has."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
         """Put the parameters of the teacher, if any, into a state on a mesh.
 
-        `abstract` has shape, type and sharding of each array of a state with a teacher, `axes` the
-        logical axes of each parameter.
+        `abstract` gives shape, type and sharding of each array of a state that has a teacher.
+        `axes` gives the logical axes of each parameter.
 
         Raises:
             UserError: The teacher lacks parameters of its architecture.
@@ -67,19 +68,20 @@ class Start:
         wanted = abstract.params[TEACHER]
         if missing := sorted(set(named_leaves(wanted)) - set(named_leaves(teacher.params))):
             raise UserError(
-                f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}"
+                f"distil.teacher: {teacher.name} lacks the parameters {', '.join(missing)}. Give a "
+                "teacher with all parameters of its architecture"
             )
         placed = initial_params(teacher, wanted, axes[TEACHER])
         return state._replace(params={**state.params, TEACHER: placed})
 
     def lines(self, wanted: Any) -> list[str]:
-        """Describe the teacher, the initial model, and which arrays of `wanted` are copied."""
+        """Describe the teacher and the initial model, and which arrays of `wanted` are copied."""
         lines = []
         if teacher := self.teacher:
             count = sum(leaf.size for leaf in jax.tree.leaves(teacher.params))
             lines.append(
                 f"learns from {teacher.name}: {count:,} parameters, {teacher.config.num_layers} "
-                f"layers, {teacher.config.hidden_dim} wide; no checkpoint holds them"
+                f"layers, {teacher.config.hidden_dim} wide; checkpoints do not contain them"
             )
         if initial := self.initial:
             copied, fresh = _origins(wanted, initial.params)
@@ -95,10 +97,10 @@ def without_teacher(state: TrainState) -> TrainState:
 
 
 def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
-    """Return the architecture of a teacher with positions for rows of `longest` tokens.
+    """Return a teacher's architecture, with enough positions for rows of `longest` tokens.
 
     Raises:
-        UserError: The teacher has too few learned positions; the message ends with `rows`.
+        UserError: The teacher has too few learned positions. `rows` is the end of the message.
     """
     model = teacher.config
     if longest <= model.num_positions:
@@ -111,23 +113,23 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
 
 
 def _growth(initial: SavedModel) -> str:
-    """Describe the source of a grown model and both losses before any step; "" if not grown."""
+    """Describe the model from which `initial` was grown, with both losses; "" if not grown."""
     path = initial.tokenizer_files / GROWTH_FILE
     if initial.origin.kind != "huggingface" or not path.is_file():
         return ""
     found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
     loss, before, said = found.get("loss"), found.get("source_loss"), ""
     if isinstance(loss, float) and isinstance(before, float):
-        said = f"; on held-out text its loss was {loss:.3f}, and its source's {before:.3f}"
+        said = f"; on held-out text its loss was {loss:.3f}, and the source's loss {before:.3f}"
     return f"; grown from {short(found.get('source'))}{said}"
 
 
 _Entries = dict[str, int]
-"""Numbers of arrays in entries, by the path of the entry."""
+"""Number of arrays in each entry of a parameter tree, by the path of the entry."""
 
 
 def _origins(wanted: Any, found: Any, path: str = "") -> tuple[_Entries, _Entries]:
-    """Return the largest entries of `wanted` that `found` has, and the entries that it lacks."""
+    """Return the largest subtrees of `wanted` that `found` has, and the subtrees that it lacks."""
     copied: _Entries = {}
     fresh: _Entries = {}
     for name, entry in wanted.items():
@@ -150,10 +152,10 @@ def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     """Lay out the parameters of `initial` like `fresh`; take missing parameters from `fresh`.
 
     Args:
-        initial: Model of the same architecture. Vocabulary rows that `fresh` does not have are for
-            no token and are left out.
-        fresh: Parameters from `Objective.init`, on a mesh; if `initial` has them all, shapes and
-            shardings are enough.
+        initial: Model of the same architecture. Its vocabulary may be padded to another number of
+            rows: surplus rows belong to no token and are left out, and missing rows become zero.
+        fresh: Parameters from `Objective.init`, on a mesh. If `initial` has all parameters,
+            abstract arrays with shardings are enough.
         axes: Logical axes of each parameter.
     """
     found = named_leaves(initial.params)

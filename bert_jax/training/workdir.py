@@ -1,4 +1,4 @@
-"""The work directory of a run: its content, and the check that it belongs to the run.
+"""The work directory of a run: its files, and the check that it belongs to this run.
 
 config.json  metrics.jsonl  events.jsonl  goodput.json  tensorboard/  checkpoints/  tokenizer/
 loss.png (only in pretraining)
@@ -26,21 +26,21 @@ Config = TypeVar("Config")
 
 
 class There(NamedTuple):
-    """Content of a work directory before a start."""
+    """Content of a work directory before the run starts or restarts."""
 
     record: dict[str, Any] | None
-    """Content of the run's config.json; None if no run was begun."""
+    """Content of the run's config.json; None if no run has begun in the directory."""
     steps: list[int]
     """Steps of the complete checkpoints, ascending."""
     file: Path
 
     def config(self, kind: type[Config]) -> Config | None:
-        """Return the run's configuration, if a run was begun."""
+        """Return the configuration of the run in the directory, or None if there is no run."""
         return build(kind, self.record["config"], where=str(self.file)) if self.record else None
 
 
 EMPTY = There(None, [], Path("config.json"))
-"""Content of a directory in which no run was begun."""
+"""Content of a directory in which no run has begun."""
 
 
 def look_into(work: WorkDir, kind: Kind) -> There:
@@ -71,10 +71,11 @@ def refuse_other_run(
     free: Sequence[str],
     fingerprints: Mapping[str, tuple[Any, str]],
 ) -> None:
-    """Refuse to continue a run if its configuration, `began`, or its data differ from this start's.
+    """Refuse to continue the run in `work` with another configuration or other data.
 
-    A restart may change the fields `free`. `fingerprints` maps the name of each content to the
-    fingerprint in the record and the fingerprint at this start.
+    `began` is the configuration of the run in the directory, and `config` is the one given now. A
+    restart may change the fields `free`. `fingerprints` maps a description of the data, such as
+    "the training corpus", to the fingerprint in the run's record and the fingerprint found now.
 
     Raises:
         UserError: There are differences, which the message lists.
@@ -109,11 +110,13 @@ def begin_workdir(
 ) -> None:
     """Write config.json and the tokenizer, in process 0; each appears complete or not at all.
 
-    `ancestors` makes the records of the ancestors; None: the records in config.json stay.
+    `ancestors` returns records of the models and data that the run is made from. If it is None, the
+    records in an existing config.json stay. Arguments in `record` become entries of config.json.
 
     Raises:
-        UserError: The work directory cannot be written, or the tokenizer is not its corpus's.
-        ElsewhereError: The same errors, in the other processes.
+        UserError: The work directory cannot be written, or the tokenizer is not the one that its
+            corpus was built with.
+        ElsewhereError: A process other than 0 raises this error if process 0 raises a UserError.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
     record = {**version, "config": to_dict(config), **record}
@@ -125,7 +128,7 @@ def begin_workdir(
             found = ancestors() if ancestors else None
             if ancestors is None and file.exists():
                 found = read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)
-            for leftover in workdir.glob("loss.png.tmp-*"):  # of a run killed while drawing
+            for leftover in workdir.glob("loss.png.tmp-*"):  # left by a run killed while drawing
                 leftover.unlink(missing_ok=True)
             if tokenizer_files is not None:
                 given = load_tokenizer(tokenizer_files)

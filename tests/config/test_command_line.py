@@ -65,7 +65,7 @@ def test_argument_of_a_configuration(tmp_path):
         ("--config.modell.hidden_dim=3", r"unknown field modell; did you mean model\?"),
         ("--config.training.patience=3", r"training\.patience; only `bert-jax finetune` has early"),
         ("--config.training.freeze=2", "only `bert-jax finetune` freezes parts; pretraining "),
-        ("--config.sweep.seeds=3", "unknown field sweep; only `bert-jax finetune` sweeps; here "),
+        ("--config.sweep.seeds=3", "unknown field sweep; only `bert-jax finetune` has sweeps"),
         ("--config.training.phases[1].length=3", r"no training\.phases\[1\]; .*counted from 0"),
         ("--config.training.phases[0].lenght=3", r"phases\[0\]\.lenght; did you mean .*length"),
         ("--config.model.hidden_dim.x=3", r"unknown field model\.hidden_dim\.x"),

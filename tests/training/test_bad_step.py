@@ -90,7 +90,7 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert error.step == 37
     assert "the loss of batch 37 is nan" in message
     assert "mean 3.2100, standard deviation 0.0500; limit 4.2100" in message
-    assert "the same to the last bit: the cause is the data, the learning rate or" in message
+    assert "the same result to the last bit: the cause is the data, the learning" in message
     assert "`bert-jax replay work --step 37`" in message
     assert f"The last good checkpoint: {WORKDIR / 'checkpoints' / '30'}." in message
     assert "skipped" not in message
@@ -98,7 +98,7 @@ def test_what_is_said_when_a_run_stops(capsys):
     assert message in capsys.readouterr().err
 
     message = str(BadStepError(bad, OTHER, ""))
-    assert "step came out different (bad 1, then 0; loss nan, then 3.25): suspect the" in message
+    assert "a different result (bad 1, then 0; loss nan, then 3.25): suspect the" in message
     assert "hardware (TPU v5 lite, device ids 0, 1 of process 0)" in message
     assert "add in a different order" not in message
     assert "The last good checkpoint: none was saved." in message
@@ -112,7 +112,7 @@ def test_what_is_said_when_a_run_stops(capsys):
 def test_a_gpu_may_differ_in_last_digits_without_a_fault():
     devices = "NVIDIA H100, device ids 0 of process 0"
     comparison = Comparison({"loss": (3.0, 3.0000002)}, devices, "gpu")
-    assert "if only the last digits differ, this is no fault" in comparison.describe()
+    assert "if only the last digits differ, the hardware is not at fault" in comparison.describe()
 
 
 class _State:
@@ -215,7 +215,7 @@ def test_a_run_stops_at_a_bad_batch(tmp_path, corpus, monkeypatch):
     message = str(error.value)
     assert error.value.step == 7
     assert "the loss of batch 7 is nan and its gradient norm nan (recent losses: mean 4." in message
-    assert "the same to the last bit" in message
+    assert "the same result to the last bit" in message
     assert f"`bert-jax replay {workdir} --step 7`" in message
     assert f"The last good checkpoint: {workdir / 'checkpoints' / '6'}." in message
     assert saved_steps(workdir / "checkpoints")[-1] == 6
@@ -348,7 +348,7 @@ def test_a_run_that_diverges_says_so_and_keeps_what_was_good(tmp_path, corpus):
     assert train(diverging_config("report"), workdir, corpus=corpus, echo=said.append).finished
     [event] = [e for e in read_events(workdir / "events.jsonl") if e["kind"] == "diverged"]
     assert event["step"] < 8
-    assert "the newest checkpoint of step 3 or before is kept" in event["message"]
+    assert "The newest checkpoint of step 3 or earlier is kept" in event["message"]
     assert f"Warning: {event['message']}" in said
     rows = read_metrics(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows if "event/diverged" in row] == [event["step"]]
@@ -389,7 +389,7 @@ def test_several_processes_compute_a_bad_step_again_together(tmp_path):
     logs = [(tmp_path / "logs" / f"process_{i}.log").read_text() for i in range(2)]
     assert done.returncode == 4, done.stderr + "\n".join(logs)
     for log in logs:
-        assert "the step came out the same to the last bit" in log
+        assert "the step gave the same result to the last bit" in log
         assert f"`bert-jax replay {workdir} --step " in log
     kinds = [event["kind"] for event in read_events(workdir / "events.jsonl")]
     assert kinds.count("bad_step") == 1

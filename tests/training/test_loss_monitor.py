@@ -211,7 +211,7 @@ def test_a_report_says_how_far_and_from_where():
     ]
     assert "lowest value was 2.0" in first
     assert "at step 80" in first
-    assert "the newest checkpoint of step 80" in first
+    assert "The newest checkpoint of step 80" in first
     assert "learning rate, 0.003, is too high" in first
     assert "unigram" not in first
     assert f"nats at step {step} " in second

@@ -1,1 +1,1 @@
-"""Fine-tuning: from an encoder and labelled files to a model for a task, with its scores."""
+"""Fine-tuning: trains an encoder on labelled files; the result is a scored model for a task."""

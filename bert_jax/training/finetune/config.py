@@ -1,4 +1,4 @@
-"""The configuration of a fine-tuning run: one frozen value, built strictly from a nested dict."""
+"""The configuration of a fine-tuning run, as frozen dataclasses (see `config.mapping.build`)."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -37,7 +37,8 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change; but `init`, `head` and the teacher must give equal weights."""
+"""Fields that a restart may change. But new values of `init`, `head` and `distil.teacher` must lead
+to the same weights."""
 
 
 @dataclass(frozen=True)
@@ -47,36 +48,36 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     num_epochs: Positive = 3.0
     """Number of passes over the training examples; may be fractional."""
     batch_size: Count = 32
-    """Rows in each step of a run, summed over devices and micro-batches."""
+    """Number of rows in each step of a run, summed over devices and micro-batches."""
     accumulation: Count = 1
-    """Micro-batches per step, which save memory and cost time; results agree within rounding.
-    With task.kind=embedding, vectors are then computed twice, because each is compared with the
-    whole batch."""
+    """Number of micro-batches per step. More micro-batches save memory and cost time; the results
+    differ only by rounding. With task.kind=embedding, vectors are then computed twice, because each
+    vector is compared with the whole batch."""
     eval_batch_size: Count = 64
-    """Rows per step of an evaluation."""
+    """Number of rows in each step of an evaluation."""
     evals_per_epoch: Count = 1
-    """Number of evaluations per pass; the best, by the task's metric, is the run's result."""
+    """Number of evaluations per epoch. The best one, by the task's metric, is the run's result."""
     log_every_steps: Count = 100
-    """Number of steps between two rows of metrics; each evaluation writes a row, too."""
+    """Number of steps between two rows of metrics. Each evaluation writes a row, too."""
     max_buckets: Count = 4
-    """Largest number of different lengths to which rows are padded; each needs a compilation."""
+    """Largest number of lengths to which rows are padded. Each length needs a compilation."""
     dropout_rate: Rate | None = 0.1
     """Dropout rate in encoder and attention, and before the head (0 with task.kind=squad).
-    None: the rates of pretraining, and 0.1 before the head. A model with rotary positions that was
-    pretrained without attention dropout has no attention dropout here either."""
+    None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
+    was pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Values that the backward pass recomputes. dots: all but matrix products; full: all values."""
+    """Values that the backward pass recomputes. dots: all but matrix products. full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
-    """Number of evaluations in a row without a better score after which a run stops by itself; the
-    learning rate still follows the schedule of the whole run. 0: make all passes."""
+    """Number of evaluations in a row without a better score after which a run stops early. The
+    learning rate follows the schedule of the full run. 0 means never to stop early."""
     freeze: str = ""
     """Parts that stay frozen: embeddings; a number n (the embeddings and the n lowest layers); or
-    encoder (everything except the pooler and the head). Empty: nothing is frozen."""
+    encoder (everything except the pooler and the head). If empty, nothing is frozen."""
     stall_seconds: NonNegative = 1800.0
-    """Seconds in which nothing is completed before the process writes its threads' stacks and ends
-    with exit code 6. 0: no limit."""
+    """Seconds in which nothing is completed, after which the process writes its threads' stacks and
+    ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown `freeze`, and micro-batches of unequal size."""
@@ -100,22 +101,23 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     learning_rate: Positive = 3e-5
     warmup_rate: Rate = 0.1
     layer_decay: Part = 1.0
-    """Factor by which the learning rate falls from layer to layer, downwards: the head has the full
-    rate, the top layer this share of it, the embeddings the lowest rate. 1: one rate for all."""
+    """Factor by which the learning rate falls from each layer to the layer below. The head has the
+    full rate, the top layer the full rate times this factor. 1 means one rate for all layers."""
     head_learning_rate: Positive | None = None
-    """Peak learning rate of pooler, head transform and head; None: the encoder's rate."""
+    """Peak learning rate of pooler, head transform and head; None means the encoder's rate."""
 
 
 @dataclass(frozen=True)
 class FinetuneGuardConfig(GuardConfig):
-    """Treatment of bad steps in each run: a stopped run counts as failed, but the others go on.
+    """Treatment of bad steps in each run of a sweep.
 
-    If the sweep has only one run, the command ends with exit code 4.
+    A run that the guard stops has failed, and all other runs go on. If there is only one run, the
+    command ends with exit code 4.
     """
 
     spike_sigmas: NonNegative = 0.0
-    """Number of standard deviations above the mean of recent losses at which a loss is a spike. 0
-    (the default, because small batches may well be hard): only non-finite values are bad."""
+    """Distance above the mean of recent losses, in standard deviations (at least 1 nat), beyond
+    which a loss is a spike. 0, the default, means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and options that only pretraining has."""
@@ -134,12 +136,13 @@ class SweepConfig(Bounded, section="sweep"):
     seeds: Annotated[int, AtLeast(1), AtMost(1000)] = 1
     """Number of runs for each learning rate, with the seeds `seed`, `seed` + 1, ..."""
     learning_rates: Annotated[tuple[Positive, ...], Distinct()] = ()
-    """Learning rates of the sweep; empty: `optimizer.learning_rate`."""
+    """Learning rates of the sweep. If empty, there is one: `optimizer.learning_rate`."""
     baseline: str = ""
     """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
-    of a model with the architecture and the tokenizer of `init`. Empty: no comparison."""
+    of a model with the architecture and the tokenizer of `init`. If empty, nothing is compared."""
     at_once: Natural = 0
-    """Number of runs in one program; 0: all. The others follow without another compilation."""
+    """Number of runs that train together in one program; 0 means all runs. Groups of this size
+    train one after another, without another compilation."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class FinetuneConfig:
     init: str = ""
     """Model to start from: the work directory of a run, or a directory in Hugging Face's format."""
     reinitialise: bool = False
-    """Whether to take architecture and tokenizer from `init`, but random weights."""
+    """Whether to start from random weights; `init` then gives only architecture and tokenizer."""
     pooling: Literal["auto", "cls", "mean", "late"] = "auto"
     """Pooling for classification with a model that has no pooler (ModernBERT, EuroBERT). cls: the
     first token's state; mean: the mean of the tokens' states; late: the mean of the tokens' logits;
@@ -166,7 +169,7 @@ class FinetuneConfig:
     distil: DistillationConfig = field(default_factory=DistillationConfig)
     """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of one run's devices; all devices are first divided among the simultaneous runs."""
+    """Mesh of the devices of one run. First, all devices are divided among simultaneous runs."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0
@@ -182,7 +185,7 @@ class FinetuneConfig:
                 "trains low-rank updates and freezes the whole encoder; leave training.freeze empty"
             )
         if self.head == "keep" and self.reinitialise:
-            raise UserError("head is 'keep', but reinitialise makes all weights random; drop one")
+            raise UserError("head is 'keep', but reinitialise makes weights random; set only one")
 
     @property
     def learning_rates(self) -> tuple[float, ...]:

@@ -43,11 +43,11 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> Task:
-    """Make the task for a head that other software trained, with the default columns."""
+    """Make the task, with default columns, of a model that other software has fine-tuned."""
     if model.outputs is None:
         raise UserError(
-            f"{model.name}: this model has no task head, so it cannot be scored on labelled data; "
-            f"it supports {' and '.join(model.verbs)}"
+            f"{model.name} has no task head, so it cannot be scored on labelled data; it supports "
+            f"{' and '.join(model.verbs)}"
         )
     kind, labels = model.outputs.objective, model.outputs.labels
     parts = [split_tag(label) for label in labels]
@@ -67,7 +67,7 @@ def task_of(model: SavedModel) -> Task:
 
 
 def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
-    """Read labelled data: a file, a split of GLUE, the run's `dev` or `test`; None: dev and test.
+    """Read labelled data: a file, a split of GLUE, or the run's `dev` or `test`; None means both.
 
     Raises:
         UserError: The data cannot be read, or the run's data have changed since training.
@@ -80,9 +80,9 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 
 
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
-    """Read the dev and the test data of a run, or one of them.
+    """Read the dev and the test data of a run, or only the split `name`.
 
-    The training file is read only if the dev data were held out of it.
+    The training file is read only if the dev data are a part of this file.
     """
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
@@ -119,10 +119,10 @@ def other_split(
 ) -> Split:
     """Read data to score or to predict: a file, or a split of GLUE.
 
-    Warnings of faults in the file, and of examples seen in training, go to standard error.
+    Warnings about faults in the file and about examples seen in training go to standard error.
 
     Raises:
-        UserError: There are no such data, or they cannot be read.
+        UserError: The data do not exist or cannot be read.
     """
     task = task_of(model)
     if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():
@@ -135,13 +135,12 @@ def other_split(
 
 
 def _warn(*texts: str) -> None:
-    """Print the warnings that are not empty on standard error."""
     for text in filter(None, texts):
         print(f"Warning: {text}", file=sys.stderr)
 
 
 def train_texts(workdir: Path | str) -> np.ndarray:
-    """Return the keys of a run's training texts; an empty array if the file is missing."""
+    """Return the keys (`example_keys`) of a run's training texts; [] if the file is missing."""
     path = open_workdir(workdir).local / TRAIN_TEXTS
     return np.fromfile(path, "<u8") if path.is_file() else np.zeros(0, "<u8")
 

@@ -64,10 +64,10 @@ def score_rows(
     pad_id: int,
     done: Callable[[int], object] = lambda rows: None,
 ) -> list[Judged]:
-    """Compute the outputs of all trials together, for every row.
+    """Compute the outputs of all trials for every row, and the losses.
 
-    Axis 0 of `params` runs over trials; `buckets` are the lengths to which rows are padded. After
-    each batch, `done` is called with its number of rows.
+    Axis 0 of `params` runs over trials. `buckets` are the lengths to which rows are padded. After
+    each batch, `done` is called with the number of rows in the batch.
     """
     found: list[list[Any]] = []
     sums: dict[str, np.ndarray] = {}
@@ -78,7 +78,7 @@ def score_rows(
     for (index, _), forward in in_flight(dispatch, eval_batches(rows, buckets, batch_size, pad_id)):
         for name, value in forward.sums.items():
             sums[name] = sums.get(name, 0) + np.asarray(value, np.float64)
-        # Keep the first rows; the others only fill the batch.
+        # Keep the first rows. The rows after them only fill the batch.
         values = forward.outputs[:, : len(index)]
         if not found:
             found.extend([None] * len(rows) for _ in values)
@@ -98,7 +98,7 @@ def score_rows(
 
 
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """Prefix the names of scores with the split's name, except for split number 0."""
+    """Add the split's name to the names of scores, as a prefix, except for split number 0."""
     prefix = f"{split.name}/" if number else ""
     return {f"{prefix}{name}": value for name, value in scores.items()}
 
@@ -108,15 +108,15 @@ class Evaluation:
     """Scores of a fine-tuned model, with reports and differences."""
 
     scores: dict[str, float]
-    """Scores by name; names of scores on splits after the first begin with the split's name. If a
-    report on contamination covers the examples, also scores of clean and seen ones (`divide`)."""
+    """Scores by name. For splits after the first, names begin with the name of the split. If there
+    is a report on contamination, clean and seen examples also have scores (see `divide`)."""
     reports: dict[str, Mapping[str, Any]]
-    """Results of `Split.report`, by the name of the split."""
+    """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Differences from another model's scores, by split and score, with paired 95% intervals."""
+    """Score minus that of another model, by split and score, with paired 95% intervals."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; scores that are not finite are None."""
+        """Return all fields as JSON values. Scores that are not finite are None."""
         scores = {name: null(value) for name, value in self.scores.items()}
         more = {"differences": self.differences} if self.differences else {}
         return {**scores, "splits": self.reports, **more}
@@ -133,9 +133,9 @@ def evaluate_finetuned(
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
-        data: Labelled file, dev or test, or a split of GLUE; None: the run's dev and test data.
-        reports: Files that `bert-jax contamination` wrote about the data; empty: the reports beside
-            the corpora in the run's lineage.
+        data: Labelled file, dev or test, or a split of GLUE; None means the run's dev and test.
+        reports: Files that `bert-jax contamination` wrote about the data. If there are none, the
+            reports on the corpora of the run's lineage are used.
         versus: Directory of another model, whose scores on the same examples are subtracted.
         columns: Fields of the task to change, such as the names of the text and label columns.
 
@@ -153,7 +153,7 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        # Dev finds its own thresholds. A file is never taken for dev: its name has a suffix.
+        # Only dev chooses thresholds. A file cannot be mistaken for dev: its name has a suffix.
         mine, others = (
             None if each is None or split.name in dev else each.origin.metrics or None
             for each in (model, other)
@@ -189,7 +189,7 @@ def _same_splits(
     versus: Path | str, other: SavedModel, data: str | None, model: SavedModel,
     splits: Sequence[Split],
 ) -> dict[str, Split]:  # fmt: skip
-    """Return the splits as another model reads them, by name.
+    """Return another model's splits, by name. They must have the same labels and examples.
 
     Raises:
         UserError: The models' labels differ, or the examples of a split do.
@@ -211,17 +211,17 @@ def _same_splits(
 
 
 def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
-    """Write the predictions of the best model of a run, and return their files.
+    """Write the predictions of the best model of a run, and return the paths of the files.
 
-    `data` is a file with the columns of the training data, or a split of GLUE; labels are ignored.
+    `data` is a file with the columns of the training data, or a split of GLUE. Labels are ignored.
 
     Raises:
         UserError: There is no such run, the data cannot be read, or `out` cannot be written.
     """
     if scheme(out) is not None:
-        raise UserError(f"--out is {out}; predictions are written to a local directory")
+        raise UserError(f"--out is {out}; give a local directory for the predictions")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a directory")
+        raise UserError(f"--out {out} is a file; give a directory")
     model = read_finetuned(workdir)
     split = other_split(workdir, model, data, labelled=False)
     return split.write_predictions(split_outputs(model, split), out, model.origin.metrics)
@@ -253,20 +253,20 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Group the numbers of the examples under the keys clean, seen and unjudged.
+    """Group the numbers of a split's examples by contamination: clean, seen or unjudged.
 
-    `texts` maps the key of a text to two counts: its n-grams, and its n-grams in the run's corpora.
-    If `texts` covers no example of the split, return an empty dict.
+    `texts` maps the key of a text to two counts: its n-grams, and those that the run's corpora
+    contain. If `texts` contains no example of the split, the result is empty.
 
     Raises:
-        UserError: `texts` covers no example, although `needed`.
+        UserError: `needed` is true, but `texts` contains no example.
     """
     keys = [tuple(map(text_key, each)) for each in split.texts()]
     if not any(all(key in texts for key in each) for each in keys):
         if needed:
             raise UserError(
                 f"{split.name}: none of its {len(keys):,} examples is in the report of "
-                "--contamination, which is on other texts; name the report on this file"
+                "--contamination, which is on other texts; give the report on this file"
             )
         return {}
     shares = np.array([share_of(texts, each) for each in keys])
@@ -279,7 +279,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores`, of all examples, gives SQuAD's null threshold; `parts` comes from `divide`.
+    `scores`, those of all examples, give the null threshold of SQuAD. `parts` comes from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

@@ -1,7 +1,8 @@
-"""Cross-validation: a run for each fold, and one score of all examples, each held out once.
+"""Cross-validation: one run for each fold, and scores over all examples, each held out once.
 
-workdir/fold-1 ... fold-K are ordinary runs; workdir has the pooled predictions and their report. A
-fold is scored once, after its last step, so that the held-out part never selects a checkpoint.
+Directories fold-1 to fold-K of the work directory contain ordinary runs. The work directory itself
+has the predictions of all folds and a report on them. Each fold is scored once, after its last
+step, so that the held-out examples never select a checkpoint.
 """
 
 import dataclasses
@@ -38,12 +39,12 @@ def cross_validate(
     clock: Clock | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
-    """Train the folds one after another, or continue; then score all predictions together.
+    """Train the folds one after another, or continue them; then score all predictions together.
 
     `task.folds` is the number of folds; `say` receives each line of the report.
 
     Returns:
-        Name of the signal that stopped the folds; empty once all have ended.
+        Name of the signal that stopped the command; empty if all folds are finished.
 
     Raises:
         UserError: The configuration asks for several runs per fold, the directory belongs
@@ -66,7 +67,9 @@ def cross_validate(
     for line in report_lines(_SPLIT, _pooled(home, places, whole), mistakes=False):
         say(line)
     if all(unlearned):
-        raise NothingLearnedError(f"no fold beat a constant; in fold {count}, {unlearned[-1]}")
+        raise NothingLearnedError(
+            f"no fold is better than a constant prediction; in fold {count}, {unlearned[-1]}"
+        )
     return ""
 
 
@@ -78,10 +81,10 @@ def _check(config: FinetuneConfig, workdir: Path | str) -> None:
             "or run the folds once for each setting"
         )
     if scheme(workdir) is not None:
-        raise UserError(f"--workdir is {workdir}; folds are pooled in a local directory")
+        raise UserError(f"--workdir is {workdir}; with task.folds, give a local directory")
     if (Path(workdir) / "config.json").exists():
         raise UserError(
-            f"--workdir {workdir} holds a run without task.folds; name another directory"
+            f"--workdir {workdir} contains a run without task.folds; give another directory"
         )
 
 

@@ -32,7 +32,7 @@ REPORT_LINES = "report.md"
 _PICTURES = {
     "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
 }  # fmt: skip
-"""Names of picture files, by the part of a report that is drawn."""
+"""Names of picture files, by the part of a report that the picture shows."""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ class TaskScorer:
         return schedule.evaluates_after((step - 1) % schedule.num_steps + 1)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores | None]:
-        """Score the dev splits; None for a trial that has stopped."""
+        """Score each trial on the dev splits; return None for a trial that has stopped."""
         answers = [self._answers(params, split, alive) for split in self._setup.dev]
         found: list[Scores | None] = []
         for trial, each in enumerate(at.progress):
@@ -85,8 +85,8 @@ class TaskScorer:
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
         """Score the test data with the best parameters of each trial in a wave.
 
-        If the saved model, the first initialisation's best so far, comes from this wave, also write
-        the report on it, over dev and test data. A lost trial has no scores.
+        A trial without a finite dev score gets no test scores. The saved model is the best so far
+        of the first initialisation: if it is from this wave, also write its report on dev and test.
 
         Raises:
             SaveFailedError: The report cannot be written.
@@ -157,8 +157,9 @@ def write_reports(
 ) -> list[Path]:
     """Write report.md, report.json and pictures, and return their paths.
 
-    `reports` maps split names to reports; `record` has the JSON's other entries. A picture shows
-    the last split with values for it. A missing `directory` is made; existing files are replaced.
+    `reports` maps split names to reports. `record` has further entries for the JSON. A picture
+    shows the last split for which it can be drawn. A missing `directory` is made, and existing
+    files are replaced.
 
     Raises:
         UserError: The directory cannot be written.

@@ -1,4 +1,4 @@
-"""The work directory of a fine-tuning run: first files, best model, and state of all trials.
+"""The work directory of a fine-tuning run: its first files, best model, and saved trials.
 
 config.json  tokenizer/  checkpoints/ (the best model)  resume/ (all trials, until they end)
 metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
@@ -49,10 +49,10 @@ from bert_jax.training.workdir import begin_workdir, look_into, refuse_other_run
 def check_finetune_workdir(
     work: WorkDir, config: FinetuneConfig, fingerprints: dict[str, str]
 ) -> None:
-    """Refuse a work directory that belongs to another run; change nothing.
+    """Check that a work directory does not belong to another run; change nothing.
 
     Raises:
-        UserError: The runs differ; the message lists the fields with both values.
+        UserError: The runs differ. The message lists the fields with both values.
     """
     there = look_into(work, "finetune")
     if there.record is None:
@@ -72,7 +72,7 @@ def prepare_finetune_workdir(
 ) -> None:
     """Begin a fine-tuning run in its work directory.
 
-    `init_step` is the step of the initial checkpoint; the first of `splits` is the training data.
+    `init_step` is the step of the initial checkpoint. The first split is the training data.
     """
 
     def ancestors() -> list[dict[str, Any]]:
@@ -93,12 +93,12 @@ def prepare_finetune_workdir(
 
 
 def describe_split(split: Split) -> dict[str, Any]:
-    """Return the size and fingerprint by which a split is recognised later."""
+    """Return the size and the fingerprint of a split, which a later evaluation compares."""
     return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
 
 
 def remove_resume(work: WorkDir) -> None:
-    """Delete the state that a finished run no longer needs."""
+    """Delete the saved trials, which a finished run no longer needs."""
     if jax.process_index() == 0 and work.resume.exists():
         work.resume.rmtree()
 
@@ -114,7 +114,7 @@ class FinetuneSaves:
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
     def prepare(self, report: Report) -> None:
-        """Begin the run in its work directory, and open both directories of saves."""
+        """Write the run's first files, and open `checkpoints/` and `resume/`."""
         setup = self._setup
         prepare_finetune_workdir(
             self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
@@ -175,7 +175,7 @@ class FinetuneSaves:
         """Save the state that a restart needs, and the best model so far.
 
         Raises:
-            SaveFailedError: Several saves in a row have failed, or the `last` save has.
+            SaveFailedError: Several saves in a row have failed, or the `last` save has failed.
         """
         del finished
         extra = {
@@ -210,7 +210,7 @@ class FinetuneSaves:
         if self._best is not None:
             if best <= self._best[0]:
                 return
-            total = max(total, self._best[1] + 1)  # a killed start may have got further
+            total = max(total, self._best[1] + 1)  # a killed start may have saved a later step
         each = at.progress[number]
         content = saved_content(
             self._config, self._setup.objective, self._setup.task,

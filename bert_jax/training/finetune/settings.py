@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning run, as pure functions of its configuration, model and batches."""
+"""Settings of a fine-tuning run, computed from its configuration, model and batches."""
 
 import dataclasses
 import itertools
@@ -23,8 +23,8 @@ class Schedule:
     """Schedule of trials and steps: groups of trials (waves) train one after another."""
 
     waves: tuple[tuple[Trial, ...], ...]
-    """Groups of trials that train together, all of one size: the last group is filled up with
-    copies of its last trial."""
+    """Groups of trials that train together. All groups have the same size: the last group is filled
+    up with copies of its last trial."""
     num_steps: int
     """Number of steps in each wave."""
     epoch: int
@@ -43,7 +43,7 @@ class Schedule:
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Return true if dev is scored after `step` steps of a wave; it is after the last step."""
+        """Return true if dev is scored after `step` steps of a wave, as it is after the last."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 
@@ -58,8 +58,8 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
     if steps > MAX_STEPS:
         raise UserError(
             f"training.num_epochs is {config.training.num_epochs:g}, which makes {steps:.4g} steps "
-            f"at {epoch:,} steps per epoch; a run has at most {MAX_STEPS:,} steps: set it to "
-            f"{MAX_STEPS // epoch:,} or less"
+            f"at {epoch:,} steps per epoch; a run has at most {MAX_STEPS:,} steps. Set "
+            f"training.num_epochs to {MAX_STEPS // epoch:,} or less"
         )
     num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)
     interval = epoch / config.training.evals_per_epoch
@@ -104,8 +104,8 @@ def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     length, rotates = config.task.max_length, model.positions == "rope"
     if rotates and length > model.num_positions:
         _log.warning(
-            "task.max_length is %d, but %s was trained on rows of at most %d tokens: rotary "
-            "positions go further, but only this run teaches the model to use them",
+            "task.max_length is %d, but %s was trained on rows of at most %d tokens. Its rotary "
+            "positions allow longer rows, but only this run trains the model on them",
             length, initial.name, model.num_positions,
         )  # fmt: skip
         model = dataclasses.replace(model, num_positions=length)

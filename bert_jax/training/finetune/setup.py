@@ -1,4 +1,4 @@
-"""The parts of a fine-tuning run: settings, data and models that are known to fit together."""
+"""The parts of a fine-tuning run: settings, data and models, checked to fit together."""
 
 import dataclasses
 import hashlib
@@ -32,7 +32,7 @@ class Setup:
     step: StepConfig
     task: Task
     initial: SavedModel
-    """Model that `init` names, whose tokenizer the run uses."""
+    """Model named by `init`. The run uses its tokenizer."""
     start: Start
     fingerprints: dict[str, str]
     """Fingerprints of the models and data that the configuration names, by field."""
@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective for evaluations and the saved model: the training objective, no teacher."""
+        """Objective for evaluations and the saved model: that of training, without a teacher."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
@@ -65,7 +65,7 @@ class Setup:
         return [said for other in others if (said := overlap_warning(*other, known))]
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
-        """Yield a wave's batches without end, from batch number `step` on."""
+        """Yield the batches of a wave from batch number `step` on, without end."""
         seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:
@@ -114,7 +114,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     return Setup(
         step=StepConfig(
             objective=objective,
-            # Each trial's own rate multiplies its updates.
+            # The updates of each trial are multiplied by the trial's learning rate.
             optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
             num_steps=schedule.num_steps,
             layer_decay=config.optimizer.layer_decay,

@@ -43,10 +43,11 @@ Read = Callable[..., SavedModel]
 def read_inits(
     config: FinetuneConfig, read: Read
 ) -> tuple[SavedModel, dict[str, SavedModel | None]]:
-    """Read the model `init`; return it, and all initialisations by name (None: random weights).
+    """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
-        UserError: `init` is empty; `sweep.baseline` is `init`, or its sizes or tokenizer differ.
+        UserError: `init` is empty; or `sweep.baseline` is `init` or has other sizes or another
+            tokenizer.
     """
     if not config.init:
         raise UserError(
@@ -73,7 +74,7 @@ def read_inits(
         if rows:
             raise UserError(
                 f"sweep.baseline {name} differs from init ({'; '.join(rows)}); all runs of a sweep "
-                "need one architecture and tokenizer. Fine-tune it in a run of its own"
+                "need the same architecture and tokenizer. Fine-tune the baseline in another run"
             )
     return initial, given
 
@@ -81,7 +82,7 @@ def read_inits(
 def to_start_from(saved: SavedModel) -> SavedModel:
     """Drop the pooler of a model if classifiers of its family have no pooler.
 
-    A model that has a head keeps whatever the head reads.
+    A model with a task head keeps its pooler if the head reads the pooler.
     """
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
@@ -97,9 +98,9 @@ def with_head(
     frozen: Mapping[str, Any],
     read: Read,
 ) -> tuple[TaskObjective, dict[str, Any]]:
-    """Return the objective for a head, and each initialisation's parameters.
+    """Return the objective for a task head, and the parameters of each initialisation.
 
-    `given` maps names to initialisations (None: random); `frozen` comes from `frozen_parts`.
+    `given` comes from `read_inits`, `frozen` from `frozen_parts`.
 
     Raises:
         UserError: A setting does not fit the task, or `head` is "keep" but no head fits.
@@ -151,9 +152,10 @@ def _start_of(
     task: Task,
     read: Callable[[], SavedModel],
 ) -> Any:
-    """Return the encoder, head transform and head with which training starts, without random parts.
+    """Return the parameters (encoder, transform, head) with which training starts.
 
-    A model in Hugging Face's format is read again, with its head, if it has one.
+    Parts with random weights are left out. If a model in Hugging Face's format has a task head, the
+    model is read again, with its head.
 
     Raises:
         UserError: `head` is "keep", but the head of `saved` does not fit the task.
@@ -178,7 +180,7 @@ def _start_of(
 
 
 def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
-    """Return the weights of a saved head, which must have the task's labels, in the task's order.
+    """Return the weights of a saved head, with outputs in the order of the task's labels.
 
     Raises:
         UserError: The head does not fit the task; the message gives the reason.
@@ -216,7 +218,7 @@ def with_vectors(
     given: Mapping[str, SavedModel | None],
     frozen: Mapping[str, Any],
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
-    """Return the objective for vectors, and each initialisation's parameters.
+    """Return the objective for embedding vectors, and the parameters of each initialisation.
 
     `given` and `frozen` are as in `with_head`.
 
@@ -228,17 +230,15 @@ def with_vectors(
     comparison = _COMPARISONS[section.rows]
     if config.pooling != "auto":
         raise UserError(
-            f"pooling is {config.pooling!r}, which is for classes; set embedding.pooling (mean, "
-            "cls, last or weighted)"
+            f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
+            "and set embedding.pooling (mean, cls, last or weighted)"
         )
     if config.head != "auto":
-        raise UserError(
-            f"head is {config.head!r}, which is for tasks with a head; vectors have no head"
-        )
+        raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
-            f"embedding.symmetric is set, but task.rows is {section.rows!r}; only pairs "
-            "and texts have two sides"
+            f"embedding.symmetric is set, but task.rows is {section.rows!r}; only 'pairs' and "
+            "'texts' can be compared symmetrically"
         )
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
     kept.check_width(model.hidden_dim)
@@ -260,7 +260,7 @@ def with_vectors(
 
 
 def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
-    """Return the parameters that the training of vectors takes from a saved model."""
+    """Return the parameters of a saved model from which the training of vectors starts."""
     encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
     start = {"encoder": encoder}
     if config.pooling == "weighted" and "pooling" in params:
@@ -279,7 +279,7 @@ def saved_objective(
 
 
 def query_length(splits: Iterable[Rows]) -> int:
-    """Return the length to which the first rows of groups are padded; 0 if there are no groups."""
+    """Return the length to which queries (first rows of groups) are padded; 0 without groups."""
     several = [rows for rows in splits if rows.group > 1]
     longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
     return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE
@@ -294,8 +294,8 @@ def with_teacher(
 ) -> tuple[Distilled, SavedModel]:
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 
-    These are the encoder, the transform, if any, and the head, whose outputs are in the order of
-    the task's labels.
+    These parameters are the encoder, the transform (if there is one) and the head. Outputs of the
+    head are in the order of the task's labels.
 
     Raises:
         UserError: The task allows no teacher, or the teacher's tokenizer, head or size is wrong.
@@ -311,7 +311,7 @@ def with_teacher(
     if ours != theirs:
         raise UserError(
             f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not the one of "
-            f"{initial.name} ({ours[:12]}); teacher and student must read the same tokens"
+            f"{initial.name} ({ours[:12]}); give a teacher with the student's tokenizer"
         )
     try:
         kept = kept_head(saved, objective.config, task)

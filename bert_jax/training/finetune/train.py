@@ -1,4 +1,4 @@
-"""Fine-tuning: the configuration becomes a plan, which the loop carries out."""
+"""Fine-tuning: turns a configuration into a plan, which the training loop carries out."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping
@@ -34,7 +34,7 @@ from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Stage
 from bert_jax.training.steps import trials
 
 _SAVE_SECONDS = 60.0
-"""Age of the last save, in seconds, beyond which the next evaluation saves the run."""
+"""Least time between two saves, in seconds. Saves follow evaluations."""
 
 
 def finetune(
@@ -47,18 +47,18 @@ def finetune(
 ) -> Result:
     """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
-    Every process calls this function, after `jax.distributed.initialize`; all share `workdir`.
+    All processes must call this function, after `jax.distributed.initialize`, and share `workdir`.
 
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         read: Function that reads the models named in the configuration.
-        clock: Clock started at process start; None: a new clock.
-        echo: Function that receives each line of the report; None: standard output, with a
-            progress bar on a terminal.
+        clock: Clock that was started with the process; by default, a new clock.
+        echo: Function that receives each line to print. By default, lines go to standard output,
+            and a terminal shows a progress bar.
 
     Raises:
-        BadStepError: A step of the only run was not finite or a spike; the guard is set to stop.
+        BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).
         UserError: Configuration, data, initialisation and work directory do not fit together.
             Nothing has been written.
         NoModelError: No run of the first initialisation had a finite score. Statistics are written.
@@ -94,7 +94,7 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
 
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
-    """Make the plan of a run from models and data that have been read."""
+    """Make the plan of a run from its configuration and from `setup`, its models and data."""
     size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)

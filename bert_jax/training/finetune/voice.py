@@ -1,4 +1,4 @@
-"""Reports of a fine-tuning run: its lines at start and end, metrics columns, and statistics."""
+"""Reports of a fine-tuning run: printed lines, columns of metrics, and statistics."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,14 +48,14 @@ class NoModelError(RuntimeError):
 
 
 class NothingLearnedError(RuntimeError):
-    """Error at the end of a complete run: it is no better than a constant prediction."""
+    """Error at the end of a complete run that is no better than a constant prediction."""
 
     exit_code = 8
 
 
 @dataclass(eq=False)
 class FinetuneVoice:
-    """Reporter of a fine-tuning run: its lines, metrics columns and statistics."""
+    """Reporter of a fine-tuning run: its printed lines, columns of metrics and statistics."""
 
     summary: Callable[[], list[str]]
     """Function that describes data, batches and trials (see `summary`)."""
@@ -92,7 +92,7 @@ class FinetuneVoice:
     def _closing(self, result: Result, signal: str) -> Iterator[str]:
         setup, outcomes = self.setup, result.outcomes
         if not result.finished:
-            yield f"stopped by {signal}, saved; the same command continues"
+            yield f"stopped by {signal}, saved; the same command continues the run"
             return
         test, constant = [each.constant_score for each in setup.test], setup.dev[0].constant_score
         summary = summarise(outcomes, setup.task.metric, constant, self.goal, *test)
@@ -138,7 +138,7 @@ def unlearned(bests: Sequence[float | None], metric: str, constant_score: float)
 
 
 def score_range(scores: Sequence[float | None]) -> str:
-    """Describe the scores of one or several runs in a metric."""
+    """Describe the scores of one or more runs in a metric."""
     known = [value for value in scores if value is not None and math.isfinite(value)]
     median = quantile(scores, 0.5)
     text = "not a number" if median is None else f"{median:.4g}"
@@ -150,15 +150,15 @@ def score_range(scores: Sequence[float | None]) -> str:
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
-    """Compute the score that a guess without reading the text exceeds in at most about 5% of cases.
+    """Compute the goal of a run: at most about 5% of guesses without reading the text exceed it.
 
-    The expected score of such guesses is at most `constant_score`; for macro F1, drawing labels as
-    often as they occur gives 1 / `num_labels`. A mean of `rows` values in [0, 1] varies no more
-    than a binomial share of successes, whose quantile is the bound: exact for accuracy, generous
-    for F1. For correlations the bound comes from Student's t.
+    Such guesses have an expected score of at most `constant_score`; for macro F1, labels drawn as
+    often as they occur give 1 / `num_labels`. The goal is the 95% quantile of a binomial proportion
+    over `rows` rows with this expectation, since no mean of values in [0, 1] varies more. This is
+    exact for accuracy and generous for F1. For correlations, the bound comes from Student's t.
 
-    `metric` is a fraction or a correlation; a `constant_score` of NaN gives minus infinity;
-    `num_labels` counts the labels of a single-label task.
+    `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
+    `num_labels` is the number of labels of a single-label task.
     """
     if not math.isfinite(constant_score):
         return -math.inf
@@ -174,12 +174,12 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
 
 def in_percent(setup: Setup) -> bool:
-    """Return true if scores are percentages."""
+    """Return true if the task's scores are percentages, as in SQuAD."""
     return setup.objective.kind == "span"
 
 
 def goal_of(setup: Setup) -> float:
-    """Return the score that a trial of a run must exceed; see `goal_score`."""
+    """Return the score that each trial of a run must exceed (see `goal_score`)."""
     task, dev, scale = setup.task, setup.dev[0], 100.0 if in_percent(setup) else 1.0
     labels = task.num_outputs if task.objective == "single_label" else 0
     return scale * goal_score(task.metric, dev.constant_score / scale, dev.num_scored, labels)
@@ -212,7 +212,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         title = "vectors" if setup.task.objective == "embedding" else "head"
         lines.append(f"{title:8} {head}")
     if teacher := config.distil.teacher:
-        lines.append(f"teacher  {teacher}: each simultaneous run holds a copy, no save does")
+        lines.append(f"teacher  {teacher}: each simultaneous run has a copy, saves have none")
     if not trains_all(setup.step.objective):
         state = state_sizes(setup.step)
         params, moments, saved = (

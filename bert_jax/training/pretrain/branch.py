@@ -1,8 +1,8 @@
-"""A run that continues a checkpoint of another run: `bert-jax pretrain --branch-from`.
+"""Branches: runs that continue a checkpoint of another run (`bert-jax pretrain --branch-from`).
 
-The branch takes over the whole state: parameters, optimizer moments, the number of the next batch
-and, through the seed, all random numbers. Both runs therefore share the steps before the branch,
-and both configurations must agree on whatever decides these steps. A branch may change later steps.
+A branch takes over all state of the other run: parameters, optimizer moments, the number of the
+next batch and, through the seed, random numbers. So both runs share the steps before the branch,
+and both configurations must agree in the fields that decide these steps. Later steps may differ.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
     "data.mixture_temperature",
 )  # fmt: skip
-"""Fields that must agree only in phases that begin before the branch."""
+"""Fields that must agree only for phases that begin before the branch."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A checkpoint of another run, from which a run continues."""
+    """Checkpoint of another run, from which this run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of config.json: `workdir`, `step` and `digest` of the checkpoint and, if the
-    other run is a branch too, that run's `branch`."""
+    """Entry `branch` of config.json: `workdir`, `step` and `digest` of the checkpoint. If the other
+    run is a branch too, the entry also has the `branch` of that run."""
     source: WorkDir | None
-    """Work directory of the other run; None once this run has saved and no longer needs it."""
+    """Work directory of the other run; None once this run has saved checkpoints itself."""
     began: Mapping[str, Any]
     """Content of the other run's config.json; empty if `source` is None."""
 
@@ -70,9 +70,10 @@ class Branch:
         stores: Mapping[int, TokenStore | Mixture],
         abstract: Any,
     ) -> None:
-        """Refuse a run that cannot continue the checkpoint; change nothing.
+        """Check that a run can continue the checkpoint, without changing anything.
 
-        `stores`: texts of phases with their own corpora, by phase number; `abstract`: the state.
+        `stores` has the texts of phases that do not read the run's corpus `store`, by phase number.
+        `abstract` is the state as abstract arrays.
 
         Raises:
             UserError: The runs differ (the message lists both values), or this run is too short.
@@ -117,7 +118,7 @@ class Branch:
     def keeping(self, branch: str) -> Iterator[None]:
         """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
-        The body of the `with` statement begins the run; if it fails, a new mark is removed.
+        The `with` block begins the run. If it fails and the mark is new, the mark is removed.
 
         Raises:
             UserError: The other run's work directory cannot be written.
@@ -128,7 +129,7 @@ class Branch:
             return
 
         def mark() -> bool:
-            what = f"cannot note the branch, which keeps step {self.step}, in"
+            what = f"cannot mark the checkpoint of step {self.step} as kept for the branch in"
             try:
                 with source.failures_named(what):
                     return keep_for_branch(source.checkpoints, self.step, branch)
@@ -147,16 +148,16 @@ class Branch:
             raise
 
     def restore(self, abstract: Any) -> Restored:
-        """Restore the checkpoint, laid out as `abstract` says.
+        """Restore the checkpoint, with the shapes, types and shardings of `abstract`.
 
         Raises:
-            DamagedCheckpointError: The checkpoint was damaged or removed meanwhile.
+            DamagedCheckpointError: The checkpoint has been damaged or removed since it was checked.
         """
-        assert self.source is not None  # a run that has saved goes on from its own checkpoints
+        assert self.source is not None  # a run that has saved restores its own checkpoints
         return restore_step(self.source.checkpoints, self.step, abstract)
 
     def line(self, config: PretrainConfig) -> str:
-        """Describe the branch in a line, with the learning rates just before and after it."""
+        """Describe the branch on one line, with the learning rates of the steps around it."""
         rates = ""
         if self.config is not None:
             before, after = _rate(self.config, self.step - 1), _rate(config, self.step)
@@ -165,12 +166,12 @@ class Branch:
 
 
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
-    """Find the checkpoint that a run branches from; None for a run that is no branch.
+    """Find the checkpoint that a run branches from; return None if the run is no branch.
 
-    Collective. A run that has begun keeps the checkpoint that its config.json names.
-
-    `name` is WORKDIR@STEP, or WORKDIR for its newest step that was read back; empty: not given.
-    `there` is the content of `work`, the run's own work directory.
+    All processes must call this function. `name` is the value of --branch-from: WORKDIR@STEP;
+    WORKDIR, for its newest checkpoint that was read back after saving; or "", if the option is not
+    given. A branch that has begun is found from its config.json. `there` is the content of `work`,
+    the work directory of the branch.
 
     Raises:
         UserError: The run or step is missing or damaged, or the run in `work` began differently.
@@ -181,14 +182,14 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     if known is not None and any(type(fields.get(n)) is not kind for n, kind in kinds.items()):
         raise UserError(
             f"{work.local / 'config.json'}: branch is {show(known):.200}; it must have the "
-            "workdir, step and digest of a checkpoint. Put the file back as it was"
+            "workdir, step and digest of a checkpoint. Restore the file"
         )
     if not (name or known):
         return None
     if there.record and not known:
         raise UserError(
             f"--branch-from is {name}, but the run in {work.name} is no branch. To continue that "
-            "run, leave --branch-from out; to branch, choose another --workdir"
+            "run, leave --branch-from out. To begin a branch, choose another --workdir"
         )
     directory, step = split_name(name) if name else (known["workdir"], known["step"])
     if known and step not in (None, known["step"]):
@@ -210,12 +211,12 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
 
 
 def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Check all files of a checkpoint; return the new entry `branch` and the other config.json."""
+    """Check all files of a checkpoint; return `Branch.record` and `Branch.began`."""
     record = read_record(source.local, "pretrain")
     if "average" in record:
         raise UserError(
-            f"{source.name} holds an average of checkpoints, which has no state to continue from. "
-            f"Start a run of its own with --config.init={source.name}"
+            f"{source.name} contains an average of checkpoints, which has no state to continue "
+            f"from. Start a new run with --config.init={source.name} and without --branch-from"
         )
     (step,) = named_steps(source, step)
     path = source.checkpoints / str(step)
@@ -265,7 +266,7 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how the phases before the branch differ; they are `share` of the run's steps."""
+    """Describe how phases before the branch differ; `share` is the fraction of steps before it."""
     old_steps, new_steps = (
         " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
     )
@@ -284,7 +285,6 @@ def _phase_rows(
 
 
 def _rate(config: PretrainConfig, step: int) -> float:
-    """Return the learning rate of a step."""
     training = config.training
     rate = config.phase_rate(training.phase_of(step))
     return float(learning_rate_schedule(config.optimizer, training.num_steps, rate)(step))

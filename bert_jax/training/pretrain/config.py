@@ -1,4 +1,4 @@
-"""The configuration of a pretraining run: one frozen value, built strictly from a nested dict."""
+"""The configuration of a pretraining run, as frozen dataclasses (see `config.mapping.build`)."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
@@ -21,13 +21,13 @@ from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate
 
 FREE_FIELDS = (
     "checkpoint",
-    "data.corpus",  # it may move; the corpus's fingerprint is compared instead
+    "data.corpus",  # the directory may move; the corpus's fingerprint is compared instead
     "data.cache_dir",
     "data.cache_gb",
     "data.num_threads",
     "data.prefetch_batches",
     "data.read_timeout",
-    "distil.teacher",  # it may move; the digest of its parameters is compared instead
+    "distil.teacher",  # the directory may move; the teacher's digest is compared instead
     "guard",
     "masking.eval_rate",
     "mesh",
@@ -42,8 +42,8 @@ FREE_FIELDS = (
     "training.probes",
     "training.stall_seconds",
 )
-"""Fields and whole sections that a restart may change: paths, intervals, evaluations, the guard and
-how a step is computed, but nothing that decides the examples or the objective."""
+"""Fields and sections that a restart may change: paths, intervals, evaluations, the guard, and the
+way to compute a step. Fields that decide the examples or the objective must stay."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class PretrainConfig(Bounded):
     """Everything that determines a pretraining run."""
 
     ELSEWHERE: ClassVar = {
-        "sweep": "only `bert-jax finetune` sweeps; here each rate and seed is a run with a work "
-        "directory of its own",
+        "sweep": "only `bert-jax finetune` has sweeps; in pretraining, start a run in another work "
+        "directory for each learning rate and seed",
         "lora": "only `bert-jax finetune` has low-rank updates; pretraining trains all parameters",
-        "task": "only `bert-jax finetune` has a task; training.probes scores a run on tasks",
+        "task": "only `bert-jax finetune` has a task; training.probes scores an encoder on tasks",
     }
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
     model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
@@ -66,10 +66,10 @@ class PretrainConfig(Bounded):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     distil: StudentConfig = field(default_factory=StudentConfig)
-    """Distillation: a teacher from which the run learns, in addition to its text."""
+    """Distillation: a teacher from which the run learns, in addition to the text."""
     init: str = ""
-    """Directory of a model to start from, made by `bert-jax import` or by another run; the model's
-    architecture replaces the section `model`. Empty: random parameters."""
+    """Directory of a model to start from, made by `bert-jax import` or by another run. The model's
+    architecture replaces the one in section `model`. If empty, parameters are random."""
     seed: Annotated[int, AtLeast(0), Below(2**32)] = 0
     """Seed for the initial parameters, the order and pairing of examples, masks and dropout."""
 
@@ -79,25 +79,25 @@ class PretrainConfig(Bounded):
         if self.data.target_length > self.model.num_positions:
             raise UserError(
                 f"data.target_length {self.data.target_length} is beyond model.num_positions "
-                f"{self.model.num_positions}: the model has no positions for it"
+                f"{self.model.num_positions}. Lower data.target_length or raise model.num_positions"
             )
         for number, phase in enumerate(self.training.phases):
             if phase.length > self.model.num_positions:
                 raise UserError(
                     f"training.phases[{number}].length {phase.length} is beyond "
-                    f"model.num_positions {self.model.num_positions}: the model has no positions "
-                    "for it. Shorten the phase or raise model.num_positions"
+                    f"model.num_positions {self.model.num_positions}. Lower the phase's length or "
+                    "raise model.num_positions"
                 )
             peak = self.peak_rate(number)
             if phase.end_rate is not None and phase.end_rate > peak:
                 raise UserError(
                     f"training.phases[{number}].end_rate is {phase.end_rate:g}; it must be at most "
-                    f"the peak of the phase, {peak:g}"
+                    f"the phase's peak learning rate, {peak:g}"
                 )
         objective, pairing = self.objective, self.data.pairing
         if pairing not in objective.PAIRINGS:
             raise UserError(
-                f"data.pairing is {pairing!r}, but objective.name {objective.name!r} reads rows of "
+                f"data.pairing is {pairing!r}, but objective.name {objective.name!r} needs "
                 f"data.pairing {' or '.join(map(repr, objective.PAIRINGS))}"
             )
         if self.distil.teacher and not objective.TEACHER_HEAD:
@@ -108,14 +108,14 @@ class PretrainConfig(Bounded):
             )
         if self.has_pairs and self.model.num_types == 1:
             raise UserError(
-                f"model.num_types is 1, but data.pairing {self.data.pairing!r} makes rows of two "
-                "sentence types; set model.num_types to 2 (or to 0, if separators are enough to "
+                f"model.num_types is 1, but with data.pairing {self.data.pairing!r} rows have two "
+                "segment types; set model.num_types to 2 (or to 0, if separators are enough to "
                 "tell sentences apart), or set data.pairing to 'none'"
             )
         if self.has_pairs and not self.model.pooler:
             raise UserError(
-                f"model.pooler is false, but data.pairing {self.data.pairing!r} learns labels of "
-                "pairs from the pooler's output; set data.pairing to 'none'"
+                f"model.pooler is false, but data.pairing {self.data.pairing!r} needs a pooler to "
+                "learn labels of pairs; set model.pooler to true, or data.pairing to 'none'"
             )
         self._check_best()
         if not self.init:  # else the model's architecture is not known yet
@@ -176,7 +176,7 @@ class PretrainConfig(Bounded):
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the exponent of corpus sizes in a phase's mixture; None without a mixture."""
+        """Return the exponent of corpus sizes in a phase's mixture; None if there is no mixture."""
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None
@@ -198,8 +198,8 @@ class PretrainConfig(Bounded):
     def with_thetas_of(self, number: int) -> "PretrainConfig":
         """Return an equivalent configuration with the thetas of a phase in `model`.
 
-        A checkpoint records this configuration, since all readers of models take thetas from
-        `model`. Phases that relied on the run's thetas get them as fields of their own.
+        A checkpoint records this configuration, since readers of models take thetas from `model`.
+        Phases that used the thetas of the original `model` now set them as fields.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:
@@ -220,7 +220,7 @@ class PretrainConfig(Bounded):
         return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
 
     def peak_rate(self, number: int) -> float:
-        """Return the peak of the learning rate in a phase."""
+        """Return the peak learning rate of a phase."""
         own = self.training.phases[number].learning_rate
         return self.optimizer.learning_rate if own is None else own
 
@@ -245,7 +245,7 @@ class PretrainConfig(Bounded):
 
     @property
     def retention(self) -> CheckpointConfig:
-        """Section `checkpoint`; an empty `best_metric` is replaced by the first metric."""
+        """Section `checkpoint`, in which the first metric replaces an empty `best_metric`."""
         named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
         return replace(self.checkpoint, best_metric=named)
 

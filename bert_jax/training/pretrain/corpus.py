@@ -1,4 +1,4 @@
-"""The token stores of a run, on disk or in a bucket whose shards are cached whole on disk."""
+"""The token stores of a run, on disk or in a bucket, whose shards are copied to a cache on disk."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Corpus(NamedTuple):
 
     train: TokenStore
     heldout: TokenStore | None
-    """Held-out text; None: no evaluation."""
+    """Held-out text; None if there is none, so that the run has no evaluation."""
 
 
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
@@ -41,8 +41,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
-        data: Settings of a run, which reads windows of shards and checks them in the background;
-            None: the default settings of the cache, for reading without windows.
+        data: Settings of a run, which reads windows of shards and checks them in the background.
+            If None, the text is read without windows, and the cache has its default settings.
 
     Raises:
         UserError: The path is empty, has an unsupported scheme or leads to no store; its two stores
@@ -84,8 +84,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     heldout = opened("heldout")
     if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise UserError(
-            f"{path}: the stores train and heldout were made with different tokenizers "
-            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}); build "
+            f"the corpus {path} is damaged: its stores train and heldout have different tokenizers "
+            f"({train.tokenizer_fingerprint[:12]} and {heldout.tokenizer_fingerprint[:12]}). Build "
             "the corpus again"
         )
     return Corpus(train, heldout)
@@ -94,12 +94,12 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 def phase_stores(
     config: PretrainConfig, run: TokenStore, only: int | None = None
 ) -> dict[int, TokenStore | Mixture]:
-    """Open the training text of each phase that does not read the run's corpus, by its number.
+    """Open the training text of each phase that does not read the run's corpus, by phase number.
 
-    `run` is the store of the run's corpus. If `only` is given, open only the phase of that number.
+    `run` is the store of the run's corpus. If `only` is given, only phase number `only` is opened.
 
     Raises:
-        UserError: A corpus is missing, does not have the tokenizer of the run's corpus, or is named
+        UserError: A corpus is missing, has another tokenizer than the run's corpus, or is named
             twice in a mixture; or the cache is too small for the windows of a mixture.
     """
     opened = {config.data.corpus: run}
@@ -113,10 +113,9 @@ def phase_stores(
         store = opened[name]
         if store.tokenizer_fingerprint != run.tokenizer_fingerprint:
             raise UserError(
-                f"{where}: {name} was made with the tokenizer "
-                f"{store.tokenizer_fingerprint[:12]}, but the run's corpus with "
-                f"{run.tokenizer_fingerprint[:12]}; build the corpora with one tokenizer "
-                "(`bert-jax corpus --tokenizer`)"
+                f"{where}: {name} has the tokenizer {store.tokenizer_fingerprint[:12]}, but the "
+                f"run's corpus has {run.tokenizer_fingerprint[:12]}. Build both corpora with the "
+                "same tokenizer (`bert-jax corpus --tokenizer`)"
             )
         return store
 
@@ -132,7 +131,7 @@ def phase_stores(
             names = tuple(part.corpus for part in parts)
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
-                raise UserError(f"{where} names {twice} twice; expected each corpus once")
+                raise UserError(f"{where} names {twice} twice; name each corpus once")
             mixed = tuple(opened_at(name, f"{where}[{n}]") for n, name in enumerate(names))
             far = {name: opened[name] for name in names if scheme(name)}
             check_cache(where, far, config.data)
@@ -144,13 +143,13 @@ def phase_stores(
 
 
 def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
-    """Return the fingerprint that a run's record gives for a phase's training text."""
+    """Return the fingerprint of a phase's training text from the config.json of a run."""
     return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
 @dataclass(frozen=True)
 class MixedCorpora:
-    """The corpora of all phases of a run; empty unless a phase has a mixture."""
+    """All corpora of a run that mixes corpora in some phase; empty for any other run."""
 
     names: tuple[str, ...]
     """Directories, in the order of the phases."""
@@ -164,7 +163,7 @@ class MixedCorpora:
     def named(
         self, texts: Mapping[int, TokenStore | Mixture], phases: Sequence[PhaseConfig]
     ) -> dict[int, TokenStore | Mixture]:
-        """Return the text of the phases; in a mixed run, a single corpus is a mixture of one."""
+        """Return the text of each phase; in a mixed run, a single corpus is a mixture of one."""
         return {
             number: Mixture((phases[number].corpus,), (text,), (1.0,))
             if self.names and isinstance(text, TokenStore)
@@ -173,7 +172,7 @@ class MixedCorpora:
         }
 
     def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
-        """Return the metrics columns that tell how much text the first `step` steps have read."""
+        """Return columns of metrics that tell how much text the first `step` steps have read."""
         found = stream.progress(step)
         row: dict[str, Any] = {
             "data/rows": sum(each.rows for each in found),
@@ -187,7 +186,7 @@ class MixedCorpora:
         return row
 
     def heldout(self) -> dict[str, TokenStore]:
-        """Open the held-out text of each corpus that has some, by label."""
+        """Open the held-out text of each corpus that has held-out text, by label."""
         return {
             label: store
             for name, label in self.labels.items()
@@ -207,7 +206,7 @@ def corpus_labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class BucketCorpus:
-    """A corpus in a bucket, whose stores are read through a cache on disk."""
+    """Corpus in a bucket. Its stores are read through a cache on disk."""
 
     def __init__(self, url: str, data: DataConfig) -> None:
         """Set up the bucket and the cache; read nothing yet.
@@ -222,10 +221,10 @@ class BucketCorpus:
         self._cache = FileCache(self._root, data.cache_gb * 1e9)
 
     def open(self, part: str, *, windowed: bool) -> TokenStore | None:
-        """Open the store in a directory of the corpus; None if there is no store.
+        """Open the store in a directory of the corpus; return None if there is no store.
 
-        `part` is "train", "heldout", or "" for the directory itself. If `windowed`, the store is
-        read in windows of shards, as training does.
+        `part` is "train", "heldout", or "" for the directory of the corpus itself. If `windowed`,
+        the store is read in windows of shards, as in training.
 
         Raises:
             UserError: The store is damaged, or its window does not fit the cache.
@@ -257,7 +256,7 @@ class BucketCorpus:
         )
 
     def _directory(self, header: bytes, prefix: str) -> Path:
-        """Write a store's `corpus.json` to the cache; return the store's directory there."""
+        """Write the `corpus.json` of a store to the cache; return the cached store's directory."""
         try:
             fingerprint = json.loads(header)["fingerprint"]
             if not re.fullmatch("[0-9a-f]{64}", fingerprint):
@@ -271,7 +270,7 @@ class BucketCorpus:
         return directory
 
     def _check_window(self, sizes: list[int]) -> None:
-        """Refuse a window if the cache cannot hold it together with the next window."""
+        """Refuse `data.window` if two windows of shards do not fit the cache."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
         fitting = int(limit // (2 * largest))
         if len(sizes) == 1:

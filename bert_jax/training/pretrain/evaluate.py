@@ -1,4 +1,4 @@
-"""Evaluation on held-out rows: exact sums, fixed corruption, no dropout."""
+"""Evaluation on held-out rows: with exact sums, with fixed corruption, and without dropout."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ from bert_jax.training.steps.step import make_eval_step
 EVAL_SEED = 20181011
 """Seed of every evaluation, so that all runs corrupt the same tokens of the same rows."""
 LENGTH = 128
-"""Number of tokens in a row of held-out text; fewer if the model has fewer positions."""
+"""Default number of tokens in a row of held-out text; fewer if the model takes fewer."""
 
 
 def evaluate(
@@ -53,11 +53,11 @@ def evaluate(
     *,
     alive: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return the means over all rows of `batches`, each row counted once.
+    """Return the metrics as means over all rows of `batches`, each row counted once.
 
     The sums of batches are added on the host in order, in float64. A mean over nothing (no sentence
-    pairs, no rows) is 0. All processes must bring the same number of batches.
-    `eval_step` comes from `make_eval_step`; `alive` is called after each batch.
+    pairs, no rows) is 0. All processes must pass the same number of batches. `eval_step` comes from
+    `make_eval_step`. `alive` is called after each batch.
 
     Raises:
         UserError: A batch does not divide over the mesh.
@@ -76,7 +76,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Scorer):
-    """Scorer that evaluates a run on held-out rows as long as the phase's training rows."""
+    """Scorer that evaluates a run on held-out rows that have the length of the training rows."""
 
     settings: Sequence[StepConfig]
     """Settings of each phase's evaluation step."""
@@ -86,9 +86,9 @@ class HeldOut(Scorer):
     corpora: Mapping[str, Sequence[EvalBatches]] = field(default_factory=dict)
     """Held-out rows for each phase, by the label of a corpus in a mixture."""
     every: int = 0
-    """Number of steps between two evaluations; 0: evaluate only at `marks`."""
+    """Number of steps between two evaluations; 0 means that only `marks` are evaluated."""
     marks: Collection[int] = ()
-    """Steps at which a phase begins or the run ends."""
+    """Last steps of the phases, after which the run is evaluated, too."""
 
     @cached_property
     def _steps(self) -> list[Callable[[Any, Batch], Forward]]:
@@ -99,14 +99,14 @@ class HeldOut(Scorer):
         return bool(self.every and step % self.every == 0) or step in self.marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
-        """Evaluate on the rows for the stage."""
+        """Evaluate on the held-out rows for the stage."""
         found = self.evaluate(params, at.stage, alive=partial(alive, "a batch of an evaluation"))
         return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
 
     def evaluate(
         self, params: Any, phase: int, *, alive: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Compute all metrics on a phase's rows, and the first one on each corpus of a mixture."""
+        """Compute all metrics on a phase's rows, and the first metric on each mixed corpus."""
         step, objective = self._steps[phase], self.settings[phase].objective
         params = objective.own(params)
 
@@ -123,7 +123,7 @@ class HeldOut(Scorer):
 def heldout_rows(
     config: PretrainConfig, store: TokenStore, mesh: Mesh, num_corpora: int = 1
 ) -> list[EvalBatches]:
-    """Plan a store's held-out rows for each phase: `training.eval_rows` / `num_corpora` rows.
+    """Choose held-out rows of a store for each phase: `training.eval_rows` / `num_corpora` rows.
 
     Raises:
         UserError: The store is too small for a single row.
@@ -139,7 +139,7 @@ def heldout_rows(
                 store,
                 config.data,
                 phase.length,
-                # Rows of a micro-batch, rounded up: batches of finished phases need not divide.
+                # A micro-batch, rounded up: the batches of finished phases need not divide.
                 -(-phase.batch_size // (shards * config.accumulation_of(number))) * shards,
                 max_rows=max_rows,
                 process_index=index,
@@ -155,12 +155,13 @@ def heldout_rows(
 
 
 def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: str) -> None:
-    """Refuse a corpus without held-out text or with another tokenizer, and a model without LM head.
+    """Check that the loss of a model on held-out text of a corpus can be measured.
 
-    In messages, `name` is the corpus, which --corpus names, and `directory` the model's directory.
+    `name` is the directory of the corpus (option --corpus), and `directory` that of the model.
 
     Raises:
-        UserError: Corpus and model do not fit together; the message says why.
+        UserError: The corpus has no held-out text or another tokenizer than the model, or the model
+            has no masked-LM head.
     """
     if corpus.heldout is None:
         raise UserError(
@@ -179,10 +180,11 @@ def heldout_metrics(
 ) -> dict[str, float]:
     """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
-    `check_measurable` must accept model and corpus. The default `length` is at most `LENGTH`.
+    Model and corpus must have passed `check_measurable`. By default, rows have `LENGTH` tokens, or
+    fewer if the model takes fewer.
 
     Raises:
-        UserError: The length is below 8 or beyond the model's.
+        UserError: The length is below 8 or above the number of the model's positions.
     """
     assert corpus.heldout is not None
     limit = saved.config.num_positions

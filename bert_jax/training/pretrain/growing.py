@@ -1,9 +1,9 @@
-"""The initial checkpoint of a larger model, tiled from a smaller one: bert-jax grow.
+"""The initial checkpoint of a larger model, made from copies of a smaller one: bert-jax grow.
 
 report = grow_model("work/small", Path("work/grown"), lambda small: replace(small, num_layers=28))
 
-The larger model is written in Hugging Face's format, read back bit for bit and, if a corpus is
-given, measured beside its source on held-out text. Optimizer states are not grown.
+The larger model is written in Hugging Face's format, read back and compared bit for bit. If a
+corpus is given, the losses of both models are measured. Optimizer states are not grown.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from bert_jax.training.start import GROWTH_FILE
 
 @dataclass(frozen=True)
 class Wanted:
-    """Wrapper that gives the options of a larger model their prefix `model`."""
+    """Wrapper that puts the options of a larger model under the prefix `model`."""
 
     model: ModelConfig
 
@@ -52,12 +52,12 @@ def grow_model(
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
         out: A directory that does not exist yet, or is empty.
-        wanted: Function that turns the source's configuration into the larger model's.
+        wanted: Function that returns the larger model's configuration for that of the source.
         preserve: Whether a wider model computes the same as the source; see `grow_params`.
         seed: Seed of the noise that `preserve` adds.
-        corpus: Directory of a corpus on whose held-out text both models are measured, if given.
-        max_rows: Largest number of rows of held-out text; None: all.
-        say: Function that receives a line at each stage.
+        corpus: Directory of a corpus; the losses of both models on its held-out text are measured.
+        max_rows: Largest number of rows of held-out text; None means all rows.
+        say: Function that receives a line about each step of the work.
 
     Raises:
         UserError: The source is not a pretrained model, a size does not fit, the corpus has another

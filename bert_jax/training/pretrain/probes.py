@@ -36,15 +36,15 @@ from bert_jax.training.steps.step import make_train_step
 
 
 class Probe(Scorer):
-    """Scorer that fine-tunes the current encoder by a recipe and scores it on dev."""
+    """Scorer that fine-tunes a copy of the current encoder by a recipe and scores it on dev."""
 
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
         """Read the recipe and the data of probe `number`.
 
-        `files` is the directory of the corpus's tokenizer (None: the corpus is in memory); `params`
-        are the run's parameters as abstract arrays. A probe writes nothing to `work`.
+        `files` is the directory of the corpus's tokenizer; None if the corpus is in memory.
+        `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
             UserError: The recipe cannot be read or used, or the model cannot learn its task.
@@ -81,11 +81,11 @@ class Probe(Scorer):
         )  # fmt: skip
 
     def after(self, step: int) -> bool:
-        """Return true if the probe is due after a step; it always is after the last."""
+        """Return true if the probe is due after `step`, as it is after the last step."""
         return step % self.given.every_steps == 0 or step == self._run.training.num_steps
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
-        """Fine-tune the encoder and score it on dev; the score is NaN if a logit is not finite."""
+        """Fine-tune the encoder and score it on dev. If a logit is not finite, the score is NaN."""
         setup, plan, step = self._of_stages[at.stage]
         everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
         params = jax.device_get(jax.jit(lambda tree: tree, out_shardings=everywhere)(params))
@@ -119,7 +119,7 @@ def _recipe(name: str, where: str) -> FinetuneConfig:
     ]
     if wrong or config.task.folds:
         raise UserError(
-            f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is one run from "
-            "the current encoder. Leave these fields out"
+            f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is a single run "
+            "from the current encoder. Leave these fields out of the recipe"
         )
     return dataclasses.replace(config, task=config.task.located())

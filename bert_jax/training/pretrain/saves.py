@@ -1,4 +1,4 @@
-"""The work directory of a pretraining run: its checks, its first files, and the saves."""
+"""The work directory of a pretraining run: its checks, its first files, and its checkpoints."""
 
 import contextlib
 from collections.abc import Mapping
@@ -53,12 +53,13 @@ def check_workdir(
     stores: Mapping[int, TokenStore | Mixture],
     teacher: str = "",
 ) -> None:
-    """Refuse a work directory that holds another run or another tokenizer; change nothing.
+    """Check that a work directory has no other run and no other tokenizer; change nothing.
 
-    `stores`: texts of phases with their own corpora, by phase number; `teacher`: teacher's digest.
+    `stores` has the texts of phases that do not read the run's corpus `store`, by phase number.
+    `teacher` is the digest of the teacher.
 
     Raises:
-        UserError: The runs differ; the message lists the fields with both values.
+        UserError: The runs differ (the message lists both values), or the tokenizers differ.
     """
     record = there.record
     if record is None:
@@ -66,7 +67,7 @@ def check_workdir(
         return
     if "average" in record:
         raise UserError(
-            f"{work.name} holds an average of checkpoints, which cannot be continued. To "
+            f"{work.name} contains an average of checkpoints, which cannot be continued. To "
             f"train it further, choose another work directory and --config.init={work.name}"
         )
     corpora = {"the training corpus": (record.get("corpus"), store.fingerprint)}
@@ -98,9 +99,9 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
     there = load_tokenizer(workdir / "tokenizer").fingerprint
     if there != store.tokenizer_fingerprint:
         raise UserError(
-            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than the corpus has "
-            f"({store.tokenizer_fingerprint[:12]}), but a run copies its tokenizer there. Choose "
-            "another work directory"
+            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than that of the corpus "
+            f"({store.tokenizer_fingerprint[:12]}), which the run would copy to this directory. "
+            "Choose another work directory"
         )
 
 
@@ -114,10 +115,10 @@ def prepare_workdir(
     *,
     has_saved: bool = False,
 ) -> None:
-    """Begin a pretraining run in its work directory, or update its record at a restart.
+    """Begin a pretraining run in its work directory, or update its config.json at a restart.
 
-    `stores` is as in `check_workdir`; `branch` is the record of the checkpoint that the run
-    branches from, if any. If the run has saved, the recorded ancestors stay.
+    `stores` is as in `check_workdir`. `branch` is `Branch.record`, if the run is a branch. If the
+    run `has_saved`, the records of its ancestors stay.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -153,7 +154,7 @@ def prepare_workdir(
 
 @dataclass(eq=False)
 class PretrainSaves(Saves):
-    """Saves of a pretraining run, in `checkpoints/`; the saved state contains the model."""
+    """Checkpoints of a pretraining run, in `checkpoints/`. The saved state contains the model."""
 
     config: PretrainConfig
     work: WorkDir
@@ -168,7 +169,7 @@ class PretrainSaves(Saves):
     last_saved: int | None = None
 
     def __post_init__(self) -> None:
-        """Derive the shapes and placement of the state and of a checkpoint."""
+        """Find the shapes and shardings of the state and of a checkpoint."""
         self.axes = self.step.objective.axes()
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
@@ -206,7 +207,7 @@ class PretrainSaves(Saves):
         return Moment(stage, step, state, [Progress(self.trial)], Means(1), monitor=monitor)
 
     def restore(self) -> Moment | None:
-        """Restore the newest save or, for a new branch, the checkpoint that it continues."""
+        """Restore the newest save. For a new branch, restore the checkpoint that it continues."""
         restored = self.checkpoints.restore(self.saved)
         if restored is not None:
             self.last_saved = restored.step
@@ -224,7 +225,7 @@ class PretrainSaves(Saves):
         return now
 
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
-        """Save the state; the last save of a finished run is read back."""
+        """Save the state. The last save of a finished run is read back and checked."""
         assert at.monitor is not None
         extra = {
             "means": at.means.state(),

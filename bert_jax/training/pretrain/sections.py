@@ -1,4 +1,4 @@
-"""Sections of a pretraining configuration, without the checks that span sections."""
+"""Sections of a pretraining configuration. `config.py` checks that the sections fit together."""
 
 import bisect
 import itertools
@@ -16,10 +16,11 @@ from bert_jax.training.steps.optim import MAX_STEPS
 
 @dataclass(frozen=True)
 class PretrainModelConfig(ModelConfig):
-    """An encoder whose vocabulary size may be left to the corpus."""
+    """Configuration of an encoder whose vocabulary size may come from the corpus."""
 
     vocab_size: Natural = 0
-    """Number of tokens. 0: the size of the corpus's tokenizer; any other value must equal it."""
+    """Number of tokens in the vocabulary. 0 means the size of the corpus's tokenizer; any other
+    value must be equal to this size."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class ProbeConfig(Bounded, section="training.probes"):
     """A task on which a copy of the encoder is fine-tuned and scored at regular intervals."""
 
     recipe: str = ""
-    """Recipe for `bert-jax finetune`, a file or the work directory of a run; its `init` is ignored.
-    The name of the probe is the recipe's file name without the extension."""
+    """Recipe for `bert-jax finetune`: a file, or the work directory of a run. The recipe's `init`
+    is ignored. The name of the probe is the recipe's file name without the extension."""
     every_steps: Count = 1000
-    """Number of steps between two scores; the model is also scored after the last step."""
+    """Number of steps between two scores. The model is also scored after the last step."""
     num_steps: Count = 100
     """Number of fine-tuning steps before each score."""
 
@@ -40,40 +41,41 @@ class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     ELSEWHERE: ClassVar = {
-        "patience": "only `bert-jax finetune` has early stopping; here "
-        "guard.on_divergence=stop ends a run whose loss stays up",
+        "patience": "only `bert-jax finetune` has early stopping; in pretraining, "
+        "guard.on_divergence=stop ends a run whose loss has risen and stays high",
         "freeze": "only `bert-jax finetune` freezes parts; pretraining trains all of them",
     }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
     """Number of optimizer steps of the whole run."""
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     accumulation: Count = 1
-    """Micro-batches per step, which save memory and cost time; results agree within rounding."""
+    """Number of micro-batches per step. More micro-batches save memory and cost time; the results
+    differ only by rounding."""
     batch_unit: Count = 1
     """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
     mesh, the first start raises the divisor, and the run keeps the new divisor."""
     gather: Literal["layer", "step"] = "layer"
-    """Moment at which the parameters split by mesh.fsdp are gathered: for each layer of each
-    micro-batch (`layer`), or once a step (`step`), with gradients reduced at its end. `step` needs
-    memory for unsplit matrices in the compute type and unsplit gradients in float32."""
+    """Time at which parameters that mesh.fsdp splits are gathered. layer: for each layer of each
+    micro-batch. step: once per step, and gradients are reduced at its end. `step` needs memory for
+    unsplit matrices in the compute type and for unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are summed over devices at the end of a step. `bfloat16` sends half
     the bytes, but the sums keep only 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations; each phase also ends with one. 0: only at phase ends."""
+    """Number of steps between evaluations, or 0. Each phase also ends with an evaluation."""
     eval_rows: Count | None = 4096
-    """Number of held-out rows per evaluation, the same rows each time; None: all."""
+    """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
-    """Seconds without a completed step, evaluation batch, restore or save after which the process
-    writes its threads' stacks and ends with exit code 6. Compiling counts as part of a step. 0: no
-    limit."""
+    """Time limit, in seconds, for each step (with its compilation), evaluation batch, restore and
+    save. If nothing is completed for so long, the process writes the stacks of its threads and ends
+    with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse phases that do not cover the run, and probes without a distinct name."""
+        """Refuse phases that do not cover the run, and probes without a unique name."""
         super().__post_init__()
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
@@ -113,7 +115,7 @@ class TrainingConfig(Bounded, section="training"):
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """Numbers of steps of the phases; they sum to `num_steps`."""
+        """Number of steps in each phase; the sum is `num_steps`."""
         if given := tuple(phase.steps for phase in self.phases if phase.steps is not None):
             return given
         ends, covered = [0], 0.0
@@ -138,6 +140,6 @@ class CheckpointConfig(Retention):
     """Schedule of checkpoints, and rules for keeping them."""
 
     save_every_steps: Count = 1000
-    """Number of steps between two saves; the step at which a run ends or stops is saved, too."""
+    """Number of steps between two saves. The state at the end or stop of a run is also saved."""
     max_failed_saves: Count = 3
-    """Number of failed saves in a row after which the run stops with exit code 3."""
+    """Number of failed saves in a row at which the run stops with exit code 3."""

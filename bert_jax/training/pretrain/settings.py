@@ -1,7 +1,7 @@
-"""Settings of a pretraining run's steps, as pure functions of its configuration.
+"""Settings of the steps of a pretraining run, computed from the run's configuration.
 
-`plan`, `status`, `evaluate` and held-out losses read them without a run. A corpus, if given, adds
-special tokens, word boundaries and the baseline.
+The commands plan, status and evaluate need these settings without a run. A corpus, if given,
+provides special tokens, word boundaries and the baseline of the loss.
 """
 
 import math
@@ -27,7 +27,7 @@ from bert_jax.training.steps.state import StepConfig
 def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
     """Return the configuration with the architecture of `model`.
 
-    Vocabulary size, dropout rates and the way to compute a step stay as configured.
+    Vocabulary size, dropout rates and settings such as `remat` stay as configured.
     """
     fields = {name: getattr(model, name) for name in ARCHITECTURE}
     config = replace(config, model=replace(config.model, **fields))
@@ -40,8 +40,8 @@ def step_config(
 ) -> StepConfig:
     """Return the settings of a phase's train step or, if `evaluates`, of its evaluation step.
 
-    An evaluation step has a masking rate of its own and no teacher. `config` must have a vocabulary
-    size. Without a corpus, special tokens are placeholders and there is no baseline.
+    An evaluation step masks at `masking.eval_rate` and has no teacher. `config` must have a
+    vocabulary size. Without a corpus, special tokens are placeholders and there is no baseline.
 
     Raises:
         UserError: Whole words are to be masked, but the corpus is in memory, without a tokenizer.
@@ -76,7 +76,7 @@ def step_config(
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without a corpus, so that its shapes can be read."""
+    """Make the objective of a phase without a corpus, to find shapes of parameters."""
     return step_config(config, None, phase).objective
 
 
@@ -98,7 +98,7 @@ def loss_monitor(
 
 
 def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
-    """List the corpora of all phases, in order; empty unless a phase has a mixture."""
+    """List the corpora of all phases, in order; return () if no phase has a mixture."""
     phases = enumerate(config.training.phases)
     parts = [(config.mixture_of(number), phase.corpus) for number, phase in phases]
     if not any(mixture for mixture, _ in parts):
@@ -112,7 +112,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Set a batch unit whose multiples divide over `shards`, or `kept`, the unit of a begun run."""
+    """Set a batch unit with which all batches divide over `shards`; a begun run has unit `kept`."""
     training = config.training
     unit = training.batch_unit
     if kept:
@@ -125,7 +125,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Refuse `shards` if a micro-batch after the first `step` steps does not divide by it."""
+    """Refuse `shards` if a micro-batch of a step after step `step` does not divide over them."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"
@@ -133,7 +133,7 @@ def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
 
 
 def warmup_lines(config: PretrainConfig) -> list[str]:
-    """Describe the warm-ups that were shortened to fit or rounded to `training.batch_unit`."""
+    """Describe warm-ups that were shortened to fit the run or rounded to `training.batch_unit`."""
     unit, given = config.training.batch_unit, config.training.phases
     steps, warmup = config.training.num_steps, config.optimizer.warmup_steps or 0
     lines = scaling("optimizer.warmup_steps", warmup, steps)

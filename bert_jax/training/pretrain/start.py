@@ -1,4 +1,4 @@
-"""The models that a pretraining run reads when it starts: `init` and a teacher."""
+"""The models that a pretraining run reads when it starts: the initial model and a teacher."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,16 +23,17 @@ def resolve_start(
     there: There = EMPTY,
     branches_from: PretrainConfig | None = None,
 ) -> tuple[PretrainConfig, Start]:
-    """Return the configuration, with the architectures of both models filled in, and the models.
+    """Read the initial model and the teacher; return the configuration with their architectures.
 
-    A run that has saved no longer reads its initial model, which may be gone. A branch never reads
-    it: `branches_from`, the configuration of the run that it continues, has the architecture.
+    Once a run has saved, the initial model is not read again: it may have been deleted. A branch
+    never reads an initial model; its architecture comes from `branches_from`, the configuration of
+    the run that it continues.
 
-    `fingerprint` identifies the corpus's tokenizer (None: not checked); `there` is what the work
-    directory holds.
+    `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
+    `there` is the content of the work directory.
 
     Raises:
-        UserError: A model's tokenizer is not the corpus's, or a teacher does not fit.
+        UserError: A model has another tokenizer than the corpus, or the teacher does not fit.
     """
     initial, before = None, branches_from
     if there.steps:
@@ -52,16 +53,16 @@ def resolve_start(
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
-    """Refuse a model whose tokenizer is not the corpus's; skip the check if `fingerprint` is None.
+    """Refuse a model with another tokenizer than the corpus; do nothing if `fingerprint` is None.
 
-    In the message, `where` is the field or option that names the model in `directory`.
+    The message begins with `where`, the field or option that names the model in `directory`.
     """
     there = model.tokenizer.fingerprint
     if fingerprint is not None and there != fingerprint:
         raise UserError(
-            f"{where}: the tokenizer of {model.name} ({there[:12]}) is not "
-            f"the corpus's ({fingerprint[:12]}). Build the corpus with `bert-jax "
-            f"corpus --tokenizer {directory}` (for a run: {directory}/tokenizer)"
+            f"{where}: the tokenizer of {model.name} ({there[:12]}) is not the tokenizer of the "
+            f"corpus ({fingerprint[:12]}). Build the corpus with `bert-jax corpus --tokenizer "
+            f"{directory}`; if this is the work directory of a run, with {directory}/tokenizer"
         )
 
 
@@ -73,8 +74,8 @@ def resolve_teacher(
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
 
     Raises:
-        UserError: The section `distil` is set without a teacher; or the teacher's tokenizer is not
-            the corpus's, or the teacher has no head to learn from or too few positions.
+        UserError: The section `distil` is set without a teacher; or the teacher has another
+            tokenizer than the corpus, no head to learn from, or too few positions.
     """
     config.distil.check_section()
     if not config.distil.teacher:
@@ -100,7 +101,7 @@ def resolve_teacher(
 
 
 def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
-    """Return the student that `distil.from_teacher` asks for, with some of the teacher's layers.
+    """Make the initial student for `distil.from_teacher` from some of the teacher's layers.
 
     Raises:
         UserError: The architectures differ in more than layers, positions and pooler.
@@ -115,7 +116,8 @@ def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
     if given:
         raise UserError(
             "distil.from_teacher is true, but student and teacher differ in more than their "
-            f"layers ({'; '.join(given)}); give the student the teacher's sizes, or set it to false"
+            f"layers ({'; '.join(given)}). Give the student the teacher's sizes, or set "
+            "distil.from_teacher to false"
         )
     chosen = np.array(config.distil.layer_map(student, teacher.config)) - 1
     encoder = dict(teacher.params["encoder"])

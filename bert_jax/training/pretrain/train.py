@@ -1,4 +1,4 @@
-"""Pretraining: the configuration becomes a plan, which the loop carries out."""
+"""Pretraining: turns a configuration into a plan, which the training loop carries out."""
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
@@ -51,25 +51,26 @@ def train(
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Result:
-    """Pretrain, or continue the run in `workdir`, until its last step or a signal.
+    """Start a pretraining run, or continue the run in `workdir`, until its last step or a signal.
 
-    Every process calls this function, after `jax.distributed.initialize`; all share `workdir`.
+    All processes must call this function, after `jax.distributed.initialize`, and share `workdir`.
 
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Corpus to read instead of `config.data.corpus`.
         read: Function that reads the teacher and, at the first start, the model `config.init`.
-        branch_from: Checkpoint of another run to continue, as `WORKDIR@STEP`, or WORKDIR for the
-            newest that was read back; a run that has begun remembers it.
-        clock: Clock started at process start; None: a new clock.
-        echo: Function that receives each line of the report; None: standard output, with a
-            progress bar on a terminal.
+        branch_from: Checkpoint of another run to continue, as `WORKDIR@STEP`, or `WORKDIR` for its
+            newest checkpoint that was read back. A restart does not need this argument.
+        clock: Clock that was started with the process; by default, a new clock.
+        echo: Function that receives each line to print. By default, lines go to standard output,
+            and a terminal shows a progress bar.
 
     Raises:
         UserError: Configuration, corpus, devices and work directory do not fit together. Nothing
             has been written.
-        BadStepError: A step was not finite or its loss was a spike, and the guard is set to stop.
+        BadStepError: The guard has stopped the run at a bad step (see `GuardConfig.on_bad_step`).
+        DivergedError: The loss has diverged, and `guard.on_divergence` is "stop".
         DamagedCheckpointError: None of the run's checkpoints is intact.
         SaveFailedError: Several saves in a row have failed.
     """
@@ -82,7 +83,7 @@ def train(
 def _batches(
     examples: ExampleStream, mesh: Mesh, first: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the rows of this process from batch `first` on, built ahead in threads."""
+    """Yield batches from number `first` on, on the mesh. Threads prepare rows in advance."""
     with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
         for batch in rows:
             yield place_batch(batch, mesh)
@@ -95,7 +96,7 @@ def resolve_pretraining(
     read: Callable[[str], SavedModel] = read_model,
     branch_from: str = "",
 ) -> RunPlan:
-    """Resolve a configuration into a plan: read what it names, refuse what does not fit."""
+    """Make the plan of a run: open all models and texts, and check that they fit together."""
     store, there = corpus.train, look_into(work, "pretrain")
     branch = open_branch(branch_from, work, there)
     branched = branch.config if branch else None

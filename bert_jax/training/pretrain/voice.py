@@ -1,4 +1,4 @@
-"""Reports of a pretraining run: its lines at start and end, metrics columns, and loss curve."""
+"""Reports of a pretraining run: printed lines, columns of metrics, and the loss curve."""
 
 import dataclasses
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger("bert_jax")
 
 @dataclass(eq=False)
 class PretrainVoice:
-    """Reporter of a pretraining run: its lines, metrics columns and loss curve."""
+    """Reporter of a pretraining run: its printed lines, columns of metrics and loss curve."""
 
     summary: Sequence[str]
     """Lines about model, text, phases and devices."""
@@ -48,19 +48,19 @@ class PretrainVoice:
     objective: Objective
     phases: Sequence[Phase]
     seen: Callable[[int], dict[str, Any]]
-    """Function that returns the amounts of text read until a step (see `MixedCorpora.seen`)."""
+    """Function that returns how much text was read until a step (see `MixedCorpora.seen`)."""
     saves: Saves
     drawn: float = -math.inf
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Describe the run; a branch without a save of its own starts rather than continues."""
+        """Describe the run, and the step at which it continues if it has saved."""
         goes_on = at.step and self.saves.newest()
         continued = [f"continues from step {at.step:,}"] if goes_on else []
         lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return the amounts of text read until a step."""
+        """Return columns that tell how much text was read until a step."""
         return self.seen(step)
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
@@ -128,7 +128,7 @@ def summary(
     mesh: Mesh,
     objective: Objective,
 ) -> list[str]:
-    """Describe a run in a line for each subject."""
+    """Describe a run, one line for each subject."""
     model, store, device = config.model, corpus.train, jax.devices()[0]
     held_out = "no held-out text, so no evaluation"
     if corpus.heldout is not None:
@@ -156,7 +156,7 @@ def summary(
         f"Warning: {count:,.0f} epochs of {path or 'the corpus'}; above 40 a model "
         "learns the text by heart rather than the language. Add text or train fewer steps"
         for path, count in epochs.items()
-        if count > 40  # beyond, repeated text adds next to nothing (Muennighoff et al. 2023)
+        if count > 40  # more repetitions add next to nothing (Muennighoff et al. 2023)
     ]
     goal = []
     if objective.baseline is not None:
@@ -183,7 +183,7 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """List the formats to which a run's models, given by part, cannot be exported, and why."""
+    """List the formats to which models cannot be exported, and why. `models` is by part."""
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

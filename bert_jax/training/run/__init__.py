@@ -1,1 +1,1 @@
-"""Parts that every run has: lease, events, metrics, console, goodput, signals."""
+"""Parts that every run has: events, metrics, console output, goodput, watchdog and signals."""

@@ -1,7 +1,7 @@
 """Scalars for TensorBoard.
 
-This module writes event files itself, with tensorboardX's protocol buffers and checksum: the thread
-of tensorboardX's `SummaryWriter` dies on a full disk, and a training loop then waits forever.
+This module uses the protocol buffers and the checksum of tensorboardX, but not its `SummaryWriter`:
+on a full disk, the writer's thread dies, and the training loop would then wait for it forever.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _log = logging.getLogger("bert_jax")
 
 
 class Board:
-    """An event file of a run; an error in writing ends the file, and is not raised."""
+    """Event file of a run. If a write fails, a warning is logged, and nothing more is written."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Open a new file; TensorBoard hides earlier files' events from `purge_step` on."""
+        """Open a new file. TensorBoard hides events of earlier files from `purge_step` on."""
         self._directory = directory
         self._file: int | None = None
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -42,7 +42,7 @@ class Board:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add the values that are finite numbers; a list becomes one curve for each trial."""
+        """Add the values that are finite numbers. A list gives one curve for each trial."""
         scalars = [
             Summary.Value(tag=tag, simple_value=value)
             for name, entry in values.items()
@@ -79,11 +79,11 @@ class Board:
         try:
             yield
         except OSError as error:
-            # A torn record stays the last record of its file, where TensorBoard expects one.
+            # No record may follow an incomplete one: TensorBoard accepts it at the end only.
             self.close()
             _log.warning(
-                "%s cannot be written (%s); TensorBoard shows nothing more of this start of the "
-                "run, but metrics.jsonl has it all", self._directory, error.strerror or error,
+                "%s cannot be written (%s). TensorBoard shows nothing more until the run restarts; "
+                "metrics.jsonl has all metrics", self._directory, error.strerror or error,
             )  # fmt: skip
 
 

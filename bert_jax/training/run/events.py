@@ -1,8 +1,9 @@
-"""`events.jsonl`: events of a run, over all its starts and processes.
+"""`events.jsonl`: the events of a run, from all its starts and processes.
 
-A line is a JSON object: `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null), `message`, and
-fields of its own kind. Kinds: start, finished, stopped, error, save_failed, damaged, bad_step,
-skipped_step, plateau, diverged, recovered, stalled, attention (the cost of its implementation).
+Each line is a JSON object with `time` (ISO 8601, UTC), `process`, `kind`, `step` (or null),
+`message`, and fields that depend on the kind. The kinds are start, finished, stopped, error,
+save_failed, damaged, bad_step, skipped_step, plateau, diverged, recovered, early_stop, stalled and
+attention (a warning about the attention implementation).
 """
 
 import contextlib
@@ -17,23 +18,23 @@ from bert_jax.files.line_log import LineLog
 
 _MAX_MESSAGE = 4000  # characters: a line goes to the file in one write
 _MAX_WAITING = 1000
-_MAX_READ = 64 << 20  # bytes; the end of a larger file is read
+_MAX_READ = 64 << 20  # bytes; of a larger file, only the end is read
 
 
 class Events:
     """Writer of events to a file that all processes of a run share."""
 
     def __init__(self, path: Path, process: int = 0):
-        """Prepare the log; open nothing yet."""
+        """Prepare the log, without opening the file."""
         self._log = LineLog(path, shared=True, limit=_MAX_WAITING)
         self._process = process
         self._lock = threading.Lock()  # a watchdog writes from its own thread
 
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
-        """Add an event after `step` updates; `message` describes it in words.
+        """Add an event that happened after `step` steps; `message` describes it in words.
 
-        Errors are not raised, because a logging failure must never stop a run. Values that JSON
-        cannot hold are replaced by their `repr`.
+        Errors are not raised, because a failure to log must never stop a run. Values that JSON
+        cannot represent are replaced by their `repr`.
         """
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -53,9 +54,9 @@ class Events:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a file, the oldest first, leaving out torn lines.
+    """Return the events of a file, the oldest first. A missing file has no events.
 
-    Objects whose `kind`, `message` or `time` is no text are left out. A missing file has no events.
+    Incomplete lines and objects whose `kind`, `message` or `time` is not a string are left out.
     """
     try:
         with path.open("rb") as file:
@@ -70,9 +71,9 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def json_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each object of a file of JSON lines, and the byte at which the next line begins.
+    """Yield each object of a file of JSON lines, and the byte offset at which the next line begins.
 
-    Torn lines are left out.
+    Incomplete and damaged lines are left out.
     """
     end = 0
     for line in data.splitlines(keepends=True):
@@ -84,7 +85,6 @@ def json_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold, or its text."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

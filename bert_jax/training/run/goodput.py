@@ -1,9 +1,10 @@
 """The use of a run's wall time, over all its starts.
 
-Goodput is the share of the time in which steps ran that count towards the result, without waits for
-input. The rest, badput, is divided by reason: `startup` (all other time before the first step),
-`compile`, `restore`, `save`, `evaluation`, `input`, and `lost` (steps after the last checkpoint of
-a start that died, which were repeated). Time between starts is counted separately, as `down`.
+Goodput is the fraction of the time in which the run computed steps that count towards its result,
+without waits for input. Badput is all other time, divided by reason: `compile`, `restore`, `save`,
+`evaluation`, `input`, `startup` (all other time before the first step) and `lost` (steps that a
+start made after its last checkpoint, so that a later start had to repeat them). The time between
+starts is counted separately, as `down`.
 """
 
 import contextlib
@@ -21,9 +22,9 @@ from typing import Any
 from bert_jax.files.untrusted.json_file import read_json
 
 REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
-"""Reasons for lost time, in the order in which they are shown."""
+"""Reasons for badput, in the order in which they are shown."""
 _PRODUCTIVE = "productive"
-_MAX_STARTS = 200  # in goodput.json; older ones are added up
+_MAX_STARTS = 200  # records in goodput.json; the records of the oldest starts are added up
 _EVERY_SECONDS = 10.0
 _MAX_BYTES = 16 << 20
 _log = logging.getLogger("bert_jax")
@@ -33,7 +34,7 @@ class Clock:
     """Clock that divides one start's wall time between steps and the reasons in `REASONS`."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
-        """Start now; `age` seconds of start-up have already gone by."""
+        """Start the clock; the start-up of the process has already taken `age` seconds."""
         self._now = now
         self._mark = now()
         self._start = self._mark - age
@@ -42,7 +43,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Book the time of a `with` block on a reason, without the time of blocks nested in it."""
+        """Count the time of a `with` block for the reason `on`, without that of nested blocks."""
         before = self._switch(on)
         try:
             yield
@@ -50,14 +51,14 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Mark the beginning of the steps; book all other time so far as start-up."""
+        """Mark the beginning of the steps: time so far without a reason becomes `startup`."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each reason, and on steps (`productive`); the sum is `elapsed`."""
+        """Seconds spent on each reason and on steps (`productive`). Their sum is `elapsed`."""
         self._switch(self._on)
         return dict(self._seconds)
 
@@ -73,13 +74,13 @@ class Clock:
 
     @property
     def stepping(self) -> float:
-        """Seconds of training, waiting for input included: the denominator of rates."""
+        """Seconds spent on steps and on waits for input: the denominator of rates."""
         seconds = self.seconds
         return seconds[_PRODUCTIVE] + seconds.get("input", 0.0)
 
     @property
     def goodput(self) -> float:
-        """Share of the wall time in which steps ran without waiting for input."""
+        """Fraction of the wall time that was spent on steps, without waits for input."""
         return self.seconds[_PRODUCTIVE] / max(self.elapsed, 1e-9)
 
     def _switch(self, on: str) -> str:
@@ -90,7 +91,7 @@ class Clock:
 
 
 def process_age() -> float:
-    """Return the seconds since this process began, imports included; 0 if it is unknown."""
+    """Return the number of seconds since this process began; 0 if it is unknown."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
@@ -101,24 +102,24 @@ def process_age() -> float:
 
 @dataclass
 class Start:
-    """Record of one start of a run, or of several old starts added up."""
+    """Record of one start of a run, or the sum of the records of several old starts."""
 
     begin: float
     """Time of the start, in seconds since 1970."""
     last: float
-    """Time of the last sign of life, in seconds since 1970."""
+    """Time of the last update of this record, in seconds since 1970."""
     first_step: int
-    """Number of updates made before the start."""
+    """Number of steps of the run that were done before the start."""
     last_step: int
-    """Number of updates made before the last sign of life."""
+    """Number of steps of the run that were done at the time `last`."""
     kept_step: int
-    """Newest step that no later start has repeated."""
+    """Newest step of this start that no later start has repeated."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent on each reason and on steps (`productive`)."""
     count: int = 1
-    """Number of starts added up here."""
+    """Number of starts in this record."""
     down: float = 0.0
-    """Seconds between the starts added up here."""
+    """Seconds between the starts in this record."""
 
 
 class Goodput:
@@ -132,9 +133,9 @@ class Goodput:
         *,
         wall: Callable[[], float] = time.time,
     ):
-        """Read the record of earlier starts; count their steps beyond `restored_step` as lost.
+        """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` is the path of `goodput.json`; None (all processes except 0): keep no file.
+        `path` is the path of `goodput.json`, or None in all processes except process 0.
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -150,7 +151,7 @@ class Goodput:
         self.record(restored_step)
 
     def record(self, step: int) -> None:
-        """Write the run's record after its update `step`; a failed write does not stop the run."""
+        """Write the record after step `step` of the run. A failed write does not stop the run."""
         self._update(step)
         self._written = self.clock.elapsed
         if self._path is None:
@@ -170,12 +171,12 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int) -> None:
-        """Call `record` every few seconds, so that the work of a killed start is known."""
+        """Call `record`, at most every 10 s, so that a start that is killed is on record."""
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 
     def shares(self) -> dict[str, float]:
-        """Return `perf/goodput` and `perf/badput_<reason>` over all starts; they sum to 1."""
+        """Return `perf/goodput` and `perf/badput_<reason>` over all starts, which sum to 1."""
         self._update(self._this.last_step)
         shares = time_shares([*self._earlier, self._this])
         return {
@@ -190,7 +191,7 @@ class Goodput:
 
 
 def read_starts(path: Path) -> list[Start]:
-    """Return the starts in a `goodput.json`, the oldest first; [] if it is unreadable."""
+    """Return the starts in a `goodput.json`, the oldest first; [] if the file is unreadable."""
     try:
         if not path.is_file():
             return []
@@ -202,7 +203,7 @@ def read_starts(path: Path) -> list[Start]:
 
 
 def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
-    """Add up the seconds of all starts: `productive`, then the reasons that occurred."""
+    """Add up the seconds of all starts. The keys are `productive` and the reasons that occurred."""
     names = [_PRODUCTIVE, *REASONS, *(name for start in starts for name in start.seconds)]
     totals = {
         name: sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
@@ -212,7 +213,7 @@ def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Return `total_seconds` as shares of their sum."""
+    """Return `total_seconds` as fractions of their sum."""
     totals = total_seconds(starts)
     whole = max(sum(totals.values()), 1e-9)
     return {name: seconds / whole for name, seconds in totals.items()}
@@ -225,7 +226,7 @@ def down_seconds(starts: Sequence[Start]) -> float:
 
 
 def _lose(start: Start, restored_step: int) -> None:
-    """Move the time of the steps that a later start repeats from productive to lost."""
+    """Move time from `productive` to `lost`, for the steps after `restored_step`."""
     kept = max(start.first_step, restored_step)
     if kept >= start.kept_step:
         return

@@ -1,8 +1,8 @@
-"""The loss curve of a run, as a picture and as text, with the loss of ignoring the input.
+"""The loss curve of a run, as a picture and as text, with a line for the baseline of the loss.
 
-If a run mixes corpora, rows with training metrics also have `data/LABEL/tokens` and
-`data/LABEL/epochs`, and rows with held-out metrics `eval/METRIC/LABEL`. In all runs, `data/rows`
-and `data/tokens` count the whole text.
+In pretraining, the columns `data/rows` and `data/tokens` of metrics.jsonl tell how much text has
+been read. A run that mixes corpora has more columns for each corpus: `data/LABEL/tokens` and
+`data/LABEL/epochs` with the training metrics, and `eval/METRIC/LABEL` with the held-out metrics.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _TO_ASCII = str.maketrans("─┈│┊┌┐└┘├┤┬┴┼", "--||++++++
 _CORPORA = ("#2f855a", "#6b46c1", "#b7791f", "#0987a0", "#b83280", "#718096")
 _TRAIN, _EVAL = "#2b6cb0", "#c2410c"
 PROBE = "eval/probe/"
-"""Prefix of the columns that have the scores of probes."""
+"""Prefix of the columns with scores of probes."""
 _EPOCHS = re.compile("data/(.*)/epochs")
 
 
@@ -41,16 +41,16 @@ class CorpusCurve:
     epochs: float
     """Number of passes over the corpus."""
     heldout: list[tuple[float, float]]
-    """Points (step, first metric on the held-out text of the corpus)."""
+    """Points (step, value of the first metric on the held-out text of the corpus)."""
 
     def describe(self) -> str:
-        """Return the amounts and the newest loss on one line."""
+        """Describe the amounts of text and the newest held-out loss on one line."""
         loss = f", held-out {self.heldout[-1][1]:.3f}" if self.heldout else ""
         return f"{amount(self.tokens)} tokens, {self.epochs:.3g} epochs{loss}"
 
 
 def corpus_curves(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[CorpusCurve]:
-    """Return the curves of the corpora in rows of `metrics.jsonl`; [] without a mixture."""
+    """Return a curve for each corpus in rows of `metrics.jsonl`; [] if the run mixes no corpora."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = []
     for label in (parts[1] for name in names if (parts := _EPOCHS.fullmatch(name))):
@@ -79,7 +79,7 @@ def draw_loss_curve(
     title: str = "",
     phases: Sequence[Phase] = (),
 ) -> None:
-    """Draw `loss_figure` from a `metrics.jsonl`, and write it as a PNG in one rename."""
+    """Draw `loss_figure` from a `metrics.jsonl`, and write it as a PNG, complete or not at all."""
     rows = read_metrics(metrics_file)
     figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
     write_picture(figure, path)
@@ -93,12 +93,13 @@ def loss_figure(
     title: str = "",
     phases: Sequence[Phase] = (),
 ) -> Any:
-    """Draw the first metric on training and held-out text; below, other metrics and probes.
+    """Draw the first metric on training and held-out text, and below it other metrics and probes.
 
-    Dashed lines show what a model that ignores its input reaches: the baseline of the first metric
-    (for masked words, the unigram entropy), and the share of the more frequent label.
+    Dashed lines show the values of a model that ignores its input: the baseline of the first metric
+    (for masked words, the unigram entropy), and the frequency of the more frequent label.
 
-    `rows` come from `metrics.jsonl`; a line marks each new phase. Returns a matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`. A vertical line marks each change of phase. The result is a
+    matplotlib `Figure`.
     """
     first = metrics[0]
     shares = [
@@ -151,7 +152,7 @@ def loss_figure(
 
 
 def margin_label(axis: Any, value: float, text: str) -> None:
-    """Write a label to the right of an axis, where no curve runs through it."""
+    """Write a label at height `value` in the right margin, where no curve crosses the label."""
     axis.annotate(
         text, (1, value), xycoords=("axes fraction", "data"), xytext=(5, 0),
         textcoords="offset points", va="center", color=MARK, fontsize=9,
@@ -159,7 +160,7 @@ def margin_label(axis: Any, value: float, text: str) -> None:
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
-    """Return the centred mean over `span` neighbours, over fewer at both ends."""
+    """Return the centred moving average over `span` values, or over fewer values at both ends."""
     half = max(0, span // 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -168,7 +169,7 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tuple[float, float]]:
-    """Draw a metric of training and of held-out text, and return the points."""
+    """Draw a metric on training and held-out text, and return the points."""
     train, held_out = (points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
     _curve(axis, train, "training", _TRAIN)
     _points(axis, held_out, "held-out", _EVAL)
@@ -176,7 +177,7 @@ def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tu
 
 
 def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
-    """Draw a metric in [0, 1], with a line for the best constant answer."""
+    """Draw a metric between 0 and 1, with a line for the best constant answer."""
     if floor := points(rows, f"eval/{metric.floor}"):
         _, share = floor[-1]
         axis.axhline(share, color=MARK, linestyle="--", linewidth=1.0, zorder=1)
@@ -209,7 +210,7 @@ def _points(axis: Any, found: Points, label: str, colour: str) -> None:
 def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
     """Return the lowest and the highest loss to show, and a margin.
 
-    The steep fall of the first steps may be cut off.
+    The highest 1% of the losses may be cut off, since the loss falls steeply at first.
     """
     values = np.array([value for _, value in found])
     marks = [] if baseline is None else [baseline]
@@ -220,9 +221,10 @@ def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
 def terminal_curve(
     train: Points, heldout: Points, baseline: float | None, *, width: int, plain: bool
 ) -> list[str]:
-    """Draw the losses as lines of text; return no lines if there are no points.
+    """Draw the losses as lines of text, or return no lines if there are no points.
 
-    Points are (step, nats), ascending. `width` is in columns; `plain` means ASCII without colours.
+    Points are (step, nats), in ascending order. `width` is the width in characters. `plain` asks
+    for ASCII without colours.
     """
     import plotext
 
@@ -232,7 +234,7 @@ def terminal_curve(
     end = max(1.0, *(x for x, _ in shown))
     low, high, margin = limits(shown, baseline)
 
-    figure = plotext.figure  # plotext has only this one
+    figure = plotext.figure  # plotext has a single figure, which is global
     figure.clear()
     try:
         plotext.terminal.limit(False, False)

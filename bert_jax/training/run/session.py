@@ -1,4 +1,4 @@
-"""The session of a run in a process: its hold on the work directory, signals, and resources."""
+"""One start of a run in a process: access to the work directory, signals, and other resources."""
 
 import contextlib
 import dataclasses
@@ -30,20 +30,20 @@ from bert_jax.training.run.telemetry import Telemetry, peak_flops
 from bert_jax.training.run.watchdog import Watchdog
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_asked = itertools.count(1)  # not the step, which jumps: processes agree on a future number
+_asked = itertools.count(1)  # JAX needs consecutive numbers; step numbers may jump
 
 
 class StopRequest:
     """Context manager that stops a run after the current step at SIGTERM or SIGINT (Ctrl-C).
 
-    A second signal ends the process at once. With several processes JAX's preemption service
-    watches for SIGTERM instead, so that one process's signal stops all of them after the same step.
-    `StopRequest` works only in the main thread: Python lets no other thread handle signals.
+    A second signal ends the process at once. If there are several processes, JAX's preemption
+    service watches for SIGTERM instead: a signal to one process stops all processes after the same
+    step. `StopRequest` works only in the main thread, since Python handles signals only there.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        """Name of the signal that was received; "" if none was."""
+        """Name of the signal that was received; "" if there was no signal."""
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -57,7 +57,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def due(self) -> bool:
-        """Return true if the run is to stop now; collective, the same answer in all processes."""
+        """Return true if the run must stop now. All processes call this and get the same answer."""
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(next(_asked)):
             self.name = "SIGTERM"
         return bool(self.name)
@@ -66,7 +66,7 @@ class StopRequest:
         if self.name:
             os._exit(128 + number)
         self.name = signal.Signals(number).name
-        # Not print: the signal may have interrupted a print.
+        # os.write, because the signal may have interrupted a print.
         text = f"\n{self.name}: saving after this step; a second signal exits at once\n"
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 
@@ -75,14 +75,13 @@ class StopRequest:
 def hold_workdir(
     path: Path | str, *, echo: Callable[[str], None] | None = None, times: Times | None = None
 ) -> Iterator[WorkDir]:
-    """Open a work directory, and keep other runs from writing to it meanwhile.
+    """Open a work directory, and keep other runs from writing to it during the `with` block.
 
-    Collective: process 0 holds the lease for all processes.
-
-    The directory is made if missing. `echo` receives lines to print, in process 0; None: `print`.
+    All processes must call this function; process 0 holds the lease for all of them. A missing
+    directory is made. In process 0, `echo` receives lines to print; the default is `print`.
 
     Raises:
-        UserError: Another run holds the directory, or the directory cannot be written.
+        UserError: Another run uses the directory, or the directory cannot be written.
     """
     work, times = open_workdir(path), times or Times()
     lease = Lease(work.claims(), work.name, times, say=echo or functools.partial(print, flush=True))
@@ -91,7 +90,7 @@ def hold_workdir(
         with work.failures_named("cannot write to the work directory"):
             return lease.take()
 
-    # Sleep outside the collective, which would time out in the other processes.
+    # Sleep outside `by_first`, in which all other processes would wait until they time out.
     while not by_first(take):
         time.sleep(times.poll)
     try:
@@ -117,7 +116,7 @@ class Session:
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
     ):
-        """Prepare a session without outputs; if `stall_seconds` is 0, the watchdog has no limit."""
+        """Prepare a session. If `stall_seconds` is 0, the watchdog never ends the process."""
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)
@@ -125,13 +124,14 @@ class Session:
         self._watchdog = Watchdog(stall_seconds, stacks, events=self.events)
         self.alive = self._watchdog.alive
         self.step = 0
-        """Number of updates whose metrics have been read."""
+        """Number of steps whose metrics have been read."""
 
     @contextlib.contextmanager
     def open(self, prepare: Callable[[], None]) -> Iterator[contextlib.ExitStack]:
-        """Watch over the run in the body; record an error that ends it; upload the work directory.
+        """Run the `with` block under the watchdog, and write an event if an error ends the block.
 
-        `prepare` makes the files of the work directory. The yielded stack is closed at the end.
+        `prepare` makes the first files of the work directory. The work directory is uploaded before
+        and after the block. The yielded stack is closed at the end of the block.
         """
         with self._watchdog:
             prepare()
@@ -153,7 +153,7 @@ class Session:
     def telling(
         self, step: int, objective: Objective, *, num_steps: int, num_devices: int
     ) -> Iterator[Telemetry]:
-        """Open the outputs of a run that continues after `step` updates."""
+        """Open the outputs (`out`) of a run that has done `step` steps."""
         self.step = step
         self.alive("the restore")
         dtype = compute_dtype(objective.model).name
@@ -170,11 +170,11 @@ class Session:
     def report(self, kind: str, step: int, message: str) -> None:
         """Write an event about a checkpoint (see `checkpoint.manager.Report`)."""
         self.events.write(kind, message, step=step)
-        if hasattr(self, "out"):  # it is not set while the run is restored
+        if hasattr(self, "out"):  # `out` is not set yet while the run is restored
             self.out.write(self.step, {f"event/{kind}": step})
 
     def _note_attention(self, record: logging.LogRecord) -> bool:
-        """Write an event with a warning about attention; True lets the warning be printed, too."""
+        """Write a warning about attention as an event; return True, so that it is also logged."""
         self.event("attention", record.getMessage())
         return True
 
@@ -186,9 +186,9 @@ class Session:
     def warn(
         self, kind: str, message: str, number: int, error: Exception | None, **values: Any
     ) -> None:
-        """Write an event; then raise `error`, which stops the run, or print the message.
+        """Write an event; then raise `error`, which stops the run, or else print the message.
 
-        `number` is the number of the batch or step; `values` are added to the event.
+        `number`, of a batch or a step, goes into the metrics. `values` are added to the event.
         """
         self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)
@@ -197,18 +197,18 @@ class Session:
         self.out.say(message if kind == "recovered" else f"Warning: {message}")
 
     def end(self) -> None:
-        """Bring goodput and outputs up to date after the last step."""
+        """Write goodput and all outputs after the last step."""
         self._goodput.record(self.step)
         self.sync()
 
     def sync(self) -> None:
-        """Flush metrics and upload files; called before a checkpoint is written."""
+        """Flush the metrics and upload files. A save calls this first."""
         self.out.sync()
         self.work.sync()
 
     @contextlib.contextmanager
     def saving(self, what: str) -> Iterator[None]:
-        """Flush all outputs, then run the save in the body; book the time on saving."""
+        """Flush all outputs and run the `with` block, which saves; count the time as `save`."""
         with self.clock.spend("save"):
             self.sync()
             yield

@@ -1,6 +1,6 @@
-"""Telemetry of a run: metrics on disk, lines and a progress bar, rates and goodput.
+"""Telemetry of a run: metrics on disk, printed lines, a progress bar, rates and goodput.
 
-Only process 0 writes and prints; in the other processes, all methods are silent.
+Only process 0 writes and prints. In all other processes, the methods produce no output.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from bert_jax.training.run.goodput import Goodput
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of one JAX device, or None if it is unknown.
+    """Return the peak FLOP/s of one JAX device, or None if the peak is unknown.
 
-    Only bfloat16 has a known peak: float32 products take other units, or several passes.
+    The peak is known for bfloat16 only. Products of float32 use other units or several passes.
     """
     accelerator = ACCELERATORS.get(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -35,13 +35,13 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
 
 class MetricsLog(LineLog):
-    """Log `metrics.jsonl`: JSON objects, one per line, that begin with an ascending `step`.
+    """Log `metrics.jsonl`: one JSON object (row) per line, in ascending order of the key `step`.
 
-    A run that continues from a checkpoint cuts off the later rows and writes them again.
+    A run that continues from a checkpoint cuts off the rows of later steps and writes them again.
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Cut off the rows after `restored_step` (all rows if it is 0) and a torn last line.
+        """Cut off the rows after `restored_step` (all rows if it is 0) and an incomplete last line.
 
         Raises:
             OSError: The file exists but cannot be cut.
@@ -53,10 +53,10 @@ class MetricsLog(LineLog):
                 if row["step"] > restored_step or not restored_step:
                     break
                 kept = end
-            os.truncate(path, kept)  # in place, which takes no room
+            os.truncate(path, kept)  # in place, which works on a full disk
 
     def add(self, step: int, values: dict[str, Any]) -> None:
-        """Add a row; numbers that are not finite become null, since JSON cannot express them."""
+        """Add a row. Numbers that are not finite become null, since JSON cannot express them."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, list):
@@ -68,10 +68,11 @@ class MetricsLog(LineLog):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a `metrics.jsonl` with an integer `step`, leaving out torn lines.
+    """Return the rows of a `metrics.jsonl` that have an integer `step`, one row per step.
 
-    A missing file has no rows. Values added after a step's row was written, such as a failed save,
-    have a line of their own in the file, and are merged into the row here.
+    Incomplete lines are left out, and a missing file has no rows. Values that were added after the
+    row of a step had been written, such as a failed save, are on another line of the file. They are
+    merged into the row here.
     """
     rows: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -81,7 +82,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Return (step, value) for each row in which a column is a finite number."""
+    """Return (step, value) for each row in which the column `name` is a finite number."""
     return [
         (float(row["step"]), float(row[name]))
         for row in rows
@@ -95,7 +96,7 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Telemetry:
-    """Context manager of the outputs of one start: metrics rows, lines, and a progress bar."""
+    """Context manager of the outputs of a run: metrics, printed lines, and a progress bar."""
 
     def __init__(
         self,
@@ -110,9 +111,9 @@ class Telemetry:
     ):
         """Open `metrics.jsonl` and `tensorboard/` in `workdir`.
 
-        Rows after `restored_step` updates are dropped. `peak` is the peak FLOP/s of all devices
-        (None: no MFU). `goodput` is recorded with each row. `echo` receives each line; None:
-        standard output, with a progress bar on a terminal.
+        Rows after step `restored_step` are dropped. `peak` is the peak FLOP/s of all devices
+        together; without it, no MFU is computed. `goodput` is recorded with each row. `echo`
+        receives each line. By default, lines are printed, and a terminal shows a progress bar.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
@@ -144,14 +145,14 @@ class Telemetry:
             self._board.close()
 
     def say(self, text: str) -> None:
-        """Print a line (process 0 only)."""
+        """Print a line."""
         if self._active:
             self._echo(text)
 
     def step_done(self, step: int, num_tokens: float, flops: int, value: float) -> None:
-        """Count a step for the rates, and advance the bar, which shows `value`.
+        """Count a step for the rates, and advance the progress bar, which shows `value`.
 
-        `num_tokens` counts the batch's tokens without padding, `flops` the step's model FLOPs.
+        `num_tokens` is the number of the batch's tokens without padding, `flops` the model FLOPs.
         """
         if self._row.get("step") != step:
             self._end_row()
@@ -164,7 +165,7 @@ class Telemetry:
             self._bar.update(1)
 
     def rates(self) -> dict[str, float]:
-        """Return the rates since the last call, and the shares of goodput."""
+        """Return the rates since the last call, and the goodput (see `Goodput.shares`)."""
         seconds = max(self._clock.stepping - self._since, 1e-9)
         values = {
             "perf/tokens_per_second": self._tokens / seconds,
@@ -177,7 +178,7 @@ class Telemetry:
         return values
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Add values to the row of a step, which is written once a later step is done."""
+        """Add values to the row of a step. The row is written once a later step is done."""
         if self._active:
             if self._row.get("step") != step:
                 self._end_row()
@@ -192,7 +193,7 @@ class Telemetry:
             self._board.write(step, row)
 
     def progress_line(self, step: int, values: dict[str, float]) -> None:
-        """Print a row of training metrics unless a bar shows the progress."""
+        """Print training metrics on a line, if there is no progress bar."""
         if self._bar is not None:
             return
         parts = [f"step {step:,}/{self._num_steps:,}"] + [
@@ -209,7 +210,7 @@ class Telemetry:
         self.say("  ".join(parts))
 
     def sync(self) -> None:
-        """Wait until all rows are on disk, unless writing fails."""
+        """Wait until all rows are on disk; ignore failures."""
         if self._active:
             self._end_row()
             self._log.sync()
@@ -247,9 +248,9 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe the metrics of a row that have short names; "" if the first metric is missing.
+    """Describe the metrics of a row that have short names; return "" without the first metric.
 
-    `split`, `train` or `eval`, is the prefix of the columns; `baseline` is for the first metric.
+    `split` is the prefix of the columns: `train` or `eval`. `baseline` belongs to the first metric.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

@@ -1,7 +1,7 @@
 """A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
-Steps are collective. While one process is dead, stopped or waiting for a file, all others hang in
-the middle of a step, and no exception or signal handler can end it. So a thread watches.
+All processes take part in each step. If one is dead, stopped or waiting for a file, the other
+processes hang within a step, which no exception or signal handler can end. So a thread watches.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ from bert_jax.training.run.events import Events
 EXIT_CODE = 6
 
 _POLL_SECONDS = 10.0
-# Output may block like the run itself: on a file system, or on a pipe that nobody reads.
+# The report, too, may block: on a file system, or on a pipe that nobody reads.
 _REPORT_SECONDS = 10.0
 _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
 
 
 class Watchdog:
-    """Context manager that ends the process with code 6 when nothing is completed for some time.
+    """Context manager that ends the process with code 6 if no work is completed for some time.
 
-    All stacks go to standard error and are appended to a file; an event `stalled` is written. If a
-    C call holds the interpreter's lock, so that no Python runs, `faulthandler` ends the process
-    from its own thread after at most twice the time: stacks on standard error, exit code 1.
+    The stacks of all threads go to standard error and to the end of a file, and an event `stalled`
+    is written. If a C call holds the interpreter's lock, no Python code runs. Then a thread of
+    `faulthandler` writes the stacks to standard error and exits with code 1, after at most twice
+    the time.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class Watchdog:
     ):
         """Prepare the watch, which begins when the context is entered.
 
-        `seconds` is the longest time between two signs of life; 0: no limit. Stacks are appended to
-        `report`, if its directory still exists. `exit` ends the process without unwinding.
+        `seconds` is the longest time between two calls of `alive`; 0 means no limit. Stacks are
+        appended to the file `report`, if its directory still exists. `exit` ends the process.
         """
         self._seconds, self._report, self._events, self._exit = seconds, report, events, exit
         self._last = (time.monotonic(), "its start")
@@ -69,8 +70,8 @@ class Watchdog:
         poll = min(self._seconds / 4, _POLL_SECONDS)
         try:
             while True:
-                # Rearmed as long as this thread runs. The backstop acts later than this thread,
-                # which may miss a sign of life during a poll.
+                # Postpone the backstop while this thread runs. The backstop must act later than
+                # this thread, which notices a call of `alive` only after the poll.
                 _arm_backstop(self._seconds + 2 * poll)
                 at, what = self._last
                 left = at + self._seconds - time.monotonic()
@@ -117,7 +118,8 @@ def _arm_backstop(seconds: float) -> None:
 def _stacks() -> str:
     """Return the stacks of all threads.
 
-    The dump goes to a local file first: faulthandler holds the interpreter's lock as it writes.
+    A local file receives the stacks first, since faulthandler holds the interpreter's lock while it
+    writes, and a write to standard error or to the work directory may block.
     """
     try:
         with tempfile.TemporaryFile() as file:

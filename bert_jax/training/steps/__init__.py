@@ -1,1 +1,1 @@
-"""The training step: state, optimizers, guard, trials."""
+"""The training step, with its state, optimizers and guard, for one run or several trials."""

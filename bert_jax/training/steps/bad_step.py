@@ -1,4 +1,4 @@
-"""Treatment of a step that the guard rejected (`guard.py`): messages, and a second computation."""
+"""Treatment of a step that the guard (`guard.py`) rejected: messages, and a second computation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class BadStep:
     batch: int
     """Number of the bad batch."""
     metrics: Mapping[str, np.ndarray]
-    """Metrics of the step, as scalar arrays from the device."""
+    """Metrics of the step, as scalar arrays."""
 
     @property
     def halted(self) -> bool:
@@ -39,7 +39,7 @@ class BadStep:
         return {name: float(self.metrics[name]) for name in names}
 
     def describe(self) -> str:
-        """Describe the fault and the statistics in a clause."""
+        """Describe the fault and the statistics, without a full stop."""
         loss, norm, mean, std, limit = self.statistics.values()
         judged = f"{limit:.4f}" if np.isfinite(limit) else "not set"
         if np.isfinite(loss) and np.isfinite(norm):
@@ -52,17 +52,17 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """Return the step of batch `batch` as a bad step if its metrics say so, else None."""
+    """Return the bad step of batch number `batch`, or None if `metrics` show that it was good."""
     return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return one run's metrics as scalars; on a mesh of one trial they are arrays of one value."""
+    """Return one run's metrics as scalars; a mesh of one trial gives arrays with one value."""
     return {name: np.asarray(value).reshape(()) for name, value in metrics.items()}
 
 
 def skipped_message(bad: BadStep, look: str = "") -> str:
-    """Describe a skipped batch in a line; `look` is a command that shows the batch."""
+    """Describe a skipped batch on one line; `look` is a command that shows the batch."""
     row = f", {bad.in_a_row:,} in a row" if bad.in_a_row > 1 else ""
     text = f"batch {bad.batch:,} was skipped{row}: {bad.describe()}"
     return f"{text}. See it with `{look}`" if look else text
@@ -80,21 +80,21 @@ class Comparison:
     """Platform of the devices: cpu, gpu or tpu."""
 
     def describe(self) -> str:
-        """Explain the likely cause in sentences."""
+        """Explain the likely cause of the bad step."""
         if not self.differing:
             return (
-                "Computed again from the same inputs, the step came out the same to the last bit: "
-                "the cause is the data, the learning rate or the model, not the hardware"
+                "Computed again from the same inputs, the step gave the same result to the last "
+                "bit: the cause is the data, the learning rate or the model, not the hardware"
             )
         pairs = (f"{name} {a:.9g}, then {b:.9g}" for name, (a, b) in self.differing.items())
         text = (
-            "Computed again from the same inputs, the step came out different "
+            "Computed again from the same inputs, the step gave a different result "
             f"({'; '.join(pairs)}): suspect the hardware ({self.devices})"
         )
         if self.platform == "gpu":
             text += (
-                ". GPU kernels may add in a different order each time: if only the last digits "
-                "differ, this is no fault"
+                ". But GPU kernels may add in a different order each time: if only the last digits "
+                "differ, the hardware is not at fault"
             )
         return text
 
@@ -102,9 +102,10 @@ class Comparison:
 def compute_again(
     train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]
 ) -> Comparison:
-    """Compute the step that halted the run a second time, and compare; collective.
+    """Compute the step that halted the run a second time, and compare the metrics.
 
-    `state`, which is donated, and the metrics `first` are what the halted step returned.
+    All processes must call this function. The halted step returned `state`, which is donated here,
+    and the metrics `first`; `batch` is the batch of this step.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
@@ -132,14 +133,15 @@ def _listed(devices: list[Any]) -> str:
 
 
 class BadStepError(RuntimeError):
-    """Error about a bad step that stops the run; nothing from this step on has been saved."""
+    """Error about a bad step that stops the run. All checkpoints are from before this step."""
 
     exit_code = 4
 
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
-        """Write the message: the fault, its cause and the remedies.
+        """Write a message that names the fault, its likely cause and the remedies.
 
-        `last_saved`: path of the newest checkpoint, or ""; `look`: command that shows the batch.
+        `last_saved` is the path of the newest checkpoint, or "". `look` is a command that shows the
+        batch, or "".
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""
@@ -150,10 +152,11 @@ class BadStepError(RuntimeError):
         super().__init__(
             f"{bad.describe()}{skipped}; the run stops, and the step was not taken. "
             f"{comparison.describe()}. {look}The last good checkpoint: {checkpoint}. Rerun the "
-            "command to continue from it, if any; with --config.guard.on_bad_step=skip the run "
-            "skips such batches, with a higher --config.guard.spike_sigmas (0: no limit) fewer "
-            "losses count as spikes. Most often the learning rate is too high or the warm-up too "
-            "short; a run with other values of these needs a work directory of its own"
+            "command to continue from this checkpoint, if there is one. With "
+            "--config.guard.on_bad_step=skip the run skips bad batches; with a higher "
+            "--config.guard.spike_sigmas (0 means no limit) fewer losses count as spikes. Most "
+            "often the learning rate is too high or the warm-up too short; to change these, start "
+            "a run in another work directory"
         )
         self.step = bad.batch
         """Number of the bad batch."""

@@ -1,6 +1,6 @@
 """Rejection of steps with a non-finite loss or a loss spike.
 
-The step itself decides on the device, using only its state and its batch. So the decision is the
+The decision is part of the compiled step: it depends only on the state and the batch. So it is the
 same on every device and after every restart, and needs no transfer to the host.
 """
 
@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 from bert_jax.config.bounds import AtLeast, Bounded, Count, NonNegative
 
 MIN_EXCESS = 1.0
-"""Least height of a spike above the mean, in nats, however steady the loss is."""
+"""Least distance of a spike from the mean loss, in nats, however small the deviation is."""
 _LARGEST = 1e6
-"""Largest loss, in nats, in the statistics; larger losses are clipped to it."""
+"""Loss, in nats, to which larger losses are clipped in the statistics."""
 
 GUARD_METRICS = ("bad", "halted", "guard_skipped", "guard_mean", "guard_std", "guard_limit")
 """Names of the metrics that `judge` adds to the metrics of a step."""
@@ -28,19 +28,20 @@ class GuardConfig(Bounded, section="guard"):
     """Treatment of steps with a non-finite loss or gradient, or a loss spike."""
 
     on_bad_step: Literal["stop", "skip"] = "stop"
-    """Reaction to a bad step. stop: the run ends before the step. skip: the run leaves the batch
-    out, keeps parameters and optimizer as they are, and goes on."""
+    """Reaction to a bad step. stop: the run ends, without taking the step. skip: the run goes on
+    with the next batch, and parameters and optimizer stay as they are."""
     on_divergence: Literal["report", "stop"] = "report"
     """Reaction to a loss that rises gradually and stays high, although no single step is bad (see
-    `loss_monitor.LossMonitor`). report: the run says so and goes on. stop: it says so and ends."""
+    `loss_monitor.LossMonitor`). report: the run prints a warning and goes on. stop: the run ends
+    with an error."""
     max_skips: Count = 10
-    """Largest number of batches skipped in a row; one more stops the run."""
+    """Largest number of batches that may be skipped in a row. One more bad batch stops the run."""
     spike_sigmas: NonNegative = 10.0
-    """Number of standard deviations above the mean of recent losses, but at least 1 nat, beyond
-    which a loss is a spike. 0: only non-finite values are bad."""
+    """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
+    spike; the distance is at least 1 nat. 0 means that only non-finite values are bad."""
     window: Annotated[int, AtLeast(2)] = 128
-    """Number of recent losses that mean and deviation cover. Both start anew with each phase; the
-    guard looks for spikes once they cover half a window of good steps."""
+    """Number of recent losses from which mean and deviation are computed. Each phase starts new
+    statistics. The guard looks for spikes after half a window of good steps."""
 
 
 class GuardState(NamedTuple):
@@ -54,19 +55,20 @@ class GuardState(NamedTuple):
     skipped: Int[Array, ""]
     """Number of steps skipped in a row until now."""
     halted: Int[Array, ""]
-    """Flag: 1 after a bad step has stopped the run; no later step changes the state."""
+    """Flag: 1 once a bad step has stopped the run. Later steps change no parameters."""
 
 
 def fresh_guard() -> GuardState:
-    """Make the guard's state before the first step."""
+    """Make the guard's state for the start of a run."""
     zero, nothing = jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32)
     return GuardState(num_good=nothing, mean=zero, variance=zero, skipped=nothing, halted=nothing)
 
 
 def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
-    """Reset the statistics if a phase begins (`where`), since its losses have another level.
+    """Reset the statistics where `where` is true: at the first step of a phase.
 
-    For example, rows of 512 tokens after rows of 128 raise the loss at once, beyond any spike.
+    The losses of a new phase may be at another level. For example, the loss jumps when rows of 512
+    tokens follow rows of 128, and this is no spike.
     """
     kept = jnp.where(where, 0, 1)
     return guard._replace(
@@ -75,9 +77,9 @@ def forget_losses(guard: GuardState, where: Bool[Array, ""]) -> GuardState:
 
 
 def cleared(guard: GuardState) -> GuardState:
-    """Clear `halted`, which restores the state that the stopped step started from.
+    """Set `halted` to 0: the result is the state from which the halted step started.
 
-    The arrays may span several processes; all processes must call this function.
+    The arrays may span several processes, so all processes must call this function.
     """
     halted = guard.halted
     zero = np.zeros(halted.shape, halted.dtype)
@@ -87,7 +89,7 @@ def cleared(guard: GuardState) -> GuardState:
 
 
 class Judgement(NamedTuple):
-    """Decision of the guard about one step: whether to take the step, and the state after it."""
+    """Decision of the guard about one step, and the guard's state after the step."""
 
     taken: Bool[Array, ""]
     """Whether parameters and optimizer take the update."""
@@ -96,18 +98,19 @@ class Judgement(NamedTuple):
     guard: GuardState
     """State after the step."""
     metrics: dict[str, Array]
-    """Values of `GUARD_METRICS`. int32: bad and halted (0 or 1), guard_skipped (skips in a row,
-    after this step). float32, in nats: guard_mean and guard_std before the step, and guard_limit,
-    which is infinite while the guard does not look for spikes."""
+    """Values of `GUARD_METRICS`. Of type int32: bad and halted (0 or 1), and guard_skipped (steps
+    skipped in a row, this one included). Of type float32, in nats: guard_mean and guard_std before
+    the step, and guard_limit, which is infinite while the guard does not look for spikes."""
 
 
 def judge(
     config: GuardConfig, guard: GuardState, loss: Float[Array, ""], grad_norm: Float[Array, ""]
 ) -> Judgement:
-    """Decide about a step, in a few scalar operations, from its loss (nats) and gradient norm.
+    """Decide whether to take a step, from its loss (nats) and gradient norm.
 
-    Mean and variance give the newest loss the weight 1 / window. Until the window is full, all
-    losses have equal weights, so no initial value remains. Losses of steps not taken are left out.
+    The statistics are running averages in which the newest loss has the weight 1 / window. Until a
+    window of losses is known, all losses have equal weights, so the initial 0 has none. Losses of
+    steps that are not taken do not count.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

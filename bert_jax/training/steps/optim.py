@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, by name; the parts are in `optim_parts.py`."""
+"""Optimizers and learning-rate schedules, by name. `optim_parts.py` has parts of optimizers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bert_jax.data.phases import scaled
 from bert_jax.training.steps import optim_parts as parts
 
 MAX_STEPS = 2**31 - 1
-"""Largest number of updates: they are counted in int32."""
+"""Largest number of updates, which are counted in int32."""
 
 
 def _adam(config: "OptimizerConfig") -> optax.GradientTransformation:
@@ -35,19 +35,19 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Functions that build an optimizer from the configuration and the logical axes. `make_optimizer`
-adds clipping and the learning rate; the optimizer's state must have `num_updates`."""
+"""Functions that build an optimizer from the configuration and the parameters' logical axes. Its
+state must have the field `num_updates`. `make_optimizer` adds clipping and the learning rate."""
 
 
 class Progress(NamedTuple):
     """Position of updates in the decay of the learning rate."""
 
     left: Float[Array, "*steps"]
-    """Share of the decay's steps that is left, from 1 to 0."""
+    """Fraction of the decay that is still ahead, from 1 to 0."""
     decay_share: float
-    """Share of the steps, at the end, in which shapes with a late decay fall."""
+    """Fraction of the decay, at its end, during which `wsd` and `one_minus_sqrt` fall."""
     ratio: Float[Array, "*steps"]
-    """Number of the update (from 1), divided by the number of updates before the decay."""
+    """Number of the update (counted from 1), divided by the number of updates before the decay."""
 
 
 SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
@@ -58,12 +58,12 @@ SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
     "one_minus_sqrt": lambda at: 1 - jnp.sqrt(1 - jnp.minimum(at.left / at.decay_share, 1)),
     "inverse_sqrt": lambda at: 1 / jnp.sqrt(jnp.maximum(at.ratio, 1)),
 }
-"""Shapes of the learning rate after the warm-up, from 1 downwards; all except `constant` and
-`inverse_sqrt` (Vaswani et al. 2017, section 5.3) end at 0."""
+"""Decay of the learning rate after the warm-up, as a factor that begins at 1. It ends at 0, except
+for `constant` and `inverse_sqrt` (Vaswani et al. 2017, section 5.3)."""
 
 if TYPE_CHECKING:
     OptimizerName = ScheduleName = str
-else:  # with the choices, for the command line's messages and help
+else:  # at run time, the names, for help and error messages of the command line
     OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
 
 
@@ -75,26 +75,30 @@ class OptimizerConfig(Bounded, section="optimizer"):
     learning_rate: Positive = 1e-4
     """Peak of the learning rate, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
-    """Shape of the decay from the peak. `wsd` (linear) and `one_minus_sqrt` first hold the peak;
-    `inverse_sqrt` falls with the root of the update's number, however long the run is."""
+    """Shape of the decay from the peak. `wsd` and `one_minus_sqrt` first hold the peak; `wsd` then
+    falls linearly. `inverse_sqrt` is proportional to 1 / sqrt(number of the update), whatever the
+    length of the run."""
     decay_share: Part = 0.2
-    """Share of the steps, at the end, in which `wsd` and `one_minus_sqrt` decay."""
+    """Fraction of the steps after the warm-up, at the end, in which `wsd` and `one_minus_sqrt`
+    decay."""
     end_share: Rate = 0.0
-    """Share of the peak that remains at the end of the decay."""
+    """Fraction of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
-    """Steps of linear rise to the peak, fewer in a short run; None: `warmup_rate` x all steps."""
+    """Number of steps in which the rate rises linearly to the peak. A run with fewer steps uses a
+    tenth of its steps. None means `warmup_rate` times the number of steps."""
     warmup_rate: Rate = 0.01
     weight_decay: NonNegative = 0.01
-    """Decoupled weight decay, multiplied by the learning rate; biases and norms have no decay."""
+    """Decoupled weight decay, multiplied by the learning rate. Biases and norms are not decayed."""
     b1: Rate = 0.9
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients; parameters left to AdamW use `b1` and `b2`."""
+    """Decay rate of Muon's average of gradients. Parameters other than hidden matrices are trained
+    by AdamW, with `b1` and `b2`."""
     clip_norm: Positive | None = 1.0
-    """Largest global norm of the averaged gradient of a batch; None: no clipping."""
+    """Largest global norm of the averaged gradient of a batch; None means no clipping."""
     bias_correction: bool = True
-    """Whether to divide the moments by 1 - b**t; the original code of BERT and LAMB does not."""
+    """Whether to divide the moments by 1 - b**t, which the original code of BERT and LAMB omits."""
 
     def num_warmup_steps(self, num_steps: int) -> int:
         """Return the number of warm-up steps in a run of `num_steps` steps."""
@@ -105,13 +109,13 @@ class OptimizerConfig(Bounded, section="optimizer"):
 
 @dataclass(frozen=True)
 class PhaseRate:
-    """Learning rate of a phase that has its own; the run's warm-up is unchanged."""
+    """Learning rate of a phase that sets its own rate; the run's warm-up is unchanged."""
 
     peak: float
     """Replacement for `OptimizerConfig.learning_rate`."""
     decay: str = ""
-    """Shape of the decay from the first to the last step of the phase, an entry of `SCHEDULES`;
-    empty: the run's schedule goes on."""
+    """Decay from the first to the last step of the phase, an entry of `SCHEDULES`. If empty, the
+    schedule of the run goes on."""
     end: float = 0.0
     """Learning rate of the last step of `decay`."""
     start: int = 0
@@ -123,13 +127,13 @@ class PhaseRate:
 def learning_rate_schedule(
     config: OptimizerConfig, num_steps: int, phase: PhaseRate | None = None
 ) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
-    """Build the function from an update's number (from 0) to its learning rate.
+    """Build the function that maps the number of an update, counted from 0, to its learning rate.
 
-    The rate rises linearly: the first update has 1 / warmup_steps of the peak, not zero, and update
-    warmup_steps - 1 has the peak. Then it decays: the last of `num_steps` updates is one step short
-    of the end, or, in a phase with a decay of its own, at the end of this decay.
+    In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
+    warmup_steps - 1 has the peak. Then the rate decays, and reaches its end one step after the last
+    of `num_steps` updates. A decay that a phase sets reaches its end at the phase's last step.
 
-    `phase` is the learning rate of the phase whose steps are scheduled; None: the run's rate.
+    `phase` is the learning rate of the phase whose steps are scheduled; None means the run's rate.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak
@@ -155,8 +159,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optimizer `config.name`, with clipping and a schedule over `num_steps`.
 
-    Its state has the same structure for every `phase`. `logical_axes`, a tree like the parameters,
-    has tuples of axis names; "layers" marks a stack of layers.
+    The optimizer's state has the same structure for every `phase`. `logical_axes` is a tree like
+    the parameters, with a tuple of axis names for each; the name "layers" marks stacked layers.
     """
     rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)
@@ -172,7 +176,7 @@ def make_optimizer(
 
 
 def clip_factor(norm: Float[Array, ""], limit: float | None) -> Float[Array, ""]:
-    """Compute the factor that brings a gradient of this global norm to at most `limit`."""
+    """Compute the factor that reduces a gradient of global norm `norm` to at most `limit`."""
     if limit is None:
         return jnp.float32(1)
     return limit / jnp.maximum(norm, limit)

@@ -1,7 +1,7 @@
-"""Parts that optimizers are built from; each knows that layers are stacked on axis 0.
+"""Parts that optimizers are built from. All of them support layers stacked on axis 0.
 
-A part is an `optax.GradientTransformation` whose updates lack the factor -learning_rate. The
-state of a whole optimizer has a field `num_updates`, the number of updates.
+A part is an `optax.GradientTransformation`. Its updates are not yet multiplied by -learning_rate.
+The state of a complete optimizer has a field `num_updates`, the number of updates made.
 """
 
 import math
@@ -19,7 +19,7 @@ from bert_jax.distributed.checkpoint.record import named_leaves
 class OptimizerState(NamedTuple):
     """State of the optimizers in this file: float32 moments, sharded like the parameters.
 
-    `nu` has an `optax.MaskedNode` for each parameter without a second moment.
+    In `nu`, each parameter without a second moment has an `optax.MaskedNode` instead.
     """
 
     num_updates: Int[Array, ""]
@@ -28,7 +28,7 @@ class OptimizerState(NamedTuple):
 
 
 class CountedState(NamedTuple):
-    """State of an optax optimizer, and the number of updates."""
+    """State of an optax optimizer, together with the number of updates."""
 
     num_updates: Int[Array, ""]
     inner: Any
@@ -58,12 +58,12 @@ def adam(
 
 
 def bias_left(beta: float, count: Int[Array, ""], bias_correction: bool) -> Float[Array, ""]:
-    """Compute the divisor that corrects the bias of a moment; 1 for no correction."""
+    """Compute the divisor that corrects the bias of a moment; 1 if there is no correction."""
     return 1 - beta ** count.astype(jnp.float32) if bias_correction else jnp.float32(1)
 
 
 def decay(weight_decay: float) -> optax.GradientTransformation:
-    """Build decoupled weight decay (Loshchilov & Hutter 2019): add a share of each parameter."""
+    """Build decoupled weight decay (Loshchilov & Hutter 2019): add `weight_decay` x parameter."""
 
     def mask(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: is_decayed(joined(path)), params)
@@ -74,8 +74,8 @@ def decay(weight_decay: float) -> optax.GradientTransformation:
 def is_decayed(path: str) -> bool:
     """Return true if weight decay and LAMB's ratio apply to the parameter at a /-joined path.
 
-    Neither applies to biases and norms, nor does it in the code of BERT and LAMB. The name
-    decides, not the rank: stacked layers make every bias of a block two-dimensional.
+    Neither applies to biases and norms, as in the code of BERT and LAMB. Biases and norms are
+    recognised by name: their rank would not tell, because a stack of biases is two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
     return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
@@ -84,7 +84,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append a stateless part to `first`, without the tuple that `optax.chain` makes of states."""
+    """Append a stateless part to `first`, whose state is kept (`optax.chain` would nest it)."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)
@@ -94,7 +94,7 @@ def then(
 
 
 def scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
-    """Multiply the steps of an optimizer by a tree of factors; the state stays as it is."""
+    """Multiply the steps of an optimizer by a tree of factors, without changing its state."""
     multiply = optax.stateless(lambda steps, _: jax.tree.map(jnp.multiply, steps, factors))
     return then(optimizer, multiply)
 
@@ -115,8 +115,8 @@ def counted(optimizer: optax.GradientTransformation) -> optax.GradientTransforma
 def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
     """Scale each tensor's step to the tensor's norm: LAMB (You et al. 2019, algorithm 2).
 
-    A parameter that stacks layers on axis 0 gets one ratio per layer, |param| / |step|, or 1 where
-    either norm is zero. Biases and norms are not scaled, as in the authors' code.
+    The step is multiplied by |param| / |step|, or by 1 if either norm is zero. Stacked layers have
+    one ratio per layer. Biases and norms are not scaled, as in the authors' code.
     """
 
     def one(path: Any, step: Array, param: Array, axes: tuple) -> Array:
@@ -134,7 +134,7 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
 
 
 _FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
-"""Tensors that other codebases store as one; StableAdamW computes one ratio for them all."""
+"""Names of tensors that StableAdamW treats as one tensor, because other codebases store them so."""
 
 
 def bounded(
@@ -147,9 +147,10 @@ def bounded(
 ) -> optax.GradientTransformation:
     """Shorten steps whose gradients exceed the second moment: StableAdamW (Wortsman et al. 2023).
 
-    The step of a tensor, its decay included, is divided by rms = sqrt(mean(g^2 / max(v, eps^2)))
-    if rms is above 1. Each layer has its own tensors; queries, keys and values count as one
-    tensor, and so do the two halves of a gated MLP. The state of `adamw` is an `OptimizerState`.
+    Let rms = sqrt(mean(g^2 / max(v, eps^2))) over a tensor. If rms is above 1, the tensor's step,
+    weight decay included, is divided by rms. Stacked layers have one rms per layer. Queries, keys
+    and values count as one tensor, and so do the two halves of a gated MLP. The state of `adamw`
+    must be an `OptimizerState`.
     """
 
     def update(grads: Any, state: OptimizerState, params: Any = None) -> tuple[Any, OptimizerState]:
@@ -181,11 +182,13 @@ def muon(
     """Build Muon (Jordan et al. 2024) for the hidden matrices; `rest` trains all other parameters.
 
     The step of a matrix is its momentum, with all singular values made about equal by five
-    Newton-Schulz iterations. Scaled by 0.2 sqrt(the larger side), it is as large as an AdamW step
-    (Liu et al. 2025), so that learning rate and weight decay suit both alike. The look-ahead
-    is optax's, which corrects the bias of average and look-ahead; Jordan's code corrects neither.
+    Newton-Schulz iterations. The step is scaled by 0.2 sqrt(the larger side). This makes it as
+    large as an AdamW step (Liu et al. 2025), so that one learning rate and weight decay suit both.
+    The Nesterov look-ahead is optax's: unlike Jordan's code, it corrects the bias of the average
+    and of the look-ahead.
 
-    The state of `rest` is an `OptimizerState`; `logical_axes` show which parameters are matrices.
+    The state of `rest` must be an `OptimizerState`. `logical_axes` tell which parameters are
+    matrices (see `matrix_sides`).
     """
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
@@ -233,9 +236,9 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the axis `embed` if there is
-    exactly one, else the first axis; the other axes form the other side: (embed, heads x head_dim),
-    (heads x head_dim, embed), (embed, mlp).
+    Hidden matrices are the kernels of stacked layers. One side is the axis `embed`, or the first
+    axis if there is no or more than one `embed`. All other axes together form the other side.
+    Examples: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
@@ -252,9 +255,9 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
 def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
     """Return the factor of each parameter's learning rate: discriminative fine-tuning.
 
-    The rate falls from layer to layer, from the head downwards (Howard & Ruder 2018, section 3.2):
-    1 for everything above the layers, `decay` ** (num_layers - n) for layer n counted from 0,
-    which is `decay` for the top layer, and `decay` ** (num_layers + 1) for the embeddings.
+    The rate falls from the head down to the embeddings (Howard & Ruder 2018, section 3.2). The
+    factor is 1 for everything above the layers, `decay` ** (num_layers - n) for layer n counted
+    from 0 (so `decay` for the top layer), and `decay` ** (num_layers + 1) for the embeddings.
 
     The result is a tree like the parameters: float32 scalars, and (N, 1, ...) for stacked layers.
     """
@@ -272,9 +275,9 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
 
 
 def is_head(path: Any) -> bool:
-    """Return true if a parameter belongs to the pooler, the head's transform or the head itself.
+    """Return true if the parameter at `path` belongs to the pooler, the head or its transform.
 
-    All of these lie above the layers and the final norm of the encoder, but `lora` does not.
+    Encoder layers, the encoder's final norm and `lora` do not belong to the head.
     """
     names = [entry.key for entry in path]
     return names[0] not in ("encoder", "lora") or "pooler" in names[:2]

@@ -1,7 +1,7 @@
 """The state of training: its arrays, and their placement on a mesh.
 
-Several trials (runs of one shape that differ in seed and learning rate) train as one program: axis
-0 of every array runs over the trials, and the mesh axis `trial` splits it.
+Several trials (runs that differ only in values such as seed and learning rate) may train in one
+program. Axis 0 of every array then runs over the trials, and the mesh axis `trial` splits axis 0.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -30,10 +30,10 @@ Compiled = TypeVar("Compiled")
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes: a plain pytree of arrays."""
+    """Everything that a step changes, as a pytree of arrays."""
 
     step: Any
-    """Number of batches done, skipped ones included: the number of the next batch; int32 scalar."""
+    """Number of batches done, skipped ones included; also the number of the next batch (int32)."""
     params: Any
     """Nested dict of float32 arrays, as from `Objective.init`."""
     opt_state: Any
@@ -42,31 +42,31 @@ class TrainState(NamedTuple):
 
 @dataclass(frozen=True)
 class StepConfig(Bounded, section="training"):
-    """Settings from which a step is compiled; shapes come from the batch."""
+    """Settings from which a step is compiled. The shapes come from the batch."""
 
     objective: Objective
     optimizer: OptimizerConfig
     num_steps: int
-    """Length of the run, on which the learning rate depends."""
+    """Number of steps in the run, on which the learning rate depends."""
     layer_decay: float = 1.0
     """Factor by which the learning rate falls from layer to layer (see `layer_rates`)."""
     accumulation: Count = 1
-    """Micro-batches per step."""
+    """Number of micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
-    """Moment at which parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
+    """Time at which parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which gradients travel between devices (see `TrainingConfig.reduce_dtype`)."""
+    """Type in which gradients are sent between devices (see `TrainingConfig.reduce_dtype`)."""
     seed: int = 0
     """Seed for corruption and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     phase_starts: tuple[int, ...] = ()
     """Numbers of the batches at which the second and later phases begin."""
     rate: PhaseRate | None = None
-    """Learning rate of the phase; None: the run's rate."""
+    """Learning rate of the phase; None means the run's rate."""
 
 
 def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
-    """Apply `make` to each of the settings; equal settings share one result and compilation."""
+    """Apply `make` to each of the settings. Equal settings get the same object, compiled once."""
     made: dict[Given, Compiled] = {}
     for each in settings:
         if each not in made:
@@ -97,9 +97,10 @@ def param_placement(config: StepConfig, mesh: Mesh) -> Any:
 
 
 def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return the NamedSharding of each array of the state; raise as `param_placement` does.
+    """Return the NamedSharding of each array of the state.
 
-    On a mesh of trials, axis 0 of each array runs over trials.
+    On a mesh of trials, axis 0 of each array runs over trials. The function raises the same errors
+    as `param_placement`.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     params = param_placement(config, mesh)
@@ -141,10 +142,10 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def jitted_init(config: StepConfig, mesh: Mesh) -> Any:
-    """Make the jitted function from a key to a fresh state, sharded from the start.
+    """Make the jitted function that maps a random key to a fresh state, laid out on the mesh.
 
-    No device ever holds the whole of a split model. The values depend on the key only, not on the
-    mesh: threefry bits are a function of their index.
+    A model that is split over devices never has to fit on one device. The values depend on the key
+    and not on the mesh, because each threefry random number is a function of its index.
     """
     shardings = state_shardings(config, mesh)
     return jax.jit(lambda key: fresh_state(config, key), out_shardings=shardings)

@@ -1,6 +1,7 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both steps handle one run or, on a mesh with the axis `trial`, several runs stacked on axis 0.
+Both steps handle a single run. On a mesh with the axis `trial` they handle several runs at once,
+stacked on axis 0 of each array.
 """
 
 from collections.abc import Callable
@@ -48,35 +49,35 @@ Metrics = dict[str, Array]
 
 
 class Settings(NamedTuple):
-    """Settings in which the runs of one program differ."""
+    """Settings in which runs that train in one program differ."""
 
     rate: Float[Array, "*trials"] | float
     """Factor that multiplies the learning rate."""
     seed: UInt32[Array, "*trials"] | int
     """Seed for corruption and dropout."""
     head_rate: Float[Array, "*trials"] | None = None
-    """Factor for the learning rate of the head (see `is_head`); None: `rate`."""
+    """Factor that multiplies the head's learning rate (see `is_head`); `rate` if None."""
 
 
 def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
     """Make the jitted step `(state, batch) -> (state, metrics)`; the state's buffers are donated.
 
-    A step is compiled once per batch shape. Mesh and micro-batches change results only by
-    rounding: loss and gradient are sums over the whole batch, divided by global counts;
+    A step is compiled once per batch shape. The mesh and the number of micro-batches change results
+    only by rounding: loss and gradient are sums over the whole batch, divided by global counts, and
     corruption and dropout depend only on (seed, step, row_index).
 
     Metrics are scalars on the device, computed with the parameters before the update: loss, the
     objective's metrics, grad_norm (before clipping), learning_rate, num_tokens (without padding),
     and the metrics of the guard (`Judgement`).
 
-    A step that the guard finds bad returns parameters and optimizer unchanged, bit for bit. A
-    step that stops the run, and every later step, also keeps the step counter; only `guard.halted`
-    changes and, at the first step of a phase, the guard's statistics.
+    If the guard finds a step bad, parameters and optimizer stay unchanged, bit for bit. If the
+    guard halts the run, this step and all later steps leave the step counter unchanged, too: they
+    change only `guard.halted` and, at the first step of a phase, the guard's statistics.
 
     On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0.
 
     Raises:
-        UserError: At tracing, the batch does not divide over mesh and micro-batches.
+        UserError: The batch does not divide over mesh and micro-batches (raised at tracing).
     """
     shardings = state_shardings(config, mesh)
     objective = config.objective
@@ -104,7 +105,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
             "loss": objective.loss(sums, counts),
             **measure(objective.metrics, sums),
             "grad_norm": optax.tree.norm(grads),
-            # Rate of the update: a skipped step makes no update, so the schedule waits.
+            # The rate follows the number of updates, which a skipped step does not raise.
             "learning_rate": settings.rate * learning_rate(state.opt_state.num_updates),
             "num_tokens": objective.num_tokens(batch),
         }
@@ -112,7 +113,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         if config.phase_starts:
             guard = forget_losses(guard, jnp.any(state.step == jnp.array(config.phase_starts)))
         verdict = judge(config.guard, guard, metrics["loss"], metrics["grad_norm"])
-        # Fused into the loop that writes the update, since this loop reads the old values anyway.
+        # XLA fuses this choice into the loop that writes the update, which reads the old values.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(verdict.taken, new, old),
             (optax.apply_updates(params, updates), opt_state),
@@ -157,10 +158,9 @@ def gradients(
 ) -> tuple[Any, Metrics]:
     """Compute the gradient and the sums of a batch's loss, in `config.accumulation` parts.
 
-    On a mesh of trials, every array, sums included, has trials on axis 0.
-
-    The loss is divided by counts of the whole batch, known from `prepare`, so that each part gets
-    the right weight.
+    The loss of each part is divided by `counts` of the whole batch (see `Objective.counts`), so
+    that the parts add up to the loss of the batch. On a mesh of trials, every array, sums included,
+    has trials on axis 0.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -216,10 +216,10 @@ def gradients(
 
 
 def make_eval_step(config: StepConfig, mesh: Mesh, seed: int) -> Callable[[Any, Batch], Forward]:
-    """Make the jitted `(params, batch) -> Forward` over the global batch, without dropout.
+    """Make the jitted function `(params, batch) -> Forward` over the global batch, without dropout.
 
-    A filler row (segment ids 0, no labels) adds nothing to the sums. Outputs are on every device.
-    On a mesh of trials, only `params` has trials on axis 0. `seed` decides the corruption.
+    Padding rows (segment ids 0, no labels) add nothing to the sums. Outputs are copied to every
+    device. On a mesh of trials, only `params` has trials on axis 0. `seed` decides the corruption.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -260,8 +260,9 @@ def _summed(
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
-    Gradients of unrolled layers are in a list: each addition then fuses with the product that makes
-    the gradient, and costs nothing. Adding stacks takes a pass over the memory for each part.
+    Gradients of unrolled layers are added as a list: each addition then fuses with the matrix
+    product that computes the gradient, and costs nothing. Additions of stacked layers would take
+    another pass over the memory for each part.
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 
@@ -293,11 +294,11 @@ def _cached(
 ) -> tuple[Any, Scalars]:
     """Compute gradient and sums of a loss that compares all rows, part by part (see `_summed`).
 
-    A first pass computes the arrays to compare, without gradients. The gradient of the loss with
-    respect to these arrays is then computed for the whole batch at once, and a second pass carries
-    it back through each part. Dropout depends on the row, so both passes have the same dropout.
+    A first pass computes the arrays to compare, without gradients. Then the gradient of the loss
+    with respect to these arrays is computed for the whole batch at once. A second pass propagates
+    this gradient back through each part. Both passes have equal dropout, which depends on the row.
 
-    `used` completes `params`, the parameters that change, to the tree that the objective takes;
+    `params` are the trained parameters; `used` adds the frozen ones that the objective needs.
     `counts` are the denominators of the loss.
     """
     objective = cast(CoupledObjective, config.objective)
@@ -356,5 +357,5 @@ def _of_each_layer(specs: Any, params: Any) -> Any:
 
 
 def split_rows(rows: Any, parts: int) -> Any:
-    """Reshape arrays (B, ...) of one device to (parts, B / parts, ...)."""
+    """Reshape the arrays (B, ...) on one device to (parts, B / parts, ...)."""
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), rows)

@@ -1,4 +1,4 @@
-"""Steps dispatched ahead of their metrics, so that one step is always queued on the device."""
+"""A queue of training steps: each is dispatched before the metrics of the previous one are read."""
 
 import contextlib
 import math
@@ -12,29 +12,27 @@ from bert_jax.training.run.session import Session
 
 
 class StepQueue:
-    """Queue of compiled steps; dispatching a step returns before the device has computed it.
+    """Queue of compiled steps. `dispatch` returns before the device has computed the step.
 
-    A step's metrics are read when the next step is dispatched, before a compilation, or in `flush`.
+    Metrics are read after the dispatch of the next step, before a compilation, or in `flush`. So
+    one step is always queued, and the device need not wait for the host.
     """
 
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
-        """Begin with an empty queue.
+        """Make an empty queue.
 
-        `read` is called with a step's number, FLOPs and metrics, and with the newest state.
+        `read` receives the number, FLOPs and metrics of each step, and the newest state.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None
 
     def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
-        """Use the step `(state, batch, ...) -> (state, metrics)` from the next dispatch on.
-
-        The step is compiled once per shape of tokens.
-        """
+        """Use the step `(state, batch, ...) -> (state, metrics)` from the next dispatch on."""
         self._step, self._objective = step, objective
 
     def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
-        """Dispatch the step of update `number`, and read the metrics of the step before."""
+        """Dispatch step `number`, read the previous step's metrics, and return the new state."""
         shape = batch["tokens"].shape
         is_new = (id(self._step), shape) not in self._compiled
         if is_new:
@@ -50,7 +48,7 @@ class StepQueue:
         return state
 
     def flush(self, state: Any) -> None:
-        """Wait for the metrics that have not been read yet, and pass them to `read`."""
+        """Wait for metrics that have not been read yet, and pass them to `read`."""
         if self._unread is None:
             return
         (number, flops, metrics), self._unread = self._unread, None

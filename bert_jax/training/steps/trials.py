@@ -1,7 +1,7 @@
 """The trials of a sweep on a mesh: their initial state, saved state and memory.
 
-A trial is a run with its own parameters, learning rate, seed and order of examples. Trials lie on
-axis 0 of every array. All trials have the same shapes, so one compiled step serves them all.
+A trial is a run with its own parameters, learning rate, seed and order of examples. All trials have
+equal shapes, so one compiled step trains them together: axis 0 of every array runs over trials.
 """
 
 import math
@@ -37,7 +37,7 @@ class SweepState(NamedTuple):
 
     step: Any
     params: Any
-    """All parameters; in a checkpoint only the trained parameters."""
+    """All parameters. In a checkpoint, only the trained parameters."""
     opt_state: Any
     guard: GuardState
     best: Any
@@ -45,7 +45,7 @@ class SweepState(NamedTuple):
 
     @property
     def train(self) -> TrainState:
-        """State in the form that the training step takes."""
+        """The state without `best`, as the training step takes it."""
         return TrainState(self.step, self.params, self.opt_state, self.guard)
 
 
@@ -55,7 +55,7 @@ def place_settings(
     mesh: Mesh,
     head_rate: float | None = None,
 ) -> Settings:
-    """Put the rates and seeds of trials onto the mesh; the head may have a rate of its own."""
+    """Put the trials' learning rates, seeds and, if given, the rate of all heads onto the mesh."""
     put = partial(place_trials, mesh=mesh)
     rates = np.array(learning_rates, np.float32)
     of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
@@ -73,7 +73,7 @@ def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
 
 
 def place_rows(batch: Batch, mesh: Mesh, accumulation: int = 1) -> dict[str, jax.Array]:
-    """Put a training batch (M, B, ...) or an evaluation batch (B, ...) onto the mesh.
+    """Put a training batch (M trials, B, ...) or an evaluation batch (B, ...) onto the mesh.
 
     Rows of weight 0 are added until the batch divides evenly over the mesh and the micro-batches.
     """
@@ -104,10 +104,10 @@ def init_trials(
     Args:
         config: Settings of the step.
         mesh: Mesh of trials.
-        seeds: Seeds (M,), uint32, of the random weights.
-        starts: Parts of the parameters, such as `encoder`, for each initialisation; {} for random
-            weights. Entries that a part lacks, such as a pooler, are random.
-        which: Indices (M,), in `starts`, of the trials' initialisations.
+        seeds: Seeds (M,) of the M trials' random weights, uint32.
+        starts: For each initialisation, a dict of parameters by part, such as `encoder`. Parts and
+            entries that the dict lacks, such as a pooler, are random; {} makes all weights random.
+        which: Index in `starts` of each trial's initialisation (M,).
     """
 
     def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
@@ -126,7 +126,7 @@ def init_trials(
         state = jax.vmap(partial(state_from, config))(params)
         return SweepState(*state, trained_of_trials(config, params))
 
-    # A program on several devices cannot take arrays that are on one device.
+    # A program that runs on several devices cannot take arrays that are on a single device.
     given = jax.tree.map(np.asarray, list(starts))
     shardings = state_shardings(config, mesh)
     best = trained(config.objective, shardings.params)
@@ -143,12 +143,12 @@ def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepSta
 
 
 def trained_of_trials(config: StepConfig, params: Any) -> Any:
-    """Return the trained part of parameters with trials on axis 0; for use inside jit."""
+    """Return the trained part of parameters that have trials on axis 0. Call it inside jit."""
     return jax.vmap(partial(trained, config.objective))(params)
 
 
 def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
-    """Leave out the parameters that no step changes, since a restart makes them again."""
+    """Leave frozen parameters out of a state to be saved: a restart initialises them again."""
     if trains_all(config.objective):
         return state
     shardings = trained(config.objective, state_shardings(config, mesh).params)
@@ -159,7 +159,7 @@ def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
 def from_saved(
     config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
 ) -> SweepState:
-    """Complete a saved state with the frozen parameters that `begin` makes for its trials."""
+    """Complete a saved state with the frozen parameters of the first state, made by `begin`."""
     if trains_all(config.objective):
         return saved
     return saved._replace(params=filled(config, mesh, begin().params, saved.params))
@@ -177,7 +177,7 @@ def filled(config: StepConfig, mesh: Mesh, params: Any, part: Any) -> Any:
 
 
 def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainState:
-    """Halt the trials `stopped` (M,) as the guard does: later steps leave their state as it is."""
+    """Halt the trials selected by `stopped` (M,), as the guard does: no later step trains them."""
     halt = jax.jit(jnp.maximum, out_shardings=state.guard.halted.sharding)
     halted = halt(state.guard.halted, place_trials(stopped.astype(np.int32), mesh))
     return state._replace(guard=state.guard._replace(halted=halted))
@@ -187,7 +187,7 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     """Refuse trials whose parameters and moments exceed the memory of a device.
 
     Raises:
-        UserError: The trials do not fit; the message gives the number of trials that do.
+        UserError: The trials do not fit. The message gives the largest number that fits.
     """
     device = mesh.local_mesh.devices.flat[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -214,7 +214,7 @@ class StateSizes(NamedTuple):
     param_bytes: int
     optimizer_bytes: int
     saved_bytes: int
-    """Bytes of a save for a restart: trained parameters twice, and the optimizer's state."""
+    """Bytes of a saved state: trained parameters (newest and best), and the optimizer's state."""
 
 
 def state_sizes(config: StepConfig) -> StateSizes:
@@ -229,7 +229,7 @@ def state_sizes(config: StepConfig) -> StateSizes:
 
 
 def bytes_on_device(tree: Any) -> int:
-    """Count the bytes of each device's part of abstract arrays."""
+    """Count the bytes that abstract arrays with shardings take on each device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
         for leaf in jax.tree.leaves(tree)
@@ -237,9 +237,9 @@ def bytes_on_device(tree: Any) -> int:
 
 
 def make_keep_best(config: StepConfig, mesh: Mesh) -> Callable[[Any, Any, Array], Any]:
-    """Make the jitted `(best, params, better) -> best`, which donates `best`.
+    """Make the jitted function `(best, params, better) -> best`, which donates `best`.
 
-    `better`, bool (M,), selects trials whose trained parameters replace their entries in `best`.
+    The bool array `better` (M,) selects the trials whose trained parameters are copied to `best`.
     """
 
     def keep(best: Any, params: Any, better: Array) -> Any:

@@ -1,1 +1,1 @@
-"""Statistics of many fine-tuning trials."""
+"""Statistics of the trials of a fine-tuning sweep, and reports on them."""

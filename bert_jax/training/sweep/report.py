@@ -1,4 +1,4 @@
-"""The statistics of a set of runs as text, as JSON, as a picture, and as files."""
+"""The statistics of a set of runs, as text, as JSON and as a picture."""
 
 import json
 import math
@@ -28,11 +28,11 @@ _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
 _FAILED = "#c53030"
 _LONGEST_NAME = 40
 _MAX_FAILED = 10
-"""Largest number of failed runs to list."""
+"""Largest number of failed runs that the text lists."""
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
 }  # fmt: skip
-"""Names of scores that are printed times 100, unless they are percentages already."""
+"""Names of scores that are fractions or correlations, and are printed times 100."""
 _TEST_COLUMNS = ("init", "rate", "runs", "lost", "median", "quartiles", "mean", "std")
 _COLUMNS = (
     "init", "rate", "runs", "failed", "lost", "median", "quartiles", "best", "mean", "std", "epoch",
@@ -43,7 +43,8 @@ _COLUMNS = (
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     """Describe the runs in lines for a fixed-width font.
 
-    Scores are printed times 100, unless they are percentages already (`percent`), as SQuAD's are.
+    Scores are printed times 100, except if they are percentages already, as those of SQuAD are
+    (`percent`).
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -75,16 +76,17 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
-    """Return the fields as JSON: numbers that are not finite become null."""
+    """Return the fields as JSON values. Numbers that are not finite become None."""
     return json.loads(json.dumps(asdict(summary)), parse_constant=lambda _: None)
 
 
 def write_summary(
     summary: Summary, directory: Path, *, title: str = "", percent: bool = False
 ) -> list[Path]:
-    """Write statistics.txt, .png and, last, .json, each in one rename, and return the paths.
+    """Write statistics.txt, statistics.png and, last, statistics.json; return their paths.
 
-    `title` stands above the picture; `percent` is as in `summary_lines`.
+    Each file appears complete or not at all. `title` is the title of the picture. `percent` is as
+    in `summary_lines`.
     """
     text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
     values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
@@ -97,7 +99,6 @@ def write_summary(
 
 
 def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float) -> list[str]:
-    """Return the table and the comparisons of the test data."""
     head = (
         f"{summary.metric}{'' if percent else ' x 100'} on test: each run scored once, with the "
         "parameters of its best evaluation on dev"
@@ -115,7 +116,7 @@ def _group_table(
     scale: float,
     best: Mapping[str, float],
 ) -> list[str]:
-    """Lay out `columns` of each group; a star marks the rate that is `best` for its `init`."""
+    """Lay out `columns` of each group. A star marks the `best` rate of each initialisation."""
 
     def cell(value: float | None, without: str = "-") -> str:
         return without if value is None else f"{value * scale:.1f}"
@@ -197,13 +198,13 @@ def _failed_lines(summary: Summary) -> list[str]:
 
 
 def statistics_figure(summary: Summary, *, title: str = "", percent: bool = False) -> Any:
-    """Draw runs as points with boxes of their quartiles, side by side for each learning rate.
+    """Draw the score of each run as a point, with box plots for each initialisation and rate.
 
-    Scores on test data are diamonds to the right of the dev scores. Failed runs are crosses. Lost
-    runs are crosses on the axis, and quartiles that fall on them are drawn there. Whiskers reach
-    from the worst run to the best.
+    A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
+    are diamonds to the right of the dev scores. Failed runs are crosses. Lost runs are crosses at
+    the bottom, where quartiles that fall on lost runs are drawn, too.
 
-    `title` stands above the picture. `percent` is as in `summary_lines`.
+    `title` is the title of the picture. `percent` is as in `summary_lines`.
     """
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates
@@ -247,7 +248,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
         label = "failed: the last evaluation"
         if summary.goal is not None and np.isfinite(summary.goal):
             label += f" is not above {summary.goal * scale:.1f}"
-        label += "\n(on the axis: lost, no finite score)" if lost else ""
+        label += "\n(at the bottom: lost, no finite score)" if lost else ""
         axis.plot([], [], "x", color=_FAILED, markersize=6, label=label)
     axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
     axis.set_xlim(-0.5, max(len(rates), 1) - 0.5)
@@ -266,7 +267,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 def _box(
     axis: Any, at: float, width: float, scores: list[float | None], scale: float, colour: str
 ) -> None:
-    """Draw the quartiles; a quartile that falls on lost runs is at the bottom of the axis."""
+    """Draw a box of quartiles. A quartile that falls on lost runs is at the bottom of the axis."""
     bottom = axis.get_ylim()[0]
     ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]
@@ -293,7 +294,7 @@ def _point(axis: Any, x: float, run: Outcome, scale: float, colour: str) -> None
 
 
 def _limits(axis: Any, summary: Summary, scale: float) -> None:
-    """Set the axis to show all points and the line: at least four percentage points."""
+    """Set limits of the axis that show all scores, at least four percentage points apart."""
     tested = (run.test.get(summary.metric) for run in summary.outcomes)
     scores = [*(run.best for run in summary.outcomes), *tested, summary.constant_score]
     values = [score for score in scores if score is not None and np.isfinite(score)]

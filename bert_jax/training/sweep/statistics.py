@@ -1,9 +1,9 @@
 """Statistics of a set of runs: medians, quartiles, failed runs, paired differences with intervals.
 
-One run of a small task says little: the score moves with the seed (Dodge et al. 2020), and some
-runs end no better than a constant prediction (Mosbach et al. 2021). So statistics are over
-many runs, and two initialisations are compared over equal seeds and learning rates. A run without a
-finite score is lost, and counts as worse than every other run.
+A single run on a small task says little: the score depends on the seed (Dodge et al. 2020), and
+some runs end no better than a constant prediction (Mosbach et al. 2021). So statistics cover many
+runs, and two initialisations are compared at equal seeds and learning rates. A run without a finite
+score is called lost, and counts as worse than every other run.
 """
 
 import math
@@ -18,11 +18,11 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 LEVEL = 0.95
-"""Confidence level of the intervals and of the bound that a run must exceed."""
+"""Confidence level of the intervals, and of the bound that a run must exceed (`goal_score`)."""
 
 
 def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Return the confidence interval of the mean by Student's t, at `LEVEL`; n is at least 2."""
+    """Return the confidence interval of the mean by Student's t, at level `LEVEL`; n >= 2."""
     n = len(values)
     half = stdtrit(n - 1, 0.5 + LEVEL / 2) * values.std(ddof=1) / math.sqrt(n)
     return float(values.mean() - half), float(values.mean() + half)
@@ -30,7 +30,7 @@ def student_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings by which a trial differs from the others of its sweep."""
+    """Settings in which the trials of a sweep differ."""
 
     init: str
     learning_rate: float
@@ -42,21 +42,22 @@ class Outcome:
     """Outcome of a trial."""
 
     member: Trial
-    """The trial; the field is named `member` because saved statistics use that name."""
+    """Trial that had this outcome. Saved statistics use the name `member`."""
     scores: Sequence[Mapping[str, Any]]
     """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
-    """Best score of all evaluations in the selecting metric; None if no score was finite."""
+    """Best score of all evaluations, in the metric that selects; None if no score was finite."""
     best_step: int
     failed: str
-    """Reason why the trial counts as failed; empty if it does not."""
+    """Reason why the trial counts as failed; empty if it has not failed."""
     seconds: float
-    """The trial's share of the wall time."""
+    """Wall time of the trial's wave, divided by the number of its trials."""
     best_epoch: float | None = None
     last: float | None = None
     """Score of the last evaluation, at the end of training; None if it is not finite."""
     test: Mapping[str, Any] = field(default_factory=dict)
-    """Scores on the test data, with the parameters of the best evaluation; may be empty."""
+    """Scores on the test data, with the parameters of the best evaluation; empty without test data
+    or a finite score."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -80,14 +81,14 @@ class Group:
 
     init: str
     learning_rate: float | None
-    """Learning rate of the runs; None: all learning rates."""
+    """Learning rate of the runs; None means all learning rates."""
     runs: int
     failed: int
-    """Number of failed runs, which the statistics include."""
+    """Number of failed runs. The statistics include them."""
     lost: int
-    """Number of runs without a finite score, which count as the lowest."""
+    """Number of runs without a finite score. They count as the runs with the lowest scores."""
     median: float | None
-    """Median of the runs' best scores, interpolated; None if the middle run is lost."""
+    """Median of the runs' best scores, interpolated; None if it falls on lost runs."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None
@@ -102,43 +103,44 @@ class Group:
     medians: dict[str, float]
     """Median of every score at the runs' best evaluations, by name."""
     seconds: float
-    """Total time of all runs."""
+    """Total wall time of all runs."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of the best scores, first minus second, of runs that differ only in `init`.
+    """Comparison of two initialisations: differences of best scores, `first` minus `second`.
 
-    A lost run counts with the lowest score of the sweep, or the constant prediction's if that is
-    lower. Runs with the same seed share the order of examples and the head's initial weights, so
-    seeds are the sampled units: differences are averaged within each seed, then over seeds.
+    A pair has the same seed and, except if `chosen`, the same learning rate. A lost run counts with
+    the lowest score of the sweep, or with the score of a constant prediction if that is lower. Runs
+    with the same seed have the same order of examples and initial head. So seeds are the
+    independent samples: differences are averaged within each seed, then over seeds.
     """
 
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of the first and of the second; None: all rates that the two share."""
+    """Learning rates of the first and of the second; None means all rates that both have."""
     chosen: bool
-    """Whether the learning rates were chosen by their medians, on the same scores."""
+    """Whether each learning rate is the best of its initialisation, chosen by these same scores."""
     pairs: int
     seeds: int
     mean: float | None
     """Mean difference; None if there are no pairs or all runs are lost."""
     student: tuple[float, float] | None
-    """Interval by Student's t; None for fewer than two seeds or without a mean."""
+    """Confidence interval by Student's t; None for fewer than two seeds or without a mean."""
     wins: int
     """Number of pairs in which the first is better."""
     ties: int
     """Number of pairs with equal scores."""
     unpaired: int
-    """Number of runs that are left out because they have no partner."""
+    """Number of runs left out because the other initialisation has no such run."""
 
 
 @dataclass(frozen=True)
 class TestSummary:
-    """Statistics of all runs of a sweep on test data, which select nothing.
+    """Statistics of all runs of a sweep on test data.
 
-    The rates in comparisons "each at its best" were selected on dev.
+    Nothing is selected on test data: the best learning rates come from dev.
     """
 
     __test__ = False  # not a test for pytest to collect
@@ -153,21 +155,22 @@ class Summary:
     """Statistics of all runs of a sweep; each run counts with its best evaluation on dev."""
 
     metric: str
-    """Score that selects the best evaluation."""
+    """Name of the score that selects the best evaluation."""
     constant_score: float | None
-    """Score of the best constant prediction, if it is known."""
+    """Score of the best constant prediction; None if it is unknown."""
     goal: float | None
     """Score that the last evaluation of a run must exceed; otherwise the run has failed."""
     evaluations: int
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of each initialisation: one per learning rate and, if several, one for all rates."""
+    """Groups of runs: for each initialisation one per learning rate and, if there are several
+    rates, one for all of them."""
     best_learning_rates: dict[str, float]
-    """Best rate of each initialisation: by the median, then by fewer lost runs, then the lower one.
-    An initialisation is left out if at least half of the runs at every rate are lost."""
+    """Best learning rate of each initialisation. The highest median decides, then the fewest lost
+    runs, then the lowest rate. An initialisation without any median is left out."""
     comparisons: tuple[Comparison, ...]
-    """Comparisons of two initialisations: at each rate, over all rates, and each at its best."""
+    """Comparisons of two initialisations: at each rate, over all rates, and at their best rates."""
     test: TestSummary | None = None
     """Statistics on test data; None if the run names no test data."""
 
@@ -178,13 +181,13 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Role of the dev data; a cross-validation fold, scored once, has selected nothing."""
+        """Role of the dev data. They select nothing if there is one run with one evaluation."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
         return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
     @property
     def evaluations_named(self) -> str:
-        """Number of evaluations in words: "4", or "2 to 4" if runs stopped early or diverged."""
+        """Number of evaluations per run: "4", or "2 to 4" if runs stopped early or diverged."""
         fewest = min((len(each.scores) for each in self.outcomes), default=self.evaluations)
         most = self.evaluations
         return f"{most}" if fewest >= most else f"{fewest} to {most}"
@@ -204,7 +207,7 @@ def summarise(
 ) -> Summary:
     """Compute the statistics and comparisons of the runs of a sweep; see `Summary`.
 
-    `test_constant` is the score of the best constant prediction on the test data, if known.
+    `test_constant` is `constant_score` on the test data.
     """
     trials = [outcome.member for outcome in outcomes]
     if len(set(trials)) < len(trials):
@@ -238,7 +241,7 @@ def _on_test(outcome: Outcome, metric: str) -> Outcome:
 
 
 def _groups(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
-    """Return each initialisation's groups: one per learning rate, then all if there are several."""
+    """Return the groups of each initialisation (see `Summary.groups`)."""
     groups: list[Group] = []
     for init in dict.fromkeys(outcome.member.init for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.member.init == init]
@@ -277,9 +280,9 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
 
 
 def quantile(scores: Sequence[float | None], share: float) -> float | None:
-    """Return the interpolated quantile; scores that are not finite count as the lowest.
+    """Return the interpolated quantile at `share`; scores that are not finite count as the lowest.
 
-    Return None without scores, or if the quantile reaches down to a score that is not finite.
+    Return None if there are no scores, or if the quantile falls on scores that are not finite.
     """
     known = [score for score in scores if _is_finite(score)]
     lost = len(scores) - len(known)
@@ -336,7 +339,7 @@ def _compare(
     differences = np.array([value for values in by_seed.values() for value in values], np.float64)
     means = np.array([np.mean(by_seed[seed]) for seed in sorted(by_seed)], np.float64)
     if all(score is None for scores in pairs.values() for score in scores):
-        means = means[:0]  # differences between lost runs mean nothing
+        means = means[:0]  # all runs are lost, so the differences mean nothing
     return Comparison(
         *pair,
         learning_rates=rates,
@@ -352,7 +355,7 @@ def _compare(
 
 
 def rate_name(learning_rate: float | None) -> str:
-    """Format a learning rate as 2e-5, or None, which stands for all rates, as `all`."""
+    """Format a learning rate, such as 2e-5; None, which stands for all rates, becomes `all`."""
     if learning_rate is None:
         return "all"
     return np.format_float_scientific(learning_rate, trim="-", exp_digits=1)

@@ -71,7 +71,7 @@ def test_a_run_starts_from_a_grown_model(source, corpus, tmp_path, capsys):
     assert (
         f"; grown from {short(small.name)}; on held-out text its loss was {losses[0]:.3f}, " in line
     )
-    assert line.endswith(f"and its source's {losses[1]:.3f}")
+    assert line.endswith(f"and the source's loss {losses[1]:.3f}")
     (first, *_) = read_metrics(tmp_path / "run/metrics.jsonl")
     assert first["step"] == 0
     # Other rows of the same text; an untrained head's loss is nearly the same on all.
@@ -133,7 +133,7 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     write_huggingface(small_saved("mlm"), other)
-    with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not the corpus's"):
+    with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not the tokenizer of"):
         grow_model(other, tmp_path / "out", lambda config: config, corpus=f"{corpus}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bare", "other", "tuned"]
 

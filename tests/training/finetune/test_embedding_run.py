@@ -122,7 +122,7 @@ def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
     ("changes", "message"),
     [
         ({"head": "fresh"}, "vectors have no head"),
-        ({"pooling": "mean"}, "which is for classes; set embedding.pooling"),
+        ({"pooling": "mean"}, "which is for classification; leave pooling"),
         ({"embedding__dimensions": [32]}, "vectors have 16 numbers"),
         ({"task": {"kind": "table"}, "embedding__symmetric": True}, "the section embedding is set"),
     ],

@@ -87,9 +87,9 @@ def test_what_is_refused(runs, tmp_path):
     sweep = dataclasses.replace(config.sweep, seeds=2)
     with pytest.raises(UserError, match="which trains one run per fold; leave sweep out"):
         folds.cross_validate(dataclasses.replace(config, sweep=sweep), tmp_path)
-    with pytest.raises(UserError, match="folds are pooled in a local directory"):
+    with pytest.raises(UserError, match=r"with task.folds, give a local directory"):
         folds.cross_validate(config, "gs://bucket/run")
-    with pytest.raises(UserError, match=r"holds a run without task.folds"):
+    with pytest.raises(UserError, match=r"contains a run without task.folds"):
         folds.cross_validate(config, workdir / "fold-1")
     task = dataclasses.replace(config.task, folds=3)
     with pytest.raises(UserError, match=r"task\.folds"):

@@ -318,9 +318,9 @@ def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
         with found.keeping("new"):
             pass
     name = open_workdir(run.workdir).name
-    what = f"cannot note the branch, which keeps step 4, in {name}: "
+    what = f"cannot mark the checkpoint of step 4 as kept for the branch in {name}: "
     assert str(error.value).startswith(what)
-    assert str(error.value).count("cannot note") == 1
+    assert str(error.value).count("cannot mark") == 1
     assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
 
 
@@ -333,7 +333,7 @@ def test_an_error_of_the_mark_is_named_once(tmp_path, monkeypatch, error):
     found = Branch({"workdir": "a", "step": 4, "digest": "d"}, open_workdir(tmp_path), {})
     with pytest.raises(UserError) as raised, found.keeping("new"):
         pass
-    what = "cannot note the branch, which keeps step 4, in"
+    what = "cannot mark the checkpoint of step 4 as kept for the branch in"
     assert str(raised.value) == f"{what} {open_workdir(tmp_path).name}: no room"
 
 

@@ -118,7 +118,7 @@ def test_verbs_read_the_student_without_the_teacher(whole, corpus, capsys):
 
 def test_teachers_that_do_not_fit(teacher):
     config = config_of(teacher)
-    with pytest.raises(UserError, match=r"distil.teacher: the tokenizer of .* is not the corpus's"):
+    with pytest.raises(UserError, match=r"distil.teacher: the tokenizer of .* is not the token"):
         resolve_start(config, read_model, "0" * 64)
     with pytest.raises(UserError, match=r"distil.teacher is empty; give"):
         resolve_start(config_of(""), read_model)

@@ -92,7 +92,7 @@ def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
         ([], {"phase": {"mixture": [("a", 1)], "corpus": "x"}}, "a corpus, x, and a mixture"),
         ([], {"phase": {"mixture_temperature": -1}}, r"phases\[1\]\.mixture_temperature is -1"),
         ([("a", 1), ("a", 2)], {}, r"data\.mixture names .*/a twice"),
-        ([("a", 1), ("other", 2)], {}, r"data\.mixture\[1\]: .*/other was made with the tokenizer"),
+        ([("a", 1), ("other", 2)], {}, r"data\.mixture\[1\]: .*/other has the tokenizer"),
     ],
 )
 def test_mixtures_that_cannot_be(corpora, parts, options, message):

@@ -75,8 +75,8 @@ def test_probes_score_the_encoder_and_change_nothing(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"sweep": {"seeds": 2}}, "which sets sweep; a probe is one run"),
-        ({"reinitialise": True}, "which sets reinitialise; a probe is one run"),
+        ({"sweep": {"seeds": 2}}, "which sets sweep; a probe is a single run"),
+        ({"reinitialise": True}, "which sets reinitialise; a probe is a single run"),
         ({"head": "keep"}, "the run has no task head"),
     ],
 )

@@ -174,7 +174,7 @@ def test_what_makes_a_run_failed():
     assert failure_reason(0.9, 0.7, 0.5, True) == ""
     assert failure_reason(None, None, 0.5, False) == "no evaluation gave a finite score"
     assert failure_reason(0.7, 0.7, 0.5, False) == "a loss or a score was not finite"
-    assert "the run stopped there" in failure_reason(0.7, 0.7, 0.5, True, halted=True)
+    assert "the run stopped at a loss" in failure_reason(0.7, 0.7, 0.5, True, halted=True)
     assert "0.5000 is not above 0.5000" in failure_reason(0.9, 0.5, 0.5, True)
     both = failure_reason(0.9, None, 0.5, False)
     assert "not finite" in both
