@@ -58,7 +58,7 @@ class WorkDir:
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Replace I/O errors in the body by errors that begin with `what` (see `bucket_failures`)."""
+        """Replace I/O errors in the body by errors that begin with `what` (`bucket_failures`)."""
         if self.mirror is not None:
             with bucket_failures(f"{what} {self.name}", self.name):
                 yield
