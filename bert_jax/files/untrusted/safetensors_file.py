@@ -98,7 +98,7 @@ def _check_name(path: Path, name: str) -> None:
 
 def _check_entry(where: str, entry: object) -> None:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise UserError(f"{where}: the entry must be an object of dtype, shape and data_offsets")
+        raise UserError(f"{where}: the entry must be an object with dtype, shape and data_offsets")
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise UserError(f"{where}: the dtype is {dtype!r:.40}; it must be {', '.join(DTYPES)}")

@@ -273,7 +273,7 @@ def test_two_that_create_at_once_both_retreat(tmp_path):
     held = Lease(Slow(tmp_path), "run", QUICK, say=said.append)
     while not held.take():
         time.sleep(0.01)
-    assert "held by another process" in said[0]
+    assert "in use by another process" in said[0]
     assert leases(tmp_path) == ["lease-8.json"]
     held.release()
 
