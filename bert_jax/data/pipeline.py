@@ -171,7 +171,7 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return the rows of a step that a process reads, which are contiguous. Build only these.
+        """Return a process's rows of a step, a contiguous slice. Other rows are not built.
 
         Raises:
             UserError: The batch does not divide among the processes, or the store is damaged.
@@ -187,7 +187,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all text read so far is compared with its digests. Differences are errors."""
+        """Wait until all text read is compared with its digests. A difference is a UserError."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()

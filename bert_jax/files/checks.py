@@ -69,7 +69,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file differs from its digest, recorded under the first key found."""
+    """Raise a UserError if a file differs from its digest in a record (first of `keys` present)."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)

@@ -73,7 +73,7 @@ def prepare_tfds(dataset: str) -> Path:
     # Some archives are fetched only after another is unpacked. Each round unpacks at least one.
     while True:
         try:
-            # Progress bars go to stderr. On stdout, the library only misses TensorFlow.
+            # Progress bars go to stderr. Stdout gets only messages that TensorFlow is missing.
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=downloads,

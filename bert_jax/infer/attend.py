@@ -68,13 +68,8 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     """Compute the attention weights of a text, and make a page that draws them.
 
     The text may contain masks, written as for `MaskFiller`. If the model has a masked-LM head, the
-    page shows its predictions for the masks.
-
-    Args:
-        saved: The model.
-        text: The text, or the first text of a pair.
-        text_b: The second text of a pair. For a translation model: a translation of the text; None
-            means that the model translates the text.
+    page shows its predictions for the masks. `text_b` is the second text of a pair. For a
+    translation model, `text_b` is a translation of the text; None means that the model translates.
 
     Raises:
         UserError: A text has no tokens or too many, or the network has no attention.

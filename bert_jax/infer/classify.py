@@ -36,10 +36,7 @@ class RowPredictor(TextPredictor):
 
 @dataclass(eq=False)
 class Classifier(RowPredictor):
-    """Classification with a model that has a classification head.
-
-    The options are described in `LoadedModel.classify`.
-    """
+    """Classification of texts. The options are described in `LoadedModel.classify`."""
 
     top: Count | None = None
     threshold: Fraction | None = None

@@ -123,7 +123,7 @@ class Predictor(ABC, Generic[Example], Bounded):
         """Format an answer for people to read, in one or more lines."""
 
     def line(self, answer: Any) -> str:
-        """Format an answer as one line of text. Only predictors of texts have this method."""
+        """Format an answer as one line of text. Only predictors whose answers are texts do this."""
         raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:

@@ -218,7 +218,7 @@ class Index:
 
 
 class Reranker:
-    """Scorer of pairs of query and passage. Class 2 of a model with two classes means "answers"."""
+    """Scorer of a query and a passage, by a model with a score or with two classes (no, yes)."""
 
     def __init__(self, model: SavedModel) -> None:
         """Take a model from `forward.on_device`. Raise a UserError if its head does not fit."""
@@ -237,7 +237,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Return the predicted score of each pair, or the log odds of class 2; higher is better.
+        """Return the score of each pair, or the log odds of the class "yes"; higher is better.
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """
