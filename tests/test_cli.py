@@ -240,7 +240,7 @@ def test_max_mb_out_of_range(made: Made, run: Run, tmp_path, value):
 def test_what_is_no_corpus_is_never_overwritten(made: Made, run: Run, flags):
     before = snapshot(made.tokenizer)
     how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, *flags, "--out"]
-    refused(run(*how, made.tokenizer), "left alone")
+    refused(run(*how, made.tokenizer), "not overwritten")
     refused(run(*how, made.text / "c"), "a part of the path is a file")
     assert snapshot(made.tokenizer) == before
 

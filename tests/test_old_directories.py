@@ -40,7 +40,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 def rewrite_store(path: Path) -> None:
     """Give a store today's format, which the fingerprint outlives; version 1 is refused."""
-    with pytest.raises(UserError, match="has version 1; this bert_jax reads 3"):
+    with pytest.raises(UserError, match="has version 1; this bert_jax reads version 3"):
         open_store(path)
     header = json.loads((path / "corpus.json").read_text())
     with StoreWriter(path, load_tokenizer(path / "tokenizer")) as writer:

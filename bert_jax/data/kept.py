@@ -11,10 +11,10 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Cache of a pure function's results by argument; it keeps the `most` results used last.
+    """Cache of the results of a pure function, with the `most` results that were used last.
 
-    Safe to call from several threads: a call for a result that is being computed waits for it. A
-    result that was dropped, or whose computation failed, is computed again.
+    It is safe to call from several threads. If another thread is computing a result, the call waits
+    for it. A result that was dropped, or whose computation failed, is computed again.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:
@@ -23,7 +23,7 @@ class Kept(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def __call__(self, key: Key) -> Value:
-        """Return the result for an argument; exceptions of the function are raised."""
+        """Return the result for an argument, or raise the exception of the function."""
         with self._lock:
             found = self._kept.get(key)
             future = found or Future()

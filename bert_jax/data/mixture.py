@@ -1,20 +1,21 @@
-"""Order of a phase's rows: shards of a store, plans of their rows, and mixtures of corpora.
+"""Order of the rows of a phase: shards of a store, plans of their rows, and mixtures of corpora.
 
 An epoch reads all shards once. The shards are permuted and divided into windows, and the rows are
-permuted within each window. A host thus holds the plans and files of only two windows, the current
-one and the next, whatever the size of the corpus. If one window holds all shards, all rows are
+permuted within each window. So a host keeps the plans and files of only two windows, the current
+one and the next, whatever the size of the corpus. If one window has all shards, all rows are
 permuted together.
 
-A shard's number of rows is known only once they are planned. The order therefore uses quotas, which
-are estimates: in every epoch a shard fills as many places as its quota, and its place j in epoch e
-is row (e * quota + j) mod n of its n rows. Whatever the estimate, all rows come equally often.
+The number of rows of a shard is known only after planning. The order therefore uses quotas, which
+are estimates. In every epoch, a shard fills as many positions as its quota. Its position j in epoch
+e is row (e * quota + j) mod n of its n rows, so all rows occur equally often, however good the
+estimate is.
 
-Rows of a mixture come in blocks of 1,000. The corpora divide the interval [0, 1) by their shares.
-In block b, each of the points (p + t) / 1000, p = 0 to 999, is a row of the corpus in whose part
-the point lies; t is term b of van der Corput's sequence. So each corpus has its share of every
-block, exact within one row, and of all blocks together (the discrepancy of the sequence grows with
-the logarithm of b; Niederreiter 1992, section 3.1). The number of a corpus's rows before a block
-has a closed form, and a keyed permutation mixes the rows within a block.
+The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided among the corpora by
+their shares. A block b has the points (p + t) / 1000 for p = 0 to 999, where t is term b of van der
+Corput's sequence. Each point is a row of the corpus in whose part the point lies. So each corpus
+has its share of every block, exact within one row, and of all blocks together (the discrepancy of
+the sequence grows with the logarithm of b; Niederreiter 1992, section 3.1). The number of rows of a
+corpus before a block has a closed form. A keyed permutation mixes the rows within a block.
 """
 
 import contextlib
@@ -40,31 +41,31 @@ _EPOCHS = 4
 
 
 class Places(NamedTuple):
-    """Rows, each given by its shard and the number of the shard's earlier rows."""
+    """Rows, each identified by its shard and by how many rows of the shard come before it."""
 
     shards: np.ndarray
-    """(n,) int64 numbers of shards."""
+    """(n,) int64: number of the shard of each row."""
     visits: np.ndarray
-    """(n,) int64: number of the shard's rows that come earlier, counted over all epochs."""
+    """(n,) int64: how many rows of the same shard come before the row, counted over all epochs."""
 
 
 class Window(NamedTuple):
     """Shards that are read together."""
 
     shards: np.ndarray
-    """(w,) int64 numbers of shards."""
+    """(w,) int64: numbers of the shards."""
     first_row: int
     """Number of the window's first row, counted in the epoch."""
     begins: np.ndarray
-    """(w + 1,) int64: shard i has the rows `begins[i]` to `begins[i + 1]` of the window."""
+    """(w + 1,) int64: shard i has the rows `begins[i]` to `begins[i + 1]` - 1 of the window."""
 
 
 class ShardOrder:
-    """Order of the rows of all epochs; a pure function of quotas, window and key.
+    """Order of the rows of all epochs, as a pure function of the arguments.
 
     Args:
-        quotas: Number of places of each shard in an epoch, at least 1.
-        window: Number of shards that are read together; 0 means all.
+        quotas: Number of positions of each shard in an epoch, at least 1.
+        window: Number of shards that are read together. 0 means all shards.
         shuffle: Numbers from which the key of the order is hashed.
     """
 
@@ -80,7 +81,7 @@ class ShardOrder:
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the places of rows; `numbers` (n,) int64 count rows over all epochs."""
+        """Return the shards and visits of rows. `numbers` (n,) int64 count rows over all epochs."""
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):
@@ -98,20 +99,20 @@ class ShardOrder:
         return Places(shards, visits)
 
     def window_of(self, number: int) -> int:
-        """Return the window that holds a row; both are numbered over all epochs."""
+        """Return the number of the window of a row. Both are numbered over all epochs."""
         epoch, position = divmod(number, self.num_rows)
         first_rows = [window.first_row for window in self._windows(epoch)]
         at = int(np.searchsorted(first_rows, position, side="right")) - 1
         return epoch * self.num_windows + at
 
     def shards_of(self, window: int) -> list[int]:
-        """Return the shards of a window, which is numbered over all epochs."""
+        """Return the shards of a window. Windows are numbered over all epochs."""
         epoch, number = divmod(window, self.num_windows)
         return self._windows(epoch)[number].shards.tolist()
 
     def _make_windows(self, epoch: int) -> list[Window]:
         count = len(self.quotas)
-        # No window has this number, so no permutation of rows has this key.
+        # Windows have smaller numbers than `count`, so no permutation of rows has this key.
         order = permute(np.arange(count), count, hash_key(*self._shuffle, epoch, count))
         windows, first_row = [], 0
         for begin in range(0, count, self.window):
@@ -123,19 +124,19 @@ class ShardOrder:
 
 
 _PLAN = 0
-"""Purpose of a random number; part of its key."""
+"""Purpose of a random number, which is part of its key."""
 _POSITIONS = 1 << 17
-"""Positions (rows x L) to build at once: their indices, 8 bytes each, fit into a core's cache."""
+"""Number of positions (rows x L) to build at once. Their indices, 8 bytes each, fit in a cache."""
 
 
 class StoreRows:
-    """Rows of `length` tokens from a store; safe to read from several threads.
+    """Rows of `length` tokens from a store. Several threads may read them.
 
-    A shard is planned when its rows are first read, and `num_plans` plans are kept. A plan is a
-    pure function of (store, config, length, seed, number of the shard).
+    A shard is planned when its rows are first read. The last `num_plans` plans are cached. A plan
+    is a pure function of (store, config, length, seed, number of the shard).
 
     Raises:
-        UserError: The corpus cannot serve the pairing.
+        UserError: The pairing cannot use the corpus.
     """
 
     def __init__(
@@ -145,22 +146,22 @@ class StoreRows:
         self._pairing = PAIRINGS[config.pairing]
         self._pairing.check(store)
         self.plan = Kept(self._make_plan, num_plans)
-        """Plan of a shard, by the shard's number; UserError if the length is too short, or the
-        shard is damaged or has no row."""
+        """Function from a shard's number to the shard's plan. It raises a UserError if the length
+        is too short, or if the shard is damaged or has no rows."""
 
     @cached_property
     def quotas(self) -> list[int]:
-        """Number of rows of each shard, counted for the first and estimated for the others."""
+        """Number of rows of each shard: exact for the first shard, estimated for the others."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
         others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
         return [rows, *others]
 
     def batch(self, places: Places) -> dict[str, np.ndarray]:
-        """Build all arrays of a batch except `row_index`, reading the rows of a shard together."""
+        """Build all arrays of a batch except `row_index`. Rows of a shard are read together."""
         shards, visits = places
         at_once = max(1, _POSITIONS // self._length)
-        # numpy sorts narrow integers by radix, which is fast.
+        # For narrow integers, numpy uses radix sort, which is fast.
         by_shard = np.argsort(shards.astype(np.min_scalar_type(shards.max())), kind="stable")
         ends = np.flatnonzero(np.diff(shards[by_shard])) + 1
         parts, order = [], []
@@ -181,7 +182,7 @@ class StoreRows:
         }
 
     def prepare(self, shards: Iterable[int]) -> None:
-        """Plan shards ahead in a thread; an error is raised later, when the shard is read."""
+        """Plan shards in advance, in a thread. An error is raised later, when the shard is read."""
 
         def work() -> None:
             with contextlib.suppress(Exception):
@@ -192,7 +193,7 @@ class StoreRows:
 
     def _make_plan(self, shard: int) -> ExamplePlan:
         try:
-            # The first shard keeps the key from the time when a store had only one shard.
+            # The key of the first shard is the same as in old versions, which had only one shard.
             seed = hash_key(self._seed, _PLAN, *([shard] if shard else []))
             return self._pairing.plan(self.store.shards[shard], self._config, self._length, seed)
         except UserError as error:
@@ -202,7 +203,7 @@ class StoreRows:
 
 
 BLOCK = 1000
-_ONE = 1 << 32  # a point's place is an integer in [0, BLOCK * _ONE)
+_ONE = 1 << 32  # points are integers in [0, BLOCK * _ONE)
 _BLOCKS = 256
 """Number of blocks whose rows are cached."""
 
@@ -212,14 +213,14 @@ class Mixture:
     """Corpora and their weights."""
 
     names: tuple[str, ...]
-    """Directories, as the configuration names them."""
+    """Directories of the corpora, as in the configuration."""
     stores: tuple[TokenStore, ...]
     weights: tuple[float, ...]
-    """Positive weights; a corpus's share is its weight divided by their sum."""
+    """Positive weights. The share of a corpus is its weight divided by the sum of all weights."""
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the corpora in their order; weights belong to the configuration."""
+        """Fingerprint of the corpora in their order, without weights."""
         joined = "\n".join(store.fingerprint for store in self.stores)
         return hashlib.sha256(joined.encode()).hexdigest()
 
@@ -227,9 +228,9 @@ class Mixture:
 def weights_of(
     stores: Sequence[TokenStore], weights: Sequence[float], temperature: float
 ) -> tuple[float, ...]:
-    """Weigh corpora by size: weight x tokens^temperature (Conneau et al. 2020, section 3.1)."""
+    """Multiply weights by tokens^temperature, up to a factor (Conneau et al. 2020, section 3.1)."""
     sizes = [store.num_tokens for store in stores]
-    # Relative to the largest size, so that powers neither overflow nor vanish.
+    # Divide by the largest size, so that powers neither overflow nor become 0.
     return tuple(
         weight * (size / max(sizes)) ** temperature
         for weight, size in zip(weights, sizes, strict=True)
@@ -237,7 +238,7 @@ def weights_of(
 
 
 class Mixing:
-    """Choice of a corpus for each row; a pure function of positive weights and a key."""
+    """Choice of a corpus for each row, as a pure function of positive weights and a key."""
 
     def __init__(self, weights: Sequence[float], key: int) -> None:
         total = math.fsum(weights)
@@ -248,7 +249,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return each row's corpus and the row's number in the corpus, (n,) int64 each."""
+        """Return the corpus of each row and the row's number in the corpus, (n,) int64 each."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
@@ -270,7 +271,7 @@ class Mixing:
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return (2, BLOCK) int64: each row's corpus, and the row's number in the corpus."""
+        """Return, (2, BLOCK) int64, the corpus of each row and the row's number in the corpus."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")
@@ -293,7 +294,7 @@ def _points_below(end: int, blocks: int) -> int:
     first = 0
     for bit in reversed(range(32)):
         if rest >> bit & 1:
-            # Numbers first to first + 2^bit: their values are `offset` + m * step, m < 2^bit.
+            # The terms `first` to `first` + 2^bit - 1 are `offset` + m * step for m < 2^bit.
             step, offset = _ONE >> bit, _van_der_corput(first)
             count += min(max(-(-(part - offset) // step), 0), 1 << bit)
             first += 1 << bit
@@ -309,34 +310,34 @@ class CorpusRows(NamedTuple):
 
 
 class CorpusProgress(NamedTuple):
-    """Amount of text read from a corpus before a step."""
+    """Amount of text that was read from a corpus before a step."""
 
     name: str
-    """Directory, as the configuration names it; the empty string for the run's corpus."""
+    """Directory, as in the configuration, or the empty string for the corpus of the run."""
     rows: int
     tokens: int
     """Number of tokens of text that were read: `epochs` times the tokens of the corpus."""
     epochs: float
-    """Number of passes over the text; each of the `data.num_passes` plans counts as one."""
+    """Number of passes over the text. Each of the `data.num_passes` plans counts as a pass."""
 
 
 class PhaseRows:
-    """Rows of a phase by number, from one corpus (then `mixing` is None) or several."""
+    """Rows of a phase by number, from one corpus (`mixing` is None) or several corpora."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
         self.corpora, self._mixing = tuple(corpora), mixing
         self._prepared = [0] * len(corpora)
         self.most_shards = sum(corpus.order.window for corpus in corpora)
-        """Number of shards that are read at a time: one window of each corpus."""
+        """Number of shards that are read at a time, in one window of each corpus."""
 
     def counts(self, num_rows: int) -> list[int]:
         """Count the rows of each corpus among the first `num_rows` of the phase."""
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the phase's rows with these numbers, (n,) int64: all arrays except `row_index`.
+        """Build rows of the phase by number, (n,) int64: all arrays except `row_index`.
 
-        The next window of each corpus is planned ahead.
+        The next window of each corpus is planned in advance.
         """
         if self._mixing is None:
             return self._of_corpus(0, numbers)
@@ -354,7 +355,7 @@ class PhaseRows:
         _, rows, order = self.corpora[corpus]
         if order.num_windows > 1:
             after = order.window_of(int(numbers.max())) + 1
-            if after > self._prepared[corpus]:  # two threads may both begin; plans are made once
+            if after > self._prepared[corpus]:  # two threads may do this; plans are made once
                 self._prepared[corpus] = after
                 rows.prepare(order.shards_of(after))
         return rows.batch(order.places(numbers))

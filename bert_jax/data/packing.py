@@ -1,16 +1,16 @@
-"""Rows of consecutive text for masked language modelling without pairs (pairing `none`).
+"""Packed rows of consecutive text for masked language modelling without pairs (pairing `none`).
 
-Each document is cut into pieces of at most L - 2 tokens, each wrapped as [CLS] piece [SEP]. A piece
-that fills a row is a row. The other pieces, tails of long documents and whole short documents, are
-packed several to a row; each is a segment, and tokens attend only within their segment. (RoBERTa's
-FULL-SENTENCES, Liu et al. 2019, section 4.2, lets a row run on into the next document and attend
-to it. Here no target is predicted from unrelated text.)
+Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
+A piece of L - 2 tokens fills a row. Shorter pieces (ends of long documents, and short documents)
+are packed, several to a row. Each piece is a segment, and tokens attend only within their segment.
+In contrast, a row of RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2) continues with the
+next document, and its tokens attend to both.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
-without cross-contamination"), so that its cost depends on L, not on the corpus. Lengths are placed
-from the longest down, each into the rows with the least room that still holds it: best-fit
-decreasing, in the paper longest-pack-first. Pieces of equal length are interchangeable; a hash of
-(seed, pass) decides which meet in a row.
+without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The
+longest pieces are placed first. Each goes into a row with the least room that is sufficient
+(best-fit decreasing; the paper calls it longest-pack-first). Pieces of equal length are
+interchangeable, and a hash of (seed, pass) decides which of them share a row.
 """
 
 import itertools
@@ -30,30 +30,30 @@ _OFFSET, _ORDER = range(2)
 
 
 def segment_dtype(length: int) -> np.dtype:
-    """Return the smallest integer type that holds the segment ids of packed rows."""
+    """Return the smallest integer type for the segment ids of packed rows."""
     return np.min_scalar_type(length // MIN_LENGTH)
 
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """Plan of packed rows: 6 bytes per piece (10 above 2^32 tokens) and 8 bytes per row."""
+    """Plan of packed rows. It takes 6 bytes per piece (10 above 2^32 tokens) and 8 per row."""
 
     length: int
     """L, including special tokens."""
     row_offsets: np.ndarray
-    """(num_rows + 1,) int64: row r holds the pieces `row_offsets[r]` to `row_offsets[r + 1]`."""
+    """(num_rows + 1,) int64: row r has the pieces `row_offsets[r]` to `row_offsets[r + 1]` - 1."""
     piece_start: np.ndarray
-    """(num_pieces,) uint32 or int64: first token in the shard."""
+    """(num_pieces,) uint32 or int64: position of the first token of each piece in the shard."""
     piece_len: np.ndarray
-    """(num_pieces,) uint16: tokens of the piece, without special tokens, at least 1."""
+    """(num_pieces,) uint16: number of tokens, at least 1, without special tokens."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (B,) int64: [CLS] piece [SEP], repeated, and padding.
+        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
 
-        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
+        A row has [CLS] piece [SEP] for each piece, then padding. `data.pipeline` describes arrays.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
@@ -68,12 +68,12 @@ class PackedPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Report no losses, since every token is in a row."""
+        """Return no message, since every token is in a row."""
         return "", None
 
 
 def pieces_of(row_offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers (n,) of the pieces, row by row, and the number of pieces per row (B,)."""
+    """Return the indices (n,) of the pieces, row by row, and the number of pieces per row (B,)."""
     first = row_offsets[rows]
     counts = row_offsets[rows + 1] - first
     before = np.cumsum(counts) - counts
@@ -90,23 +90,26 @@ def lay_out(
     *,
     closed: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Build packed rows of pieces, each as [CLS] piece [SEP], or [CLS] piece if not `closed`.
+    """Build packed rows. A piece becomes [CLS] piece [SEP] or, if not `closed`, [CLS] piece.
 
     Args:
-        starts: (n,) first token of each piece in the shard.
+        shard: Shard with the tokens.
+        starts: (n,) position of the first token of each piece in the shard.
         lens: (n,) number of tokens in each piece.
-        counts: (B,) number of pieces in each row, at least 1; their sum is n.
+        counts: (B,) number of pieces in each row, at least 1. Their sum is n.
         length: L.
-        dtype: type of the segment ids, which holds the largest number of pieces in a row.
+        dtype: Type of the segment ids, which must hold the largest number of pieces in a row.
+        closed: Whether [SEP] ends a piece.
 
     Returns:
-        Tokens (B, L) of the shard's dtype, and segment ids (B, L): 0 padding, 1.. pieces.
+        Tokens (B, L) with the dtype of the shard, and segment ids (B, L): 0 for padding, and 1, 2,
+        ... for the pieces.
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
     sizes = lens.astype(np.int64) + (2 if closed else 1)
     used = np.add.reduceat(sizes, first_piece)
-    # The last piece's span runs on to the end of the row, through the padding.
+    # The span of the last piece includes the padding at the end of the row.
     spans = sizes.copy()
     spans[last_piece - 1] += length - used
     tokens, real = shard.take_spans(starts.astype(np.int64) - 1, spans, used[:, None], length)
@@ -122,18 +125,18 @@ def lay_out(
 
 
 def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 1) -> PackedPlan:
-    """Plan rows of consecutive text; every token is in exactly one piece of each pass.
+    """Plan rows of consecutive text. In each pass, every token is in exactly one piece.
 
-    The first pass cuts documents from their beginning. A later pass makes the first cut in a
-    document longer than a row at a random offset, so that the same rows do not come again.
+    The first pass cuts documents from their beginning. In a later pass, the first cut in a document
+    longer than a row is at a random offset, so that rows do not repeat.
 
     Raises:
         UserError: The length is not from 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
-            f"length is {length}; a row needs 3 to 65,535: two special tokens and at least one of "
-            "text"
+            f"length is {length}; a row needs 3 to 65,535 tokens: two special tokens and at least "
+            "one token of text"
         )
     if not shard.num_tokens:
         raise UserError(f"the corpus {shard.path or 'in memory'} has no tokens")
@@ -150,7 +153,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
 
 
 def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first token and length of pieces of up to `room` tokens, in the shard's order."""
+    """Cut documents into pieces of up to `room` tokens; return their first tokens and lengths."""
     first_token = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
     document_len = np.diff(first_token)
     head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
@@ -160,7 +163,7 @@ def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.nd
     num_pieces = -(-(document_len - head) // room) + (head > 0)
     document = np.repeat(np.arange(document_len.size), num_pieces)
     number = np.arange(document.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # With a head, piece 0 would begin `room - head` tokens before the document; it is cut there.
+    # With a head, piece 0 would begin `room - head` tokens before the document, so cut it there.
     begin = number * room - np.where(head > 0, room - head, 0)[document]
     end = np.minimum(begin + room, document_len[document])
     begin = np.maximum(begin, 0)
@@ -177,21 +180,23 @@ def _pack(piece_len: np.ndarray, length: int, key: int) -> tuple[np.ndarray, np.
 def deal(
     kinds: np.ndarray, histogram: np.ndarray, patterns: list[tuple[int, tuple[int, ...]]], key: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Deal pieces to rows; `key` decides which pieces of a kind go to which rows.
+    """Assign pieces to rows. `key` decides which pieces of a kind go to which rows.
 
     Args:
         kinds: (n,) kind of each piece, such as its length.
-        histogram: number of pieces of each kind.
-        patterns: (number of rows, kinds of the pieces in each row, equal kinds adjacent).
+        histogram: Number of pieces of each kind.
+        patterns: Items (number of rows, kinds of the pieces in each of these rows). Equal kinds
+            must be adjacent.
+        key: Key of the random order.
 
     Returns:
-        Numbers of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
+        Indices of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
     """
-    # Sorted by kind and, within a kind, by hash: pieces of a kind are dealt in this order.
+    # Sort by kind and, within a kind, by hash. Pieces of a kind are assigned in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))
     bits = hash_u64(key, np.arange(kinds.size)) >> width
     bits |= kinds.astype(np.uint64) << (np.uint64(64) - width)
-    # Stable: the bits have ties, and numpy's default sort orders ties differently on other CPUs.
+    # A stable sort, since numpy's default sort may order ties differently on another CPU.
     by_kind = np.argsort(bits, kind="stable")
     del bits
     dealt = np.concatenate([[0], np.cumsum(histogram)])  # next piece of each kind
@@ -213,15 +218,15 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack pieces into rows of `length` by best-fit decreasing; `histogram` (n,) counts lengths.
+    """Pack pieces into rows of `length` by best-fit decreasing.
 
-    A piece of length k takes k + 2 positions.
+    `histogram[k]` is the number of pieces of length k. Such a piece takes k + 2 positions.
 
     Returns:
         Items (number of rows, lengths of the pieces in each of these rows, longest first).
     """
-    # Equal rows so far, as (number of rows, their pieces), by their room, the number of positions
-    # still free. Rooms, and so the rows, are in the order in which a room was first looked at.
+    # Rows that are not full, by their room (number of free positions), as items (number of rows,
+    # their pieces). The result is in the order in which each room was first considered.
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     done: list[tuple[int, tuple[int, ...]]] = []
     has_rows = looked_at = 0  # bit r stands for the room r
@@ -236,7 +241,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
         looked_at |= 1 << room
 
     def least_room(size: int) -> int:
-        """Return the least room that holds `size` positions; `length` + 1 if no row has one."""
+        """Return the least room of at least `size` positions; `length` + 1 if no row has it."""
         nonlocal looked_at
         fitting = has_rows >> size << size
         room = _lowest_bit(fitting) if fitting else length + 1
@@ -252,7 +257,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
         left = int(histogram[piece_length])
         while left:
             room = least_room(size)
-            if room > length:  # new rows, each filled with as many of these pieces as it holds
+            if room > length:  # fill new rows, each with as many of these pieces as possible
                 per_row = length // size
                 repeat, last = divmod(left, per_row)
                 for rows, each in ((repeat, per_row), (1, last)):
@@ -260,7 +265,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
                         put(rows, (piece_length,) * each, length - each * size)
                 break
             rows, pieces = open_rows[room].pop()
-            # One step puts as many pieces of this length into these rows as they hold.
+            # Put as many pieces of this length into these rows as possible, in one step.
             each = min(room // size, max(left // rows, 1))
             used = min(rows, left // each)
             if used < rows:

@@ -1,18 +1,18 @@
-"""Rows of translations, packed on both sides (pairing `translation`).
+"""Packed rows of source and target texts for translation (pairing `translation`).
 
-A pair is a document of two sentences, source and target. In a row of S source places and T target
-places, a source is [CLS] text [SEP] and a target is [CLS] text, the decoder's input; the end of a
-target is only a label. Pair i of a row is segment i on both sides, so that a target attends only
-to its own source.
+A pair is a document of two sentences, source and target. A row has S positions for sources and T
+positions for targets. A source becomes [CLS] text [SEP]. A target becomes [CLS] text, which is the
+input of the decoder; its end occurs only as a label. Pair i of a row is segment i in both parts, so
+that a target attends only to its own source.
 
-A pair that is longer than a row on either side is left out. Cutting it would teach wrong labels: a
-cut target ends where the text goes on, and a target whose source was cut says more than its source.
+A pair that is too long for a row is left out. Cutting it would teach wrong labels: the target would
+end in the middle of its text, or say more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
-row begins with the largest pair left; then, again and again, it takes the pair that leaves the
-least room on the side with more room, so that both sides fill up together (a heuristic for vector
-bin packing; Panigrahy et al. 2011). The row is repeated while there are pairs of these sizes, so
-that the cost depends on the number of different sizes, not on the number of pairs.
+row begins with the largest pair left. Then the pair is added, again and again, that leaves the
+least room in the emptier part, so that both parts fill evenly (a heuristic for vector bin packing;
+Panigrahy et al. 2011). The row is repeated while there are pairs of these sizes, so that the cost
+depends on the number of different sizes, not on the number of pairs.
 """
 
 from dataclasses import dataclass
@@ -30,48 +30,48 @@ MIN_LENGTH = SOURCE_SPECIAL + 1
 MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
 
 _MANY_LEFT_OUT = 0.01
-"""Share of pairs left out above which `losses` warns."""
+"""Share of left-out pairs above which `losses` warns."""
 
 
 def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
-    """Return the smallest integer type that holds the segment ids of both sides."""
+    """Return the smallest integer type for the segment ids of sources and targets."""
     return np.min_scalar_type(min(length // MIN_LENGTH, target_length // MIN_TARGET_LENGTH))
 
 
 @dataclass(frozen=True)
 class TranslationPlan:
-    """Plan of packed pairs: 8 bytes per pair (12 above 2^32 tokens) and 8 bytes per row."""
+    """Plan of packed pairs. It takes 8 bytes per pair (12 above 2^32 tokens) and 8 per row."""
 
     length: int
-    """S, number of places on the source side of a row, including special tokens."""
+    """S, number of source positions in a row, including special tokens."""
     target_length: int
-    """T, number of places on the target side."""
+    """T, number of target positions in a row, including special tokens."""
     row_offsets: np.ndarray
-    """(num_rows + 1,) int64: row r holds the pairs `row_offsets[r]` to `row_offsets[r + 1]`."""
+    """(num_rows + 1,) int64: row r has the pairs `row_offsets[r]` to `row_offsets[r + 1]` - 1."""
     source_start: np.ndarray
-    """(num_pairs,) uint32 or int64: first token in the shard; the target follows its source."""
+    """(num_pairs,) uint32 or int64: position of the source in the shard. The target follows."""
     source_len: np.ndarray
-    """(num_pairs,) uint16: tokens of the source, without special tokens, at least 1."""
+    """(num_pairs,) uint16: tokens of the source, at least 1, without special tokens."""
     target_len: np.ndarray
-    """(num_pairs,) uint16: tokens of the target, without special tokens, at least 1."""
+    """(num_pairs,) uint16: tokens of the target, at least 1, without special tokens."""
     num_left_out: int
-    """Number of the shard's pairs that are in no row because they are longer than a row."""
+    """Number of pairs of the shard that are in no row because they are too long."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
 
     @property
     def real_shares(self) -> tuple[float, float]:
-        """Shares of the source places, and of the target places, that are not padding."""
+        """Shares of the source positions and of the target positions that are not padding."""
         pairs, rows = self.source_len.size, len(self)
         source = int(self.source_len.sum(dtype=np.int64)) + SOURCE_SPECIAL * pairs
         target = int(self.target_len.sum(dtype=np.int64)) + TARGET_SPECIAL * pairs
         return source / (rows * self.length), target / (rows * self.target_length)
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (B,) int64.
+        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
 
-        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
+        `bert_jax.data.pipeline` describes the arrays.
         """
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)
@@ -90,7 +90,7 @@ class TranslationPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe padding and left-out pairs: a clause, and a warning if many are left out."""
+        """Describe padding and left-out pairs. Also return a warning if many are left out."""
         pairs = self.source_len.size
         source, target = self.real_shares
         clause = (
@@ -105,7 +105,7 @@ class TranslationPlan:
             return clause, None
         return clause, (
             f"Warning: {share:.1%} of the pairs are longer than a row of {self.length} source and "
-            f"{self.target_length} target tokens, and are in no row. What helps: longer rows "
+            f"{self.target_length} target tokens, and are in no row. Make rows longer "
             "(training.phases[0].length, data.target_length)"
         )
 
@@ -122,17 +122,17 @@ def check_pairs(shard: Shard) -> None:
     documents = np.asarray(shard.document_offsets)
     if (documents != 2 * np.arange(documents.size)).any():
         raise UserError(
-            f"the token store {name} is damaged: it is said to hold pairs, but not every document "
-            "has two sentences. Build the corpus again."
+            f"the token store {name} is damaged: corpus.json says that it holds pairs, but not "
+            "every document has two sentences. Build the corpus again."
         )
 
 
 def plan_translations(
     shard: Shard, length: int, target_length: int, *, seed: int = 0, num_passes: int = 1
 ) -> TranslationPlan:
-    """Plan rows of pairs; every pair that fits a row is in exactly one row of each pass.
+    """Plan rows of pairs. In each pass, every pair that fits in a row is in exactly one row.
 
-    Passes follow one another; each plans the whole shard, with other pairs together in a row.
+    Passes follow one another. Each plans the full shard, with other pairs together in a row.
 
     Raises:
         UserError: A length (including special tokens) is out of range, the shard does not hold
@@ -177,15 +177,15 @@ def plan_translations(
 def pack_pairs(
     source: np.ndarray, target: np.ndarray, histogram: np.ndarray, length: int, target_length: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack pairs into rows of (length, target_length) places.
+    """Pack pairs into rows of `length` source positions and `target_length` target positions.
 
-    A pair of kind i takes `source[i]` and `target[i]` places, and `histogram[i]`, at least 1, is
-    the number of such pairs; all arrays are (k,).
+    All arrays are (k,). There are `histogram[i]` pairs of kind i, at least 1. Each of them takes
+    `source[i]` and `target[i]` positions.
 
     Returns:
         Items (number of rows, kinds of the pairs in each of these rows, in rising order).
     """
-    # Largest pairs first, by the side on which a pair takes the larger share of a row.
+    # Largest pairs first. The size of a pair is the larger of its shares of source and target.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")
     source, target, left = source[kinds], target[kinds], histogram[kinds]
     patterns = []

@@ -1,7 +1,7 @@
-"""Ways to make rows from a token store, and the section `data` that names one of them.
+"""Ways to make rows from a token store, and the section `data`, which chooses one of them.
 
-A pairing, an entry of `PAIRINGS`, checks stores, plans rows, and describes the arrays of batches
-and the text in no row. The pipeline, the run's first lines and `plan` use only this interface.
+A pairing is an entry of `PAIRINGS`. It checks stores, plans rows, and describes the arrays of
+batches and the text that is in no row. Other code uses pairings only through this interface.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ MAX_LENGTH = 65535
 
 @dataclass(frozen=True)
 class DataConfig(Bounded, section="data"):
-    """Source of the examples, and how they are made from it."""
+    """Corpora of the run, and settings for making and reading examples."""
 
     RENAMED: ClassVar = {"objective": "pairing"}
 
@@ -43,30 +43,31 @@ class DataConfig(Bounded, section="data"):
     """Corpora to mix, with weights, instead of the training text of `corpus`, whose tokenizer and
     held-out text are still used."""
     mixture_temperature: Fraction = 0.0
-    """Exponent of a corpus's tokens in its share, weight x tokens^temperature: 0 uses the weights
-    as they are, 1 mixes by size, XLM-R uses 0.3."""
+    """Exponent in the share of a corpus, which is proportional to weight x tokens^exponent. 0 uses
+    only the weights, 1 mixes by size, and XLM-R uses 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
-    """Content of a row. nsp: next-sentence pairs; sop: sentence-order pairs; none: consecutive
-    text; translation: sources and targets of a corpus of pairs."""
+    """Content of a row. nsp: next-sentence pairs. sop: sentence-order pairs. none: consecutive
+    text. translation: sources and targets from a corpus of pairs."""
     target_length: Annotated[int, AtLeast(MIN_TARGET_LENGTH), AtMost(MAX_LENGTH), Or(0)] = 0
-    """Tokens per row on the target side of translations; 0 means the phase's length."""
+    """Target tokens per row, for translation. 0 means the length of the phase."""
     short_rate: Fraction = 0.1
     """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
     window: Natural = 0
-    """Number of shards whose rows are shuffled together; 0 means all. A host holds the plans of the
-    current window and the next, and caches their files if the corpus is in a bucket."""
+    """Number of shards whose rows are shuffled together, called a window. 0 means all shards. A
+    host keeps the plans of the current window and of the next one and, if the corpus is in a
+    bucket, their files."""
     cache_gb: NonNegative = 20.0
-    """Gigabytes of local disk for cached shards of corpora in buckets; must hold two windows."""
+    """Gigabytes of local disk for shards of corpora in buckets. Two windows must fit."""
     cache_dir: str = ""
     """Directory of cached shards, shared by a host's processes; by default in ~/.cache/bert_jax."""
     read_timeout: NonNegative = 600.0
-    """Seconds for which a bucket may be out of reach before the run ends, with exit code 6."""
+    """Seconds for which a bucket may be out of reach before the run ends with exit code 6."""
     num_passes: Count = 1
     """Number of different plans of the corpus before they repeat (BERT's dupe_factor: 10)."""
     num_threads: Natural = 2
-    """Number of threads that build batches ahead; with 0, each batch is built when needed."""
+    """Number of threads that build batches in advance. With 0, a batch is built when needed."""
     prefetch_batches: Count = 8
-    """Number of finished batches that are kept ahead."""
+    """Number of batches that are built in advance."""
 
     def __post_init__(self) -> None:
         """Refuse values that are wrong for every corpus."""
@@ -74,7 +75,7 @@ class DataConfig(Bounded, section="data"):
         if self.target_length and self.pairing != "translation":
             raise UserError(
                 f"data.target_length is {self.target_length}, but data.pairing {self.pairing!r} "
-                "makes rows of one side; leave target_length out, or set data.pairing 'translation'"
+                "makes rows without targets; leave it out, or set data.pairing to 'translation'"
             )
 
 
@@ -85,14 +86,14 @@ class ExamplePlan(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (B,) int64: all arrays except `row_index`."""
+        """Build the rows with the numbers `rows`, (B,) int64: all arrays except `row_index`."""
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the text in no row: a clause and, if there is much, a warning with causes."""
+        """Describe the text that is in no row. If there is much, also return a warning."""
 
 
 class Column(NamedTuple):
-    """Shape and dtype of one array of a batch, so that planning needs no data."""
+    """Shape and dtype of an array of a batch, for code that has no data yet."""
 
     shape: tuple[int, ...]
     """Shape of a row."""
@@ -107,24 +108,24 @@ class Pairing(ABC):
     """Whether rows are sentence pairs with a label to learn."""
 
     def check(self, store: TokenStore) -> None:
-        """Refuse a store that this pairing cannot serve, with a UserError."""
+        """Raise a UserError if this pairing cannot use the store."""
         if store.is_pairs:
             raise UserError(
                 f"the corpus {store.path or 'in memory'} holds pairs of sources and targets; only "
-                "data.pairing 'translation' reads it. For a language model build a corpus of the "
-                "same files with `bert-jax corpus --input`"
+                "data.pairing 'translation' reads it. For a language model, build a corpus from "
+                "the same files with `bert-jax corpus --input`"
             )
 
     @abstractmethod
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        """Plan rows of a shard, of `length` tokens each; a pure function of the arguments."""
+        """Plan rows of `length` tokens from a shard, as a pure function of the arguments."""
 
     def segment_dtype(self, config: DataConfig, length: int) -> np.dtype:
-        """Return the smallest integer type that holds the segment ids."""
+        """Return the smallest integer type for the segment ids."""
         return np.dtype(np.uint8)
 
     def columns(self, config: DataConfig, length: int, tokens: np.dtype) -> dict[str, Column]:
-        """Describe the arrays of a batch, except `row_index`; `tokens` is the store's dtype."""
+        """Describe the arrays of a batch except `row_index`. `tokens` is the dtype of the store."""
         return {
             "tokens": Column((length,), tokens),
             "type_ids": Column((length,), np.dtype(np.uint8)),
@@ -135,7 +136,7 @@ class Pairing(ABC):
 
 @dataclass(frozen=True)
 class SentencePairs(Pairing):
-    """Rows of two spans of sentences, with a label."""
+    """Rows of sentence pairs with a label."""
 
     name: Literal["nsp", "sop"]
     min_length = pairs.MIN_LENGTH
@@ -172,13 +173,13 @@ class PackedText(Pairing):
 
 
 class Translations(Pairing):
-    """Sources and targets, packed on both sides."""
+    """Packed rows of source and target texts."""
 
     min_length = pair_packing.MIN_LENGTH
 
     @override
     def check(self, store: TokenStore) -> None:
-        pair_packing.check_pairs(store.shards[0])  # the others when their rows are planned
+        pair_packing.check_pairs(store.shards[0])  # planning checks the other shards
 
     @override
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
@@ -206,4 +207,4 @@ PAIRINGS: dict[str, Pairing] = {
     "none": PackedText(),
     "translation": Translations(),
 }
-"""Pairings by name; a new one needs an entry here and a name in `DataConfig.pairing`."""
+"""Pairings by name. A new pairing needs an entry here and a name in `DataConfig.pairing`."""

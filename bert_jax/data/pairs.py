@@ -1,19 +1,20 @@
-"""Sentence pairs: the token ranges of each row, planned only from offsets.
+"""Sentence pairs: a plan of the token ranges of each row, computed only from offsets.
 
 `nsp` is the next-sentence task of Devlin et al. 2018 (section 3.1 and appendix A.2, with the rules
-of the published data creation). A chunk is consecutive sentences of a document, up to a target
-length, divided at a random sentence into A and B. Half of the time, and always if the chunk is one
-sentence, B is text of another document, from a random sentence on; the replaced sentences begin
-the next chunk. A pair longer than the row loses tokens of the longer side, each at a random end.
-Whether the target is short is drawn for each chunk; the published code draws it per document.
+of the published code). A chunk has consecutive sentences of a document, up to a target length. It
+is divided at a random sentence boundary into A and B. In half of the chunks, and in all chunks of
+one sentence, B is replaced by text of another document that begins at a random sentence; the
+replaced sentences begin the next chunk. A pair longer than a row loses tokens of the longer part,
+each at a random end. Each chunk draws whether its target is short (in the published code, each
+document).
 
-`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1): with the same chunks, B
-always follows A, and the two are swapped half of the time. A chunk of one sentence is cut at a
-random token; a chunk of a single token has no order and is left out.
+`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1). Chunks are the same, but
+B always follows A, and the two are swapped in half of the chunks. A chunk of one sentence is cut at
+a random token. A chunk of a single token has no order and is left out.
 
-To plan in arrays, every document is a lane, and all lanes advance together, by one row per turn.
-Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document.
-Every random number is a hash of (seed, pass, first sentence of the chunk).
+For fast array operations, every document is a lane, and all lanes advance together by one row per
+turn. Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a
+document. Every random number is a hash of (seed, pass, first sentence of the chunk).
 """
 
 from collections.abc import Iterator
@@ -34,16 +35,16 @@ LABELS = {
 }
 """Meaning of the labels of pairs, by pairing."""
 MIN_LENGTH = NUM_SPECIAL + 2
-# A plan depends on these two: the cut of long documents, and the order of the rows.
+# The cuts of long documents depend on the first constant, the order of the rows on the second.
 _BLOCK_ROWS = 256
-_POOL = 1 << 15  # lanes that advance together, which bounds memory
+_POOL = 1 << 15  # number of lanes that advance together, to limit memory
 
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares above which `losses` warns of tokens in no row and of random pairs, and names documents of
-one sentence as a cause. Books in rows of 128 have 0.07, 0.52 and 0.00."""
-_LONGEST = 128  # tokens; twice what `bert-jax corpus` makes (`corpus.encode.LONGEST_SENTENCE`)
+"""Shares of tokens in no row and of random pairs above which `losses` warns, and share of documents
+with one sentence above which it names them as a cause. Books in rows of 128 have 0.07, 0.52, 0."""
+_LONGEST = 128  # tokens; twice the limit of `bert-jax corpus` (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
 _NUM_PURPOSES = 8
@@ -52,18 +53,18 @@ _SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Plan of sentence pairs, as columns: 13 bytes per row, 21 above 2^32 tokens."""
+    """Plan of sentence pairs in columns. It takes 13 bytes per row, 21 above 2^32 tokens."""
 
     length: int
     """L, including special tokens."""
     a_start: np.ndarray
-    """(num_rows,) uint32 or int64: first token of A in the shard."""
+    """(num_rows,) uint32 or int64: position of the first token of A in the shard."""
     a_len: np.ndarray
-    """(num_rows,) uint16: tokens of A, at least 1."""
+    """(num_rows,) uint16: number of tokens of A, at least 1."""
     b_start: np.ndarray
-    """(num_rows,), typed as `a_start`: first token of B."""
+    """(num_rows,) uint32 or int64: position of the first token of B in the shard."""
     b_len: np.ndarray
-    """(num_rows,), typed as `a_len`: tokens of B."""
+    """(num_rows,) uint16: number of tokens of B."""
     label: np.ndarray
     """(num_rows,) uint8. nsp: 0 next, 1 random. sop: 0 in order, 1 swapped."""
     pairing: Literal["nsp", "sop"] = "nsp"
@@ -82,9 +83,9 @@ class PairPlan:
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with these numbers, (B,) int64, each [CLS] A [SEP] B [SEP] and padding.
+        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
 
-        `shard` is the shard that was planned. `bert_jax.data.pipeline` describes the arrays.
+        A row is [CLS] A [SEP] B [SEP] and padding. `bert_jax.data.pipeline` describes the arrays.
         """
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
@@ -104,9 +105,9 @@ class PairPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the shares of tokens in no row and of random pairs: a clause, maybe a warning.
+        """Describe the shares of tokens in no row and of random pairs.
 
-        The warning, if a share is high, names the likely causes in this shard and what helps.
+        If a share is high, also return a warning with likely causes in this shard and remedies.
         """
         unheld, random = self.unheld_rate(shard.num_tokens), float(self.label.mean())
         clause = f"{unheld:.1%} of the tokens in no row"
@@ -142,7 +143,7 @@ class PairPlan:
 
 
 def check_documents(path: Path | None, num_documents: int) -> None:
-    """Raise a UserError if there is no second document for random partners."""
+    """Raise a UserError if there is no second document, which pairing `nsp` needs."""
     if num_documents < 2:
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
@@ -160,18 +161,18 @@ def plan_pairs(
     seed: int = 0,
     num_passes: int = 1,
 ) -> PairPlan:
-    """Plan sentence pairs of at most `length` tokens over a whole shard.
+    """Plan sentence pairs of at most `length` tokens over a complete shard.
 
-    A share `short_rate` of the chunks has a target length uniform in [2, L - 3] instead of L - 3.
-    Passes follow one another; each plans the whole shard with other random numbers.
+    A share `short_rate` of the chunks has a random target length from 2 to L - 3 instead of L - 3.
+    Passes follow one another. Each plans the full shard with other random numbers.
 
     Raises:
         UserError: The length is not from 5 to 65,535, or the corpus cannot make pairs.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
-            f"length is {length}; a sentence pair needs 5 to 65,535: three special tokens and at "
-            "least one token of each sentence"
+            f"length is {length}; a sentence pair needs 5 to 65,535 tokens: three special tokens "
+            "and at least one token of each sentence"
         )
     if pairing == "nsp":
         check_documents(shard.path, shard.num_documents)
@@ -182,11 +183,10 @@ def plan_pairs(
     ]
     if not any(part[0].size for part in parts):
         raise UserError(
-            f"the corpus {shard.path or 'in memory'} makes no rows under pairing "
-            f"'{pairing}': it has {shard.num_tokens} token(s) in {shard.num_documents} "
-            "document(s)"
+            f"the corpus {shard.path or 'in memory'} makes no rows with pairing '{pairing}': it "
+            f"has {shard.num_tokens} token(s) in {shard.num_documents} document(s). Add more text"
         )
-    # Column by column, so that only one is ever held twice.
+    # Join column by column, so that memory holds only one column twice.
     columns = (np.concatenate([part.pop(0) for part in parts]) for _ in range(5))
     a_start, a_len, b_start, b_len, label = columns
     return PairPlan(length, a_start, a_len, b_start, b_len, label, pairing)
@@ -195,12 +195,12 @@ def plan_pairs(
 def truncate(
     a_len: np.ndarray, b_len: np.ndarray, room: int, a_key: int, b_key: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Cut pairs to `room` tokens as BERT does, token by token, but in closed form.
+    """Cut pairs to `room` tokens with the same result as BERT's loop over tokens, in closed form.
 
-    BERT takes tokens from the longer side (from B if both are equal), each at a random end. This
-    first levels the two sides and then alternates, so the final lengths are determined. A fair coin
-    decides between front and back for each cut token, so the number cut at the front is binomial: a
-    count of random bits, which are hashes of the keys and of the (k,) counters `rows`.
+    BERT removes tokens from the longer part (from B if both are equal), each at a random end. This
+    first makes the lengths equal and then alternates, so the final lengths are known. A fair coin
+    decides between front and back for each token. The number of tokens cut at the front is
+    therefore a count of random bits, which are hashes of the keys and of the counters `rows` (k,).
 
     Returns:
         Tokens cut at A's front, A's new length, tokens cut at B's front, B's new length.
@@ -216,7 +216,7 @@ def truncate(
 
 
 def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Count the heads (k,) int64 in `count` (k,) coin tosses; heads are the set bits of hashes."""
+    """Count the heads (k,) int64 in `count` (k,) coin tosses, which are bits of hashes."""
     heads = np.zeros(count.shape, np.int64)
     left = count.copy()
     todo = np.flatnonzero(left > 0)
@@ -230,13 +230,13 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
         left[todo] -= 64 * num_words
         todo = todo[left[todo] > 0]
         word += num_words
-        # A sentence of a million tokens must not take thousands of turns.
+        # Take more words per turn, so that a sentence of a million tokens needs few turns.
         num_words = max(1, min(num_words * 2, (1 << 18) // max(todo.size, 1)))
     return heads
 
 
 def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first sentence of each lane, and the sentence after its last one."""
+    """Return the first sentence of each lane, and the sentence after the last one of each lane."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
@@ -244,7 +244,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     document = np.repeat(np.arange(extra.size), extra)
     block = np.arange(document.size) - np.repeat(np.cumsum(extra) - extra, extra) + 1
     cuts = np.searchsorted(sentences, first_token[document] + block * block_tokens)
-    # A sentence longer than a block makes equal cuts, or cuts at the document's end.
+    # A sentence longer than a block leads to equal cuts, or to cuts at the end of the document.
     edges = np.unique(np.concatenate([documents, cuts])) if cuts.size else documents
     return edges[:-1], edges[1:]
 
@@ -252,7 +252,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
 def _plan_pass(
     shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
-    """Yield columns of rows; all lanes of the pool advance by one chunk per turn."""
+    """Yield columns of rows. In each turn, all lanes of the pool advance by one chunk."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
@@ -268,7 +268,7 @@ def _plan_pass(
             end = np.concatenate([end, lane_ends[fresh]])
             taken = min(fresh.stop, lane_starts.size)
 
-        # The chunk: sentences up to the target, at least one, within the lane.
+        # A chunk has sentences of the lane up to the target length, and at least one sentence.
         target = np.where(
             hash_u64(keys[_SHORT], cursor) < np.uint64(int(short_rate * _BELOW_2_64)),
             2 + below(hash_u64(keys[_TARGET], cursor), room - 1),
@@ -322,15 +322,16 @@ def _random_partners(
     target: np.ndarray,
     keys: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first token and length of each row's random B, which is from another document.
+    """Return the first token and length of a random B, from another document, for each row.
 
-    B begins at a random sentence, and goes on until it has `target` tokens or the document ends.
-    The document is r, random below n - 1 of n documents, or r + 1 if r >= the row's own document.
+    B begins at a random sentence, and continues until it has `target` tokens or the document ends.
+    To leave out the document of the row among n documents, r is drawn below n - 1, and raised by 1
+    if it is not below the number of that document.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)
     other += other >= own
-    # Looked up in the order of memory, which is 2 times faster on 39 M sentences.
+    # Read in the order of memory, which is twice as fast for 39 million sentences.
     order = np.argsort(other)
     other = other[order]
     first, last = documents[other], documents[other + 1]

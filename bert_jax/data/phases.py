@@ -1,4 +1,4 @@
-"""Phases of a run: as a configuration gives them, and as the pipeline takes them."""
+"""Phases of a run: their configuration, and the form that the pipeline uses."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,19 +24,19 @@ THETAS = ("rope_theta", "local_rope_theta")
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """A corpus of a mixture."""
+    """One corpus of a mixture."""
 
     corpus: Annotated[str, Given("the directory of a corpus")] = ""
-    """Directory of the corpus, which must have the run's tokenizer."""
+    """Directory of the corpus, which must have the tokenizer of the run."""
     weight: Positive = 1.0
-    """Share of the rows, relative to the other corpora; see also `mixture_temperature`."""
+    """Share of the rows, relative to the other corpora. See also `mixture_temperature`."""
 
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """A stretch of training with rows of one length; BERT spends 90% of its steps at 128.
+    """A part of training with rows of one length. BERT uses length 128 for 90% of its steps.
 
-    Fields that are not set take the run's values.
+    Fields that are not set have the values of the run.
     """
 
     length: Annotated[int, AtLeast(8)] = 128
@@ -44,68 +44,68 @@ class PhaseConfig:
     batch_size: Count = 256
     """Rows per step, over all devices and micro-batches."""
     share: Part = 1.0
-    """Share of the run's steps; the shares of all phases sum to 1."""
+    """Share of the steps of the run. The shares of all phases must add up to 1."""
     steps: Count | None = None
-    """Number of steps, instead of `share`. Set it in all phases, so that the sum is
-    training.num_steps, or in none."""
+    """Number of steps, instead of `share`. Set it in no phase or in all phases. The sum must then
+    be training.num_steps."""
     accumulation: Count | None = None
-    """Micro-batches per step; by default `training.accumulation`."""
+    """Micro-batches per step, by default `training.accumulation`."""
     masking_rate: Part | None = None
-    """Share of a row's tokens that are predicted; by default `masking.rate`."""
+    """Share of a row's tokens that are predicted, by default `masking.rate`."""
     learning_rate: Positive | None = None
-    """Peak of the learning rate; by default `optimizer.learning_rate`."""
+    """Peak of the learning rate, by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
-    """Shape of the learning rate from the first to the last step of the phase; by default the run's
-    schedule continues. The warm-up is always the run's."""
+    """Shape of the learning rate from the first to the last step of the phase. By default, the
+    schedule of the run continues. The warm-up is always that of the run."""
     end_rate: NonNegative | None = None
-    """Learning rate at the end of `decay`; by default `optimizer.end_share` x the phase's peak."""
+    """Learning rate at the end of `decay`, by default `optimizer.end_share` x the phase's peak."""
     rope_theta: Positive | None = None
-    """Base of the rotations' wavelengths in global layers; by default `model.rope_theta`."""
+    """Base of the wavelengths of rotations in global layers, by default `model.rope_theta`."""
     local_rope_theta: Positive | None = None
-    """Base of the rotations' wavelengths in local layers; by default `model.local_rope_theta`."""
+    """Base of the wavelengths of rotations in local layers, by default `model.local_rope_theta`."""
     corpus: str = ""
-    """Directory of the training text, with the run's tokenizer; by default `data.mixture` or
+    """Directory of the training text, with the tokenizer of the run. By default, `data.mixture` or
     `data.corpus`. All phases use the held-out text of `data.corpus`."""
     mixture: tuple[MixtureConfig, ...] = ()
-    """Corpora of the phase and their weights; by default `data.mixture`."""
+    """Corpora of the phase and their weights, by default `data.mixture`."""
     mixture_temperature: Fraction | None = None
-    """Exponent of a corpus's tokens in its share; by default `data.mixture_temperature`."""
+    """Exponent in the share of a corpus, by default `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
-    """Number of steps with fewer rows at the start: a third of them has an eighth of `batch_size`,
-    a third a quarter, a third half. If it exceeds the phase's steps, it becomes a tenth of them."""
+    """Number of steps with fewer rows at the start: 1/8, 1/4 and 1/2 of `batch_size`, in three
+    equal parts. If it exceeds the steps of the phase, a tenth of these steps is used."""
 
     def check(self, number: int) -> None:
-        """Raise a UserError if fields contradict each other; `number` counts phases from 0."""
+        """Raise a UserError if fields contradict each other. `number` counts phases from 0."""
         if self.mixture and self.corpus:
             raise UserError(
-                f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; give one"
+                f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; set one"
             )
         if self.steps is not None and self.share != 1:
             raise UserError(
                 f"training.phases[{number}] has {self.steps} steps and a share, {self.share:g}; "
-                "give one"
+                "set only one"
             )
         if self.end_rate is not None and self.decay in ("", "constant"):
             raise UserError(
                 f"training.phases[{number}].end_rate is {self.end_rate:g}, but the phase's decay "
-                f"is {self.decay!r}, which has no end; expected linear, cosine or one_minus_sqrt"
+                f"is {self.decay!r}, which has no end; set it to linear, cosine or one_minus_sqrt"
             )
 
 
 def scaled(warmup: int, num_steps: int) -> int:
-    """Return the steps of a warm-up: `warmup`, or a tenth of `num_steps` if `warmup` is larger."""
+    """Return `warmup`, or a tenth of `num_steps` if `warmup` is larger than `num_steps`."""
     return warmup if warmup <= num_steps else -(-num_steps // 10)
 
 
 def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
-    """Report in a line that the warm-up of field `name` is scaled; return [] if it is not."""
+    """Return a message that the warm-up of field `name` is scaled, or [] if it is not."""
     kept = scaled(warmup, num_steps)
     said = f"{name} is {warmup:,}, longer than the {num_steps:,} steps: scaled to {kept:,}"
     return [] if kept == warmup else [f"warm-up  {said}"]
 
 
 def described(phase: Mapping[str, Any]) -> str:
-    """Describe the fields that a phase sets besides its shape; "" if it sets none."""
+    """Describe the fields that a phase sets besides its shape, or return "" if it sets none."""
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
@@ -119,21 +119,21 @@ def described(phase: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one shape."""
+    """A part of training with one shape of batches."""
 
     length: int
-    """L, including special tokens."""
+    """L, tokens per row, including special tokens."""
     batch_size: int
-    """B, rows of a step over all processes."""
+    """B, rows per step in all processes together."""
     num_steps: int
     batch_warmup_steps: int = 0
-    """Steps with fewer rows, at the beginning (see `PhaseConfig`)."""
+    """Number of steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Divisor of the number of rows in each step of `batch_warmup_steps`."""
+    """Number that divides the number of rows in each step of `batch_warmup_steps`."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        """Stages from the start of the phase to its end, each (number of steps, rows of a step)."""
+        """Stages of the phase in order. Each is (number of steps, rows per step)."""
         warmup, parts = self.batch_warmup_steps, (8, 4, 2)
         ends = [round(warmup * n / len(parts)) for n in range(len(parts) + 1)]
         growing = [
@@ -145,11 +145,11 @@ class Phase:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all steps."""
+        """Number of rows in all steps."""
         return sum(steps * rows for steps, rows in self.stages)
 
     def rows_of(self, step: int) -> tuple[int, int]:
-        """Return a step's first row, counted from the start of the phase, and its row count."""
+        """Return the first row of a step, counted in the phase, and the number of its rows."""
         first = 0
         for steps, rows in self.stages:
             if step < steps:
@@ -159,7 +159,7 @@ class Phase:
 
 
 def stages_from(phases: Sequence[Phase], step: int) -> Iterator[tuple[int, int]]:
-    """Yield (phase, rows of a step) for each stage that ends after the first `step` steps."""
+    """Yield (phase, rows per step) for each stage that ends after the first `step` steps."""
     end = 0
     for number, phase in enumerate(phases):
         for steps, rows in phase.stages:
@@ -169,13 +169,13 @@ def stages_from(phases: Sequence[Phase], step: int) -> Iterator[tuple[int, int]]
 
 
 class Share(NamedTuple):
-    """Part of each batch that one process reads."""
+    """The part of each batch that a process reads."""
 
     process_index: int
     process_count: int
 
     def of(self, batch_size: int) -> int:
-        """Return the number of a process's rows in a batch; a UserError if it is not whole."""
+        """Return a process's number of rows in a batch. If it is not whole, raise a UserError."""
         if batch_size % self.process_count:
             raise UserError(
                 f"a batch of {batch_size} rows does not divide among {self.process_count} "
@@ -184,7 +184,7 @@ class Share(NamedTuple):
         return batch_size // self.process_count
 
     def rows(self, phase: Phase, step: int) -> tuple[int, int]:
-        """Return a process's first row of a step, counted in the phase, and its number of rows."""
+        """Return a process's first row in a step, counted in the phase, and its number of rows."""
         start, batch_size = phase.rows_of(step)
         count = self.of(batch_size)
         return start + self.process_index * count, count

@@ -1,22 +1,22 @@
-"""Batches from a token store: which rows make up step n, and their delivery in time.
+"""Batches from a token store: the rows of each step, and threads that build batches in advance.
 
-A batch is a dict of numpy arrays, B rows of length L::
+A batch is a dict of numpy arrays, with B rows of length L::
 
-  tokens       (B, L) the store's dtype
-  type_ids     (B, L) uint8: sentence A 0, sentence B 1
-  segment_ids  (B, L) uint8, or uint16 for packed rows longer than 767 tokens: 0 padding, 1.. packed
-                      segments; a sentence pair is all 1
-  pair_labels   (B,)   int32: 0 as in the text, 1 random or swapped; -1 no label
-  row_index    (B,)   uint32: the row's number in the stream of examples (see `row_keys`), which
-                      keys its masking and dropout
+  tokens       (B, L) dtype of the store
+  type_ids     (B, L) uint8: 0 for sentence A, 1 for sentence B
+  segment_ids  (B, L) uint8, or uint16 for packed rows longer than 767 tokens: 0 for padding, 1, 2,
+                      ... for packed segments, and 1 for all tokens of a sentence pair
+  pair_labels  (B,)   int32: 0 if the pair is as in the text, 1 if random or swapped, -1 if no label
+  row_index    (B,)   uint32: key of the row's masking and dropout, made from the number of the row
+                      in the stream of examples (see `row_keys`)
 
-Rows of translations have packed sources of type 0, no pair_labels, and the targets:
+For translation, the arrays above have packed sources of type 0. Instead of pair_labels, there are:
 
-  target_tokens       (B, T) the store's dtype: [CLS] text of each target, the decoder's input
-  target_segment_ids  (B, T) as segment_ids: 0 padding, else the number of the target's source
+  target_tokens       (B, T) dtype of the store: [CLS] and text of each target, for the decoder
+  target_segment_ids  (B, T) as segment_ids: 0 for padding, else the segment of the source
 
-`ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain reads
-ahead in threads; its state is one integer, the next step.
+`ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain builds
+batches in advance in threads. The only state is one integer, the next step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,12 +43,12 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
-_MOST = 2**32  # most rows of a batch, and most steps of a phase
+_MOST = 2**32  # largest number of rows in a batch, and of steps in a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
-"""Positions (rows x L) to build at once: the fewest, the number per shard in use, and the most. In
-large blocks, rows that are neighbours in a shard are read together."""
-_BLOCK_STEPS = 4096  # most steps in a block
+"""Number of positions (rows x L) to build at once: lower limit, number per shard in use, and upper
+limit. In large blocks, rows that are neighbours in a shard are read together."""
+_BLOCK_STEPS = 4096  # largest number of steps in a block
 _BLOCKS = 4  # number of blocks that are cached
 
 # Purposes of random numbers, which are part of their keys; `data.mixture` has 0.
@@ -58,8 +58,8 @@ _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    The first 2^32 rows have their numbers as keys. Each later 2^32 rows have the same keys in
-    another order, so that repeated text gets other masks.
+    The keys of the first 2^32 rows are the numbers of the rows. The next 2^32 rows, and so on, have
+    the same keys in another order, so that repeated text gets other masks.
     """
     if first + count <= 1 << 32:
         return np.arange(first, first + count, dtype=np.uint32)
@@ -72,7 +72,7 @@ def row_keys(first: int, count: int) -> np.ndarray:
 
 
 class ExampleStream:
-    """Training batches by step number; safe to read from several threads.
+    """Training batches by step number. Several threads may read them.
 
     Each phase reads its corpus, or its mixture of corpora, from the start: every row once in a
     random order, then again in another order (see `data.mixture`). Shards are planned when needed.
@@ -86,10 +86,10 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases; `stores`, by number of the phase, replace `store` in some phases.
+        """Check the phases. `stores` maps numbers of phases to the stores that replace `store`.
 
         Raises:
-            UserError: There is no phase; a length, batch size or number of steps is out of range;
+            UserError: There is no phase, a length, batch size or number of steps is out of range,
                 or the pairing cannot use a store.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
@@ -98,7 +98,7 @@ class ExampleStream:
             text if isinstance(text, Mixture) else Mixture(("",), (text,), (1.0,)) for text in texts
         ]
         if not self.phases:
-            raise UserError("training.phases is empty; at least one phase is needed")
+            raise UserError("training.phases is empty; give at least one phase")
         lengths = (PAIRINGS[config.pairing].min_length, MAX_LENGTH)
         ranges = {"length": lengths, "batch_size": (1, _MOST), "num_steps": (1, _MOST)}
         for i, phase in enumerate(self.phases):
@@ -108,12 +108,12 @@ class ExampleStream:
                         f"training.phases[{i}].{name} is {value}; with pairing '{config.pairing}' "
                         f"it must be {least} to {most:,}"
                     )
-        # Python integers: the sum must not wrap.
+        # Use Python integers, which cannot overflow.
         rows = (phase.num_rows for phase in self.phases)
         self._first_row = list(accumulate(rows, initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
         self.num_steps = self._first_step[-1]
-        # Stores are checked now, not when the first batch is asked for.
+        # Check the stores now, before the first batch is requested.
         self._store_rows: dict[tuple[int, int], StoreRows] = {}
         for phase, text in zip(self.phases, self._texts, strict=True):
             for each in text.stores:
@@ -125,7 +125,7 @@ class ExampleStream:
         self._row_block = Kept(self._make_row_block, _BLOCKS)
 
     def phase_of(self, step: int) -> int:
-        """Return the index of the phase that holds a step; IndexError if there is no such step."""
+        """Return the index of the phase of a step. Raise an IndexError if there is no such step."""
         if not 0 <= step < self.num_steps:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
@@ -153,7 +153,7 @@ class ExampleStream:
         return self._first_row[number] + start
 
     def progress(self, step: int) -> list[CorpusProgress]:
-        """Count the text that the steps before `step`, in all phases, read from each corpus."""
+        """Count the text read from each corpus in the steps before `step`, in all phases."""
         seen: dict[str, CorpusProgress] = {}
         for number, phase in enumerate(self.phases):
             steps = min(step - self._first_step[number], phase.num_steps)
@@ -171,7 +171,7 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return a process's contiguous slice of a step's rows; no other process's rows are built.
+        """Return a process's rows of a step, a contiguous slice. Other rows are not built.
 
         Raises:
             UserError: The batch does not divide among the processes, or the store is damaged.
@@ -187,7 +187,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all text read has been compared with its digests; UserError if it differs."""
+        """Wait until all text read is compared with its digests. A difference is a UserError."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -197,7 +197,7 @@ class ExampleStream:
         for corpus, (name, store) in enumerate(zip(text.names, text.stores, strict=True)):
             rows = self._store_rows[id(store), length]
             words = [self._seed, _SHUFFLE, number]
-            if corpus:  # so a mixture of one corpus reads like the corpus without a mixture
+            if corpus:  # the first corpus has the same order as without a mixture
                 words = [hash_key(self._seed, _MIXING, number, corpus)]
             try:
                 order = ShardOrder(rows.quotas, self.config.window, words)
@@ -218,7 +218,7 @@ class ExampleStream:
     def _make_row_block(
         self, key: tuple[int, int, Share]
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Build the rows of several steps; return where each step begins, and the arrays."""
+        """Build the rows of several steps. Return the first row of each step, and the arrays."""
         number, block, share = key
         phase, steps = self.phases[number], self._block_steps(number, share)
         first = block * steps
@@ -229,9 +229,9 @@ class ExampleStream:
 
 
 class TrainBatches:
-    """Batches of one process from a step to the end, built ahead in threads by Grain.
+    """Batches of one process from a step to the end, which threads of Grain build in advance.
 
-    The state is `next_step`, the same integer in all processes; to resume, start at this step.
+    The state is `next_step`, the same integer in all processes. To resume, start at this step.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Begin to read; UserError if batches do not divide evenly or the step is out of range."""
+        """Start reading. A UserError says that batches do not divide or the step does not exist."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -269,17 +269,17 @@ class TrainBatches:
         return batch
 
     def close(self) -> None:
-        """End the threads, which otherwise end when the iterator is garbage-collected."""
+        """Stop the threads now. Otherwise, they stop when the iterator is garbage-collected."""
         if hasattr(self._batches, "close"):
             self._batches.close()
         self._batches = iter(())
 
 
 class EvalBatches:
-    """One pass over a held-out store, planned once; it may be iterated many times.
+    """One pass over a held-out store. It is planned once and may be iterated many times.
 
-    The last batch is filled up with rows of segment ids 0 and pair_label -1. All processes see the
-    same number of batches.
+    The last batch is filled with rows that have the segment ids 0 and the pair label -1. All
+    processes get the same number of batches.
     """
 
     def __init__(
@@ -297,12 +297,14 @@ class EvalBatches:
         """Plan the rows.
 
         Args:
-            config: settings; only pairing, target_length and short_rate are used.
-            batch_size: B, summed over all processes.
-            max_rows: largest number of rows; if there are more, a fixed random sample is read.
-            process_index, process_count: slice of each batch to read, and number of slices.
-            seed: seed of the rows, not of the training, so that runs are compared on the same
-                rows.
+            store: Held-out store.
+            config: Settings, of which pairing, target_length and short_rate are used.
+            length: L.
+            batch_size: B, in all processes together.
+            max_rows: Largest number of rows. If there are more, a fixed random sample is read.
+            process_index, process_count: Slice of each batch to read, and number of slices.
+            seed: Seed of the rows. It differs from that of the training, so that all runs are
+                evaluated on the same rows.
 
         Raises:
             UserError: The batch does not divide among the processes, or the pairing cannot use the
@@ -322,7 +324,7 @@ class EvalBatches:
         return -(-self.num_rows // self._batch_size)
 
     def _rows(self, start: int, stop: int) -> Places:
-        """Return rows `start` to `stop` of a fixed random order, whose first rows are a sample."""
+        """Return rows `start` to `stop` of a fixed random order."""
         rows = permute(np.arange(start, stop), int(self._ends[-1]), self._key)
         shards = np.searchsorted(self._ends, rows, side="right")
         return Places(shards, rows - np.concatenate([[0], self._ends])[shards])
@@ -334,7 +336,7 @@ class EvalBatches:
         self._store.checks.wait()
 
     def _filled(self, rows: Places, first: int) -> dict[str, np.ndarray]:
-        """Return the batch of some rows, filled up to this process's share."""
+        """Return the batch of some rows, filled up to the number of rows of this process."""
         pad = self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
         size = self._share

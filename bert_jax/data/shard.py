@@ -1,4 +1,4 @@
-"""A shard of a token store: memory-mapped arrays, and checks that they are complete and right."""
+"""A shard of a token store: memory-mapped arrays, and checks of these arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,17 +14,17 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
 MAX_HEADER_BYTES = 256 << 20
-"""Largest corpus.json in bytes; it has room for about a million sources or shards."""
+"""Largest size of corpus.json in bytes. It suffices for about a million sources or shards."""
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
-"""Number of offsets that are checked when a shard is opened; `verify` checks all of them."""
+"""Number of offsets that are checked when a shard is opened. `verify` checks all offsets."""
 OPEN_SHARDS = 64
-"""Number of shards that a store keeps open; each has three open files."""
+"""Number of shards that a store keeps open. Each has three open files."""
 
 
 @runtime_checkable
 class StoreTokenizer(Protocol):
-    """Part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
+    """The part of `bert_jax.tokenization.tokenizer.Tokenizer` that a store needs."""
 
     vocab_size: int
     special_ids: SpecialIds
@@ -36,15 +36,15 @@ class StoreTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Shard:
-    """Sentences in documents, over one flat array of token ids.
+    """Documents of sentences, as offsets into one flat array of token ids.
 
-    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`; document d has the
-    sentences from `document_offsets[d]` to below `document_offsets[d + 1]`. No special tokens are
-    stored, and no sentence or document is empty.
+    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`. Document d has the
+    sentences `document_offsets[d]` to `document_offsets[d + 1]` - 1. No special tokens are stored,
+    and no sentence or document is empty.
     """
 
     tokens: np.ndarray
-    """(num_tokens,) uint16, or uint32 for a vocabulary above 65,536; a memory map."""
+    """(num_tokens,) uint16, or uint32 for a vocabulary above 65,536. May be a memory map."""
     sentence_offsets: np.ndarray
     """(num_sentences + 1,) int64 token positions."""
     document_offsets: np.ndarray
@@ -54,11 +54,11 @@ class Shard:
     path: Path | None = None
     """Directory of the arrays, for messages."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of the store's `corpus.json`."""
+    """Other entries of the store's `corpus.json`."""
 
     @property
     def num_tokens(self) -> int:
-        """Length of `tokens`."""
+        """Number of tokens."""
         return len(self.tokens)
 
     @property
@@ -79,27 +79,28 @@ class Shard:
     def take_spans(
         self, starts: np.ndarray, spans: np.ndarray, used: np.ndarray, length: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill the rows of a batch with spans of tokens, laid end to end, and padding.
+        """Fill the rows of a batch with consecutive spans of tokens, and with padding.
 
-        Span i fills the next `spans[i]` positions with the tokens from `starts[i]` on.
+        Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`.
 
         Args:
-            starts: (k,) int64 first token of each span. Where special tokens will stand, any token
-                is read, even beyond the ends of the array; the caller overwrites it.
-            spans: (k,) int64 lengths, whose sum is B * L.
+            starts: (k,) int64 position of the first token of each span. At positions of special
+                tokens, any token is read, even outside the array, and the caller overwrites it.
+            spans: (k,) int64 lengths of the spans. Their sum is B * L.
             used: (B, 1) number of positions in each row that are not padding.
+            length: L.
 
         Returns:
-            Tokens (B, L) of the store's dtype, and (B, L) bool, false for padding.
+            Tokens (B, L) with the dtype of the store, and (B, L) bool, which is false for padding.
 
         Raises:
-            UserError: An id is outside the vocabulary; jax would read it as another id.
+            UserError: An id is outside the vocabulary. jax would read it as another id.
         """
-        # Indices stay int64, because numpy would convert narrower ones.
+        # Indices are int64, because numpy would convert narrower indices.
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
         index += np.arange(index.size)
         rows = np.empty((used.size, length), self.tokens.dtype)
-        # "clip" is numpy's fastest mode; whatever an out-of-range index reads is overwritten.
+        # "clip" is numpy's fastest mode. What an index outside the array reads is overwritten.
         np.take(self.tokens, index, mode="clip", out=rows.reshape(-1))
         highest = int(rows.max(initial=0))
         if highest >= self.vocab_size:
@@ -111,9 +112,9 @@ class Shard:
 
 
 class Shards:
-    """The shards of a store, each opened by its number on first use; `num_open` stay open.
+    """The shards of a store by number. A shard is opened on first use; `num_open` stay open.
 
-    Safe to read from several threads.
+    Several threads may read the shards.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of a store or shard; UserError if it is missing or has another size."""
+    """Map an array file of a store or shard. A missing file or wrong size is a UserError."""
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:
@@ -149,9 +150,9 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 
 
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
-    """Raise a UserError unless `offsets` (n,) rise strictly from 0 to `end`.
+    """Raise a UserError if `offsets` (n,) do not increase strictly from 0 to `end`.
 
-    `name` is "sentence" or "document"; unless `whole`, only `_CHECKED_OFFSETS` offsets are read.
+    `name` is "sentence" or "document". `whole` checks all offsets, not only `_CHECKED_OFFSETS`.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
@@ -166,7 +167,7 @@ def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole
 
 
 def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    """Read all tokens; raise a UserError for the first id outside the vocabulary."""
+    """Read all tokens. Raise a UserError for the first id outside the vocabulary."""
     for begin in range(0, len(tokens), _CHECK_BLOCK):
         block = tokens[begin : begin + _CHECK_BLOCK]
         if block.max() >= vocab_size:
@@ -176,22 +177,22 @@ def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise a UserError if the manifest, or a file whose digest it names, has changed."""
+    """Raise a UserError if the manifest has changed, or a file that has a digest in it."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
-        why = "corpus.json was changed (if on purpose, remove its entry crc32)"
+        why = "corpus.json was changed (if this is intended, remove its entry crc32)"
         raise damaged(path, why)
     check_digests(path, header.get(DIGESTS))
 
 
 def check_digests(path: Path, digests: Any) -> None:
-    """Raise a UserError if a file differs from its digest; `digests` maps file names to digests."""
+    """Raise a UserError if a file differs from its digest. `digests` has digests by file name."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 
 
 def damaged(path: Path | None, what: str) -> UserError:
-    """Make the error for a damaged store or shard."""
+    """Return the error for a damaged store or shard."""
     if path is not None and path.parent.name == "shards":
         return UserError(
             f"the shard {path.name} of the token store {path.parent.parent} is damaged: {what}. "

@@ -1,7 +1,7 @@
 """The token store: a tokenized corpus as memory-mapped arrays.
 
-On disk a store is a manifest and shards; a small store has one shard. A shard has one flat
-little-endian file per array, so that a batch is one gather::
+On disk, a store has a manifest (`corpus.json`) and one or more shards. A shard has one flat
+little-endian file per array, so that building a batch is one gather::
 
     corpus.json  tokenizer/  unigram_counts.bin
     shards/00000/  shards/00001/  ...
@@ -41,16 +41,16 @@ from bert_jax.tokenization.special_ids import SpecialIds
 FORMAT = "bert_jax token store"
 VERSION = 3
 ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
-"""Array files of a shard, without `.bin`."""
+"""Names of the array files of a shard, without `.bin`."""
 COUNTS = "unigram_counts"
-"""Array file of a store, and of each shard: the number of times that each id occurs."""
+"""Name of an array file of a store and of each shard: the number of times that each id occurs."""
 MAX_VOCAB = 1 << 22
-"""Largest vocabulary; it is limited since opening a store reads the counts of all ids."""
-_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # of a shard's directory
+"""Largest vocabulary. There is a limit because opening a store reads the counts of all ids."""
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # name of the directory of a shard
 
 
 class ShardEntry(NamedTuple):
-    """Entry of a shard in the manifest."""
+    """A shard's entry in the manifest."""
 
     name: str
     """Directory below `shards`."""
@@ -58,13 +58,13 @@ class ShardEntry(NamedTuple):
     num_sentences: int
     num_documents: int
     sha256: Mapping[str, str] = {}
-    """sha256 of each array, by name; the store's fingerprint depends on these digests."""
+    """sha256 of each array, by name. The fingerprint of the store depends on them."""
     crc32c: Mapping[str, str] = {}
-    """CRC-32C of each array and of `COUNTS`, by name; faster to compare than sha256."""
+    """CRC-32C of each array and of `COUNTS`, by name. It is faster to compare than sha256."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry from its JSON; malformed JSON raises the errors of `_described`."""
+        """Make an entry from its JSON. Wrong JSON raises the errors that `_described` lists."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
@@ -77,27 +77,27 @@ class ShardEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A tokenized corpus: the content of its manifest, and its shards."""
+    """A tokenized corpus: the shards, and the content of the manifest."""
 
     shards: Shards
     counts: tuple[ShardEntry, ...]
-    """Sizes and digests of the shards, which are known without opening them."""
+    """Sizes and digests of the shards, which the manifest has."""
     unigram_counts: np.ndarray
     """(vocab_size,) int64: number of times that each id occurs."""
     vocab_size: int
     special_ids: SpecialIds
     tokenizer_fingerprint: str
     fingerprint: str
-    """sha256 over everything that determines the content; it is equal for equal stores."""
+    """sha256 of everything that determines the content. Equal stores have equal fingerprints."""
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of `corpus.json`."""
+    """Other entries of `corpus.json`."""
     checks: Checks = field(default_factory=Checks)
-    """Comparisons of the shards' arrays with their digests; see `open_store`."""
+    """Comparisons of the arrays of opened shards with their digests (see `open_store`)."""
 
     @classmethod
     def of(cls, shards: Sequence[Shard], unigram_counts: np.ndarray) -> "TokenStore":
-        """Make a store from shards in memory; vocabulary and metadata come from the first."""
+        """Make a store from shards in memory. Vocabulary and metadata are those of the first."""
         first = shards[0]
         sizes = ((each.num_tokens, each.num_sentences, each.num_documents) for each in shards)
         return cls(
@@ -121,13 +121,13 @@ class TokenStore:
         return sum(shard.num_documents for shard in self.counts)
 
     def shard_path(self, shard: ShardEntry) -> Path:
-        """Return the directory of a shard; the store must be on disk."""
+        """Return the directory of a shard. The store must be on disk."""
         assert self.path is not None
         return self.path / "shards" / shard.name
 
     @property
     def unknown_rate(self) -> float:
-        """Share of the tokens that are [UNK]: text that the tokenizer cannot spell."""
+        """Share of the tokens that are [UNK], for text that the tokenizer cannot represent."""
         return float(self.unigram_counts[self.special_ids.unk] / self.num_tokens)
 
     @property
@@ -137,18 +137,18 @@ class TokenStore:
 
     @property
     def target_entropy(self) -> float | None:
-        """Entropy in nats of target tokens, with one end token per target; None without pairs.
+        """Entropy in nats of target tokens, with one end token per target. None without pairs.
 
-        It is the loss of a model that knows only how frequent each target token is.
+        This is the loss of a model that knows only the frequency of each target token.
         """
         value = self.meta.get("target_entropy")
         return float(value) if isinstance(value, float) else None
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
-        """Entropy in nats of the distribution of tokens, special tokens left out.
+        """Entropy in nats of the distribution of tokens, without special tokens.
 
-        It is the masked-LM loss of a model that knows only how frequent each token is.
+        This is the masked-LM loss of a model that knows only the frequency of each token.
         """
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
@@ -162,10 +162,10 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Return true if `path` is a directory that holds a complete token store.
+    """Tell whether `path` is the directory of a complete token store.
 
-    A store of version 1, whose arrays lie beside the manifest, counts as complete, so that opening
-    it explains why it is refused.
+    A store of version 1, whose arrays are beside the manifest, counts, too. Opening it raises an
+    error that names the version.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
@@ -173,8 +173,8 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute a store's fingerprint from its tokenizer's fingerprint and each shard's sha256s."""
-    # Records of old runs hold fingerprints, so these version numbers must never change.
+    """Compute a store's fingerprint from that of its tokenizer and the sha256 of each array."""
+    # Old runs have recorded fingerprints, so these version numbers must never change.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -189,15 +189,16 @@ def open_store(
     fetch: Callable[[str], None] = lambda name: None,
     num_open: int = OPEN_SHARDS,
 ) -> TokenStore:
-    """Open a store without reading it: arrays are memory maps, and shards are opened on use.
+    """Open a store. Arrays are memory maps, and a shard is opened when it is first used.
 
     Args:
-        path: directory of the store.
-        tokenizer: refuse a store that was built with another tokenizer.
-        verify: read everything and compare it with the fingerprint (about 1 GB/s).
-        background: compare a shard with its digests during use; `store.checks.wait()` raises.
-        fetch: function that fetches the files of a shard, by name, before the shard is opened.
-        num_open: number of shards to keep open.
+        path: Directory of the store.
+        tokenizer: Tokenizer with which the store must have been built. None allows any.
+        verify: Whether to read everything and compare it with the fingerprint (about 1 GB/s).
+        background: Whether a thread compares an opened shard with its digests while the shard is in
+            use; `store.checks.wait()` then raises the error. Otherwise, opening a shard waits.
+        fetch: Function that fetches the files of a shard, by name, before the shard is opened.
+        num_open: Number of shards to keep open.
 
     Raises:
         UserError: The store is missing, incomplete, damaged, or of another version or tokenizer.
@@ -227,7 +228,7 @@ def open_store(
 
 
 def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> TokenStore:
-    """Read a store's manifest and counts of ids, but no shards; errors as for `open_store`."""
+    """Read the manifest and the counts of ids, but no shards. Errors are as in `open_store`."""
     path = Path(path)
     header = _read_header(path)
     try:
@@ -253,10 +254,10 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` tests the beginning of the shard's offsets or, with `verify`, all of them.
+    `check` checks the first offsets of the shard or, with `verify`, all offsets.
 
     Raises:
-        UserError: The shard, which the message names, is missing or damaged.
+        UserError: The shard is missing or damaged.
     """
     entry = store.counts[number]
     path = store.shard_path(entry)
@@ -288,10 +289,10 @@ def _verify(store: TokenStore) -> None:
 
 
 def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
-    """Make the store that a header describes; its shards and its counts of ids are left empty.
+    """Make the store that a header describes, without its shards and its counts of ids.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: The header makes no sense.
+        AttributeError, KeyError, TypeError, ValueError: The header is malformed.
     """
     shards = tuple(map(ShardEntry.read, header["shards"]))
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])
@@ -324,7 +325,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not (path / "corpus.json").is_file():
         for part in ("train", "heldout"):
             if is_store(path / part):
-                said = f"holds several token stores; name one, such as {path / part}."
+                said = f"holds several token stores; name one of them, such as {path / part}."
                 raise UserError(f"{path} {said}")
         raise UserError(
             f"no complete token store at {path}: it has no corpus.json. Build one with "
@@ -339,6 +340,6 @@ def _read_header(path: Path) -> dict[str, Any]:
     if header.get("version") != VERSION:
         raise UserError(
             f"the token store {path} has version {header.get('version')!r}; this bert_jax reads "
-            f"{VERSION}. Build the corpus again, or use the bert_jax that made it."
+            f"version {VERSION}. Build the corpus again, or use the bert_jax that made it."
         )
     return header

@@ -1,4 +1,4 @@
-"""Writers of token stores; `bert_jax.data.store` describes their layout and reads them."""
+"""Writers of token stores. `bert_jax.data.store` describes the layout and reads the stores."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check that the ids `tokens` (n,) can be stored; jax would silently read past a table.
+    """Check the ids `tokens` (n,) before they are stored, since jax accepts ids outside a table.
 
     Raises:
         UserError: An id is outside the vocabulary, or special and not [UNK].
@@ -32,7 +32,7 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
     if low < 0 or high >= size:
         raise UserError(
             f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has {size} "
-            "entries (ids from 0). Its files do not belong together; save or train it again."
+            "entries (ids from 0). Files of the tokenizer do not match; save or train it again."
         )
     special = tokenizer.special_ids
     for forbidden in (special.pad, special.cls, special.sep, special.mask):
@@ -44,11 +44,11 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
-    """Writer of a shard, block by block, whose memory does not grow with the shard.
+    """Writer of a shard, block by block, with constant memory.
 
-    A context manager. The shard is built in `path.tmp-<process>` beside `path`; `finish` renames it
-    and replaces an older shard. Leaving the block without `finish`, with or without an error,
-    removes what was written. `write_manifest` makes a store from shards.
+    Use it as a context manager. The shard is built in `path.tmp-<process>` beside `path`. `finish`
+    renames it, replacing an older shard. If the context ends without `finish`, what was written is
+    removed. `write_manifest` makes a store from shards.
 
     Raises:
         UserError: `path` holds something other than a shard, or cannot be written.
@@ -58,7 +58,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocab_size)
         self.unigram_counts = np.zeros(tokenizer.vocab_size, OFFSET_DTYPE)
-        """(vocab_size,): number of times that each id occurs so far."""
+        """(vocab_size,): number of times that each id has occurred so far."""
         self.num_tokens = self.num_sentences = self.num_documents = 0
         self._staged = StagedDirectory(path, _is_shard, overwrite=True)
         self.path = self._staged.target
@@ -81,11 +81,11 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
 
         Args:
             tokens: (n,) ids of all sentences, one after the other.
-            sentence_lengths: (s,) number of tokens in each sentence, at least 1; they sum to n.
-            document_lengths: (d,) number of sentences in each document, at least 1; they sum to s.
+            sentence_lengths: (s,) number of tokens in each sentence, at least 1. The sum is n.
+            document_lengths: (d,) number of sentences in each document, at least 1. The sum is s.
 
         Raises:
-            ValueError: The lengths do not add up, or one is below 1.
+            ValueError: The lengths have a wrong sum, or a length is below 1.
             UserError: An id cannot be stored (see `check_ids`), or the disk is full.
         """
         tokens = np.asarray(tokens)
@@ -105,7 +105,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             )
         check_ids(tokens, self._tokenizer)
         stored = np.ascontiguousarray(tokens, self._dtype)
-        # Counted before anything is written, so that a refused block leaves no trace.
+        # Count before writing, so that a refused block changes nothing.
         self.unigram_counts += np.bincount(stored, minlength=len(self.unigram_counts))
         self._write("tokens", stored)
         self._write("sentence_offsets", self.num_tokens + np.cumsum(sentence_lengths))
@@ -123,7 +123,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             raise disk_full(self.path, error) from error
 
     def finish(self) -> ShardEntry:
-        """Complete the shard, make it appear at `path`, and return its entry for the manifest.
+        """Complete the shard, rename it to `path`, and return its entry for the manifest.
 
         Raises:
             UserError: There are no documents, or the disk is full.
@@ -145,9 +145,9 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Remove what was written unless `finish` has completed; may be called twice."""
+        """Remove what was written unless `finish` has completed. May be called twice."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk was reported by `append`
+            with contextlib.suppress(OSError):  # `append` has reported a full disk
                 file.close()
         if self._staged is not None:
             self._staged.close()
@@ -164,11 +164,11 @@ def write_manifest(
     counts: Iterable[bytes | None] | None = None,
     **meta: Any,
 ) -> None:
-    """Make one store from complete shards, in their order; `meta` are further manifest entries.
+    """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
-    `corpus.json` is written last, since without it there is no store; rename the directory only
-    afterwards (`StagedDirectory`). `counts` has the content of each shard's `unigram_counts.bin`,
-    None for a missing file; by default the files below `directory` are read.
+    `corpus.json` is written last, because a directory without it is not a store. Rename the
+    directory only afterwards (`StagedDirectory`). `counts` has the content of the file
+    `unigram_counts.bin` of each shard, None if it is missing. By default, the files are read.
 
     Raises:
         UserError: There are no shards, a shard's counts of ids have changed, or the disk is full.
@@ -201,7 +201,7 @@ def write_manifest(
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }
-        header = json.loads(json.dumps(header))  # as it is read back
+        header = json.loads(json.dumps(header))  # the same values as a reader gets
         header["crc32"] = json_crc(header)
         text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
         replace_file(directory / "corpus.json", text.encode())

@@ -1,4 +1,4 @@
-"""Files in a bucket: reads with retries, and a cache of limited size on the local disk."""
+"""Reading of files in a bucket: retries, and a cache of limited size on the local disk."""
 
 import contextlib
 import fcntl
@@ -17,24 +17,24 @@ from bert_jax.files.urls import bucket_failures, file_system
 _RANGE = 32 << 20
 """Bytes per read of a large file."""
 _SMALL = 64 << 20
-"""Largest size of a small file, such as a tokenizer's, in bytes."""
+"""Largest size in bytes of a file that is fetched as a whole, such as a tokenizer file."""
 _READ_SECONDS = 120.0
-"""Longest duration of one read; a read that takes longer is tried again."""
+"""Seconds after which a read is given up and tried again."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-"""Seconds between tries: the first wait, doubled up to the longest."""
+"""Seconds between tries. The wait begins with the first value and doubles up to the second."""
 
 
 class BucketAwayError(RuntimeError):
-    """Error for a bucket out of reach for longer than the run waits; a restart may reach it."""
+    """Error for a bucket that stays unreachable for longer than the run waits. Restart the run."""
 
     exit_code = 6
 
 
 class BucketFiles:
-    """Files below a URL; failed reads are retried until a timeout."""
+    """Reader of the files below a URL. Failed reads are retried until a timeout."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Set gs://BUCKET/DIRECTORY, and the seconds for which the bucket may be out of reach."""
+        """Take a URL gs://BUCKET/DIRECTORY, and the seconds for which reads are retried."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
@@ -45,7 +45,7 @@ class BucketFiles:
 
         Raises:
             FileNotFoundError: There is no such file.
-            UserError: The right to read the bucket is missing.
+            UserError: The bucket does not exist, or the right to read it is missing.
             BucketAwayError: The bucket was out of reach for `read_timeout`.
         """
         data: bytes = self._patiently(name, "cat_file", start=start, end=end)
@@ -53,7 +53,7 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return a file's size in bytes; UserError if it is missing, other errors as in `read`."""
+        """Return a file's size in bytes. Raise a UserError if it is missing, else as in `read`."""
         try:
             return int(self._patiently(name, "info")["size"])
         except FileNotFoundError as error:
@@ -63,7 +63,7 @@ class BucketFiles:
         """Download a small file to `target`, unless `target` exists.
 
         Raises:
-            UserError: The file is missing or too large; other errors as in `read`.
+            UserError: The file is missing or too large. Other errors are as in `read`.
         """
         if target.is_file():
             return
@@ -73,7 +73,7 @@ class BucketFiles:
         replace_file(target, self.read(name))
 
     def names(self, directory: str) -> list[str]:
-        """List the names of the files directly in a directory; empty if it does not exist."""
+        """List the names of the files directly in a directory. A missing directory has no files."""
         try:
             entries = self._patiently(directory, "ls", detail=True)
         except FileNotFoundError:
@@ -101,30 +101,30 @@ class BucketFiles:
                 if away + wait > self._read_timeout:
                     raise BucketAwayError(
                         f"{error}. The bucket was out of reach for {away:.0f} s, and "
-                        f"data.read_timeout is {self._read_timeout:g}. Nothing was skipped: the "
-                        "same command continues the run"
+                        f"data.read_timeout is {self._read_timeout:g}. No data was skipped; rerun "
+                        "the command to continue the run"
                     ) from error
                 time.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
 
 
 class FileCache:
-    """A disk cache of bucket files, shared by processes; it drops the least recently used files."""
+    """A disk cache of bucket files. Processes share it; least recently used files are removed."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
-        """Keep at most `most_bytes` bytes of files below `root`."""
+        """Set up a cache below `root`, whose files may take at most `most_bytes` bytes."""
         self._root, self._most = root, most_bytes
         self._found: dict[tuple[Path, int], str] = {}
-        """sha256 of the files that this process has checked, by path and inode."""
+        """sha256 of each file that this process has checked, by path and inode."""
 
     def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
-        """Make sure that the cache holds a bucket's file at `target`, a path below the root.
+        """Fetch a bucket's file to `target`, a path below the root, unless the cache has it.
 
-        The file must have `size` bytes and the sha256 `digest`. A cached file is hashed at its
-        first use in a process, and fetched again if it is damaged.
+        The file must have `size` bytes and the sha256 `digest`. A process hashes a cached file when
+        it first uses the file, and fetches a damaged file again.
 
         Raises:
-            UserError: The bucket's file is missing or differs, or the disk is full.
+            UserError: The file in the bucket is missing or differs, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
         if self._has(target, size, digest):
@@ -144,11 +144,11 @@ class FileCache:
                     sha.update(data)
                     out.write(data)
                 if out.tell() != size or sha.hexdigest() != digest:
-                    raise damaged(files, name, "the content is not what corpus.json describes")
+                    raise damaged(files, name, "the content does not match corpus.json")
             self._found[target, target.stat().st_ino] = digest
 
     def _has(self, path: Path, size: int, digest: str) -> bool:
-        """Return true when the cache has a file of this size and sha256."""
+        """Tell whether the cache has a file of this size and sha256."""
         try:
             status = path.stat()
             if status.st_size != size:
@@ -161,7 +161,7 @@ class FileCache:
 
     def _make_room(self, size: int) -> None:
         status = {}
-        for lock in self._root.rglob(".*.lock"):  # beside each file that was fetched
+        for lock in self._root.rglob(".*.lock"):  # a lock file lies beside each fetched file
             path = lock.with_name(lock.name[1:-5])
             with contextlib.suppress(FileNotFoundError):  # removed by another process
                 status[path] = path.stat()
@@ -175,7 +175,7 @@ class FileCache:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock while the body runs; other threads and processes wait."""
+    """Hold the lock of a file while the body runs. Other threads and processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -183,7 +183,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def damaged(files: BucketFiles, name: str, what: str) -> UserError:
-    """Make the error for a damaged file of a corpus."""
+    """Return the error for a damaged file of a corpus."""
     return UserError(
         f"the corpus {files.url} is damaged: {name}: {what}. Copy the file again from where the "
         "corpus was built, or build the corpus again"

@@ -1,4 +1,4 @@
-"""Comparison of files with the digests that were recorded when they were written."""
+"""Comparison of files with the digests that were recorded when the files were written."""
 
 import contextlib
 import functools
@@ -17,14 +17,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 
 DIGESTS = "crc32c"
-"""Key in a record for the CRC-32C of files by path; older records have the slower sha256."""
+"""Key of a record under which each file's path has a CRC-32C. Older records have sha256."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
-"""Kind of directory, by the name of its record file."""
+"""Kind of a model directory, by the name of the record file in it."""
 MAX_RECORD_BYTES = 1 << 24
 
 
 class Checks:
-    """A queue of file checks, which a thread runs one by one while the files are already in use."""
+    """A queue of file checks, which run in a background thread while the files are in use."""
 
     def __init__(self) -> None:
         self._lock, self._todo = threading.Lock(), deque[Callable[[], None]]()
@@ -32,7 +32,7 @@ class Checks:
         self._fault: Exception | None = None
 
     def add(self, check: Callable[[], None]) -> None:
-        """Queue a function that raises an error if a file differs."""
+        """Add a function that raises an error if a file differs."""
         with self._lock:
             self._todo.append(check)
             if self._thread is None:
@@ -61,7 +61,7 @@ class Checks:
 
 @contextlib.contextmanager
 def checked(directory: Path) -> Iterator[None]:
-    """Run `check_recorded` while the body reads the directory; raise its error after the body."""
+    """Run `check_recorded` in the background of the body; raise its error after the body."""
     checks = Checks()
     checks.add(lambda: check_recorded(directory, DIGESTS, "sha256"))
     yield
@@ -69,22 +69,22 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file differs from its digest under the first of `keys` on record."""
+    """Raise a UserError if a file differs from its digest in a record (first of `keys` present)."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
-        if isinstance(found, str):  # an import records the digest of its weights
+        if isinstance(found, str):  # an import may record only the digest of its weights
             found = {"model.safetensors": found}
         if other := differing(directory, found):
             raise UserError(
-                f"{directory / other} is not the file that {name} describes: damaged, missing or "
-                "changed. Copy or export the directory again; if the change is intended, delete "
-                f"the lines of {other} from {name}"
+                f"{directory / other} is not the file that {name} describes: it is damaged, "
+                "missing or changed. Copy or export the directory again. If the change is "
+                f"intended, delete the lines of {other} from {name}"
             )
 
 
 def differing(directory: Path, digests: Any) -> str:
-    """Return the first path whose file is missing or has another digest; "" if there is none."""
+    """Return the first path whose file is missing or has another digest, "" if all files agree."""
     for name, digest in digests.items() if isinstance(digests, dict) else ():
         inside = not name.startswith("/") and ".." not in Path(name).parts
         kind = DIGESTS if len(f"{digest}") == 8 else "sha256"
@@ -95,7 +95,7 @@ def differing(directory: Path, digests: Any) -> str:
 
 
 def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Return the digest of each file below a directory, by path, without the files below `but`."""
+    """Return the digest of each file in a directory by path, except in the subdirectory `but`."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}
@@ -107,12 +107,12 @@ def crc_of(pieces: Iterable[bytes]) -> str:
 
 
 def json_crc(content: dict[str, Any]) -> int:
-    """Compute the CRC-32 of `content`, the entries of a JSON object that also stores the CRC-32."""
+    """Compute the CRC-32 of the entries of a JSON object, without the entry that stores it."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file in hex; `kind` is `DIGESTS` or an algorithm of hashlib."""
+    """Compute the digest of a file in hex. `kind` is `DIGESTS` or an algorithm of hashlib."""
     with open(path, "rb") as file:
         if kind == DIGESTS:
             return crc_of(iter(lambda: file.read(1 << 20), b""))

@@ -1,7 +1,8 @@
-"""Claims: small files by which processes agree who may write to a directory (see `lease`).
+"""Claims: small files with which a process marks a directory as its own (see `lease`).
 
-If several writers create a claim, exactly one succeeds. The owner renews the claim, which others
-see as a new version, and removes it. Local disks, NFS and Cloud Storage all guarantee this.
+If several processes create a claim at once, exactly one succeeds. Its owner renews the claim, which
+other processes see as a new version, and later removes it. Local disks, NFS and Cloud Storage all
+guarantee this.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 
 CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
-"""File name of a claim; later claims have higher numbers."""
+"""Pattern of the file name of a claim. Later claims have higher numbers."""
 _MAX_BYTES = 4096
 
 
@@ -29,16 +30,16 @@ class Claims(Protocol):
         """List the numbers of all claims, in ascending order."""
 
     def create(self, number: int, content: bytes) -> bool:
-        """Create a claim; return False if the number is taken."""
+        """Create a claim. Return False if the number is taken."""
 
     def read(self, number: int) -> tuple[bytes, Hashable] | None:
-        """Read a claim's content and version; return None if there is no such claim."""
+        """Read the content and version of a claim. Return None if the claim does not exist."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give this process's claim a new version; return False if it is gone or not ours."""
+        """Give this process's claim a new version. Return False if it is gone or not ours."""
 
     def remove(self, number: int) -> None:
-        """Remove a claim, if it is there."""
+        """Remove a claim if it exists."""
 
 
 class LocalClaims(Claims):
@@ -50,7 +51,7 @@ class LocalClaims(Claims):
     """
 
     def __init__(self, directory: Path):
-        """Set the directory, which `create` makes if it is missing."""
+        """Take a directory, which `create` makes if it is missing."""
         self._directory = directory
         self._made: list[Path] = []
 
@@ -62,7 +63,7 @@ class LocalClaims(Claims):
             return []
         except NotADirectoryError:
             raise UserError(
-                f"{self._directory} is a file or lies below one; the work directory must be a "
+                f"{self._directory} is a file or lies below a file; name a directory as the work "
                 "directory"
             ) from None
 
@@ -101,15 +102,15 @@ class LocalClaims(Claims):
         found = self.read(number)
         if found is not None and found[0] == content:
             with contextlib.suppress(FileNotFoundError):
-                os.utime(self._path(number))  # takes no space, so a full disk ends no lease
+                os.utime(self._path(number))  # needs no space, so it works on a full disk
                 return True
-        os.stat(self._directory)  # raises if it is not mounted, since the claim is then not lost
+        os.stat(self._directory)  # raises if not mounted; the claim is then not known to be lost
         return False
 
     @override
     def remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: a run has begun there
+        with contextlib.suppress(OSError):  # a run has written files there
             for path in self._made:
                 path.rmdir()
         self._made = []
@@ -119,14 +120,14 @@ class LocalClaims(Claims):
 
 
 class BucketClaims(Claims):
-    """Claims as objects of Cloud Storage; a version is the generation of the object.
+    """Claims as objects of Cloud Storage. The version of a claim is the generation of the object.
 
     Every write names the generation that it replaces, so Cloud Storage accepts only one of several
     concurrent writes.
     """
 
     def __init__(self, files: Any, url: str):
-        """Set gcsfs's file system, which must not cache listings, and gs://BUCKET/DIRECTORY."""
+        """Take a gcsfs file system that does not cache listings, and gs://BUCKET/DIRECTORY."""
         self._files = files
         self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
         self._generation = ""
@@ -168,7 +169,7 @@ class BucketClaims(Claims):
                 "POST", url, self._bucket, uploadType="media", name=self._key(number),
                 ifGenerationMatch=generation, data=content, json_out=True,
             )  # fmt: skip
-        except FileExistsError:  # perhaps our own earlier request, whose reply was lost
+        except FileExistsError:  # our own earlier request may have succeeded without a reply
             found = self.read(number)
             if found is None or found[0] != content:
                 return False

@@ -1,9 +1,9 @@
-"""Leases, by which only one run or build at a time writes to a directory.
+"""Leases, which let only one run or build at a time write to a directory.
 
-The lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
-the file every few seconds. A process that takes a lease over creates the file with the next number,
-which only one of several processes can do, and removes the other files. A holder that finds its
-file gone has lost the lease and ends before it writes more.
+A lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
+the file every few seconds. A process that takes the lease over creates the file with the next
+number and removes the other files; only one of several processes can create it. A holder whose file
+is gone has lost the lease and ends before it writes anything more.
 """
 
 import contextlib
@@ -37,43 +37,45 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal until another machine takes over; longer than the 60 s for which
-    network disks may show an old state."""
+    """Time without a renewal after which another machine takes over. Network disks may show an old
+    state for 60 s, so this is longer."""
     patience: float = 300.0
-    """Time to wait for a holder elsewhere; longer than launchers give a run to save and end."""
+    """Time to wait for a holder on another machine. Launchers give a run less to save and end."""
     poll: float = 1.0
-    """Time between two looks at another holder's lease."""
+    """Time between two reads of another holder's lease."""
 
 
 class Lease:
-    """The exclusive right to write to a directory, renewed by a thread."""
+    """The exclusive right to write to a directory. A thread renews it."""
 
     def __init__(
         self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
     ):  # fmt: skip
-        """Prepare a lease on the directory `name`; `take` then takes the lease by `claims`.
+        """Prepare a lease on the directory `name`, whose claims are `claims`; `take` takes it.
 
-        `say` receives lines about the wait; `exit` ends the process when the lease is lost.
+        `say` receives messages about waiting. `exit` ends the process when the lease is lost.
+        `writer` and `place` name, in messages, what writes and the directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place
         self._own = json.dumps(_myself()).encode()
         self._number = 0
         self._content: bytes | None = None
-        """Content of the other holder's claim at the last look; `_version` is its version."""
+        """Content of the other holder's claim when it was last read; `_version` is its version."""
         self._version: Any = None
         self._since = self._seen = 0.0
-        """Monotonic times: the first look at this holder, and the holder's last renewal."""
+        """Monotonic times when this holder was first seen and when its last renewal was seen."""
         self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Try to take the lease; return False if the caller should try again after `Times.poll`.
+        """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
-        A holder that lives on this machine, or renews for all of `Times.patience`, is a UserError.
+        A holder that is alive on this machine, or still renews the lease after `Times.patience`, is
+        a UserError.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
@@ -86,13 +88,13 @@ class Lease:
         return True
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create the claim `number`, and remove the claims `over` of holders that are gone."""
+        """Create the claim `number`; remove the claims in `over`, whose holders are gone."""
         if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
         now = {each: claim[0] for each in others if (claim := self._claims.read(each))}
         if any(over.get(each) != content for each, content in now.items()):
-            # Another process created a claim meanwhile: both give way and try again later.
+            # Another process created a claim meanwhile. Both processes give way and try again.
             self._claims.remove(number)
             time.sleep(random.random() * self._times.poll)
             return False
@@ -102,7 +104,7 @@ class Lease:
         return True
 
     def confirm(self) -> None:
-        """Renew the lease; end the process with code 7 if another process has taken it over."""
+        """Renew the lease. If another process has taken it over, end this process with code 7."""
         with self._lock:
             if not self._number or self._done.is_set():
                 return
@@ -115,11 +117,11 @@ class Lease:
             return
         text = (
             f"bert-jax: {self._name} was taken over by another {self._writer}, because this "
-            f"process was suspended or cut off for more than {self._times.lapse:g} s. Nothing more "
-            f"is written; exit code {EXIT_CODE}\n"
+            f"process was suspended or cut off for more than {self._times.lapse:g} s. This process "
+            f"writes nothing more and ends with exit code {EXIT_CODE}\n"
         )
         with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))  # not print, whose lock may be held
+            os.write(2, text.encode(errors="replace"))  # `print` could wait for a lock
         self._exit(EXIT_CODE)
 
     def release(self) -> None:
@@ -145,7 +147,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Decide from a holder's claim whether the holder is gone; a UserError if it lives."""
+        """Decide from a claim whether its holder is gone. Raise a UserError if it is alive here."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
@@ -161,13 +163,13 @@ class Lease:
             self._content, self._version, self._beats = content, version, 0
             self._since = self._seen = now
             self._say(
-                f"{self._name} is held by {_described(holder)}. Waiting for its end, or for "
-                f"{self._times.lapse:g} s without a sign of life"
+                f"{self._name} is in use by {_described(holder)}. Waiting until that process ends "
+                f"or shows no sign of life for {self._times.lapse:g} s"
             )
         elif version != self._version:
             self._version, self._seen, self._beats = version, now, self._beats + 1
         if now - self._seen > self._times.lapse:
-            self._say(f"{self._name}: no sign of life for {self._times.lapse:g} s; taken over")
+            self._say(f"{self._name}: no sign of life for {self._times.lapse:g} s; taking over")
             return True
         if now - self._since > self._times.patience and self._beats:
             seen = now - self._seen
@@ -185,7 +187,7 @@ class Lease:
 def _myself() -> dict[str, Any]:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container without this user
+    except (OSError, KeyError):  # a container that has no entry for this user
         user = f"user {os.getuid()}"
     return {
         "host": socket.gethostname(), "pid": os.getpid(), "user": user,
@@ -195,7 +197,7 @@ def _myself() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Name the scope in which process ids are unique: this boot of this machine, or a container."""
+    """Name the scope in which process ids are unique: this boot of this machine or container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -213,7 +215,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Describe a holder that lives on this machine; "" if it died; None if this is not known."""
+    """Describe a holder that is alive on this machine; "" if it has ended, None if not known."""
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None
@@ -232,7 +234,7 @@ def _lives_here(holder: dict[str, Any]) -> str | None:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """Return a process's state, and its start in ticks since boot; two "" without /proc."""
+    """Return the state and start (ticks since boot) of a process; without /proc, ("", "")."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

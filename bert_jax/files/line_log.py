@@ -1,7 +1,7 @@
-"""An append-only text file whose writer survives a full disk.
+"""An append-only log file whose writer survives a full disk.
 
-A logging failure must never stop a run. A line that cannot be written is kept in memory and
-written, in order, once the disk accepts it.
+A logging failure must never stop a run. Lines that cannot be written are kept in memory, and
+written in order once the disk accepts them.
 """
 
 import collections
@@ -16,14 +16,14 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """A log file, opened anew for each write in case it is removed; no method raises an OSError."""
+    """A log file. No method raises an OSError. Each write opens the file, which may be removed."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Set the file; if more than `limit` lines wait in memory, the oldest are dropped.
+        """Set the file. If more than `limit` lines wait in memory, the oldest are dropped.
 
-        A missing directory is never made: it may be a disk that is not mounted. In a file that
-        other processes write too (`shared`), a line that was cut off stays, since others may have
-        written after it; the next line begins on a new line.
+        A missing directory is not created, because it may be a disk that is not mounted. `shared`
+        means that other processes also write the file: a partly written line then stays, because
+        they may have written after it, and the next line begins on a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -31,7 +31,7 @@ class LineLog:
         self._failing = False
 
     def write(self, line: str) -> None:
-        """Append a line, which must have no newline in it, after the lines that wait."""
+        """Append a line after the waiting lines. It must not contain a newline."""
         self._waiting.append(line.encode() + b"\n")
         if len(self._waiting) > self._limit:
             self._waiting.popleft()
@@ -39,7 +39,7 @@ class LineLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write the waiting lines; if that fails, they keep waiting."""
+        """Write the waiting lines. If that fails, the lines stay in memory."""
         if not self._waiting:
             return
         try:
@@ -48,13 +48,13 @@ class LineLog:
         except OSError as error:
             if not self._failing:
                 _log.warning(
-                    "%s cannot be written (%s); its lines are kept in memory until it can be",
+                    "%s cannot be written (%s); its lines stay in memory until a write succeeds",
                     self._path, error.strerror or error,
                 )  # fmt: skip
             self._failing = True
             return
         if self._failing:
-            lost = f"; {self._dropped:,} lines were too many to keep" if self._dropped else ""
+            lost = f"; {self._dropped:,} lines were lost" if self._dropped else ""
             _log.warning("%s can be written again%s", self._path, lost)
         self._failing, self._dropped = False, 0
 
@@ -63,27 +63,27 @@ class LineLog:
         self.flush()
         try:
             sync(self._path)
-        except FileNotFoundError:  # no line yet, or the file is gone, which the next write reports
+        except FileNotFoundError:  # no line was written yet, or the next write reports the failure
             pass
         except OSError as error:
             if not self._failing:  # else flush has reported it
                 _log.warning("%s may not be on the disk: %s", self._path, error.strerror or error)
 
     def close(self) -> None:
-        """Try a last time to write the waiting lines; warn of lines that are lost."""
+        """Try a last time to write the waiting lines. Warn if lines are lost."""
         self.flush()
         if self._waiting:
             _log.warning("%s: %s lines are lost", self._path, f"{len(self._waiting):,}")
 
     def _append(self, file: int) -> None:
-        """Write the waiting lines, and stop keeping each line that was written whole."""
+        """Write the waiting lines; remove from memory the lines that were written completely."""
         end = os.lseek(file, 0, os.SEEK_END)
         torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"
         data = b"\n" * torn + b"".join(self._waiting)
         try:
             written = os.write(file, data)
         except OSError:
-            self._cut(file, end)  # a file system may have taken a part before it failed
+            self._cut(file, end)  # a part may have been written before the failure
             raise
         complete = data.rfind(b"\n", 0, written) + 1
         for _ in range(data.count(b"\n", 0, complete) - (torn and complete > 0)):

@@ -1,4 +1,4 @@
-"""Figures that need no window system: their style and their files."""
+"""Figures made with matplotlib without a window system: their style, and writing them to files."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ INK, MARK = "#1a202c", "#4a5568"
 
 
 def new_figure(inches: tuple[float, float], title: str = "") -> Any:
-    """Make a matplotlib `Figure` without pyplot: no global state, no window system."""
+    """Create a matplotlib `Figure` without pyplot, which has global state and may open windows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def new_figure(inches: tuple[float, float], title: str = "") -> Any:
 
 
 def dress(axis: Any, lines: str = "y") -> None:
-    """Draw a light grid for y, x or both behind the curves; remove the top and right border."""
+    """Draw a light grid (`lines`: x, y or both) behind the curves; remove top and right border."""
     axis.grid(axis=lines, color="#edf2f7", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -30,6 +30,6 @@ def dress(axis: Any, lines: str = "y") -> None:
 
 
 def write_picture(figure: Any, path: Path) -> None:
-    """Write a matplotlib `Figure` as a PNG, replacing the file in one rename."""
+    """Write a matplotlib `Figure` as a PNG file, which appears only when it is complete."""
     with staged_file(path) as file:
         figure.savefig(file, format="png")

@@ -1,8 +1,8 @@
 """The work directory as the training loop sees it: a local directory, or one in a bucket.
 
-Checkpoints are written straight into a bucket. Files that a run appends to or opens by path
-(config.json, metrics.jsonl, tokenizer/ and so on) cannot be kept there, since an object can only be
-written whole. They lie in a local mirror, and `WorkDir.sync` uploads the changed ones.
+Checkpoints are written directly to a bucket. Other files (config.json, metrics.jsonl, tokenizer/
+and so on) are appended to or opened by path, which a bucket does not support: its objects can only
+be replaced. These files are in a local mirror, and `WorkDir.sync` uploads the changed files.
 """
 
 import atexit
@@ -26,30 +26,32 @@ from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
 from bert_jax.files.urls import bucket_failures, file_system, scheme
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
-"""Directories of checkpoints, which are read and written in the bucket, without the mirror."""
+"""Directories of checkpoints, which are read and written in the bucket and not mirrored."""
 _LARGEST = 1 << 30
 _log = logging.getLogger("bert_jax")
 
 
 @dataclass(frozen=True)
 class WorkDir:
-    """A work directory: the places of its parts, and its claims."""
+    """A work directory: the paths of its parts, and its claims."""
 
     local: Path
-    """Directory of config.json, metrics.jsonl, tokenizer/ and the other small files."""
+    """Directory of config.json, metrics.jsonl, tokenizer/ and other small files."""
     checkpoints: epath.Path
+    """Directory of the checkpoints."""
     damaged: epath.Path
+    """Directory to which damaged checkpoints are moved."""
     resume: epath.Path
-    """Checkpoints of all runs of a sweep, kept until the sweep ends."""
+    """Directory of the checkpoints of all runs of a sweep, which are kept until the sweep ends."""
     name: str
     """Path or URL of the work directory, for messages."""
     mirror: "_Mirror | None" = None
-    """Mirror of a bucket's small files at `local`; None: `local` is the work directory itself."""
+    """Mirror of a bucket's small files at `local`. None means that the work directory is local."""
     confirm: Callable[[], None] | None = None
-    """Function that ends the process unless this run still holds the directory; `sync` calls it."""
+    """Function that ends the process if the run has lost its lease. `sync` calls it."""
 
     def claims(self) -> Claims:
-        """Return the claims in the work directory, on which the lease is built."""
+        """Return the claims in the work directory, which the lease uses."""
         if self.mirror is None:
             return LocalClaims(self.local)
         return BucketClaims(self.mirror.files, self.name)
@@ -69,11 +71,11 @@ class WorkDir:
     def sync(self, *, required: bool = False) -> None:
         """Upload the small files of a bucket's mirror that changed since the last call.
 
-        Process 0 first confirms its lease on the directory, then uploads; other processes return at
+        Process 0 first confirms its lease on the directory, then uploads. Other processes return at
         once. Call this at the end of a run and before each save, so that a run restarted from the
-        save finds the metrics up to it. A failed upload is logged and retried at the next call,
-        unless it is `required`: then a missing bucket or right is a UserError, and any other
-        failure a ConnectionError.
+        save finds all metrics up to the save. A failed upload is logged and retried at the next
+        call. If it is `required`, a missing bucket or right raises a UserError instead, and any
+        other failure a ConnectionError.
         """
         if jax.process_index() != 0:
             return
@@ -87,7 +89,7 @@ class WorkDir:
         except (UserError, ConnectionError) as reason:
             if required:
                 raise
-            _log.error("%s. The run goes on and tries again at the next save", reason)
+            _log.error("%s. The run continues and tries again at the next save", reason)
 
 
 def open_workdir(path: str | Path) -> WorkDir:
@@ -96,12 +98,12 @@ def open_workdir(path: str | Path) -> WorkDir:
     Raises:
         UserError: The scheme is not gs, no directory follows the bucket, gcsfs is not installed, or
             the bucket or a right to it is missing.
-        ConnectionError: The bucket is out of reach; another try may succeed.
+        ConnectionError: The bucket is out of reach. Another try may succeed.
     """
     kind, name, mirror = scheme(path), str(path), None
     if kind is None:
         local = Path(path)
-        # TensorStore reads no path with "..".
+        # TensorStore cannot read paths that contain "..".
         root = epath.Path(local.resolve() if ".." in local.parts else local.absolute())
     else:
         bucket, _, directory = name.partition(":")[2].strip("/").partition("/")
@@ -156,8 +158,8 @@ class _Mirror:
                 raise UserError(f"{self._url} holds an object with the name {name!r}; remove it")
             if entry["size"] > _LARGEST:
                 raise UserError(
-                    f"{self._url}/{name} has {entry['size']:,} bytes; a run's small files have at "
-                    f"most {_LARGEST:,}. Move it elsewhere"
+                    f"{self._url}/{name} has {entry['size']:,} bytes; the limit for a file that is "
+                    f"not a checkpoint is {_LARGEST:,}. Move it to another directory"
                 )
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,13 +169,13 @@ class _Mirror:
             self._uploaded[name] = _signature(target)
 
     def upload(self) -> None:
-        """Upload each changed file whole; delete no object, even if its local file is gone."""
+        """Upload each changed file. No object is deleted, even if its local file is gone."""
         self._failed = True
         for path in sorted(self.local.rglob("*")):
             name = path.relative_to(self.local).as_posix()
             if not path.is_file() or re.search(r"\.tmp\b", name):
                 continue
-            # Taken before reading, so that lines appended meanwhile are uploaded next time.
+            # Taken before the read, so that lines appended during the upload come next time.
             signature = _signature(path)
             if self._uploaded.get(name) == signature:
                 continue

@@ -1,4 +1,4 @@
-"""Files and directories that appear complete or not at all."""
+"""Writing of files and directories that appear only when they are complete."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ REASONS = {
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
-    """Return a `UserError` for a full disk, missing rights and the like, else `error` itself."""
+    """Return a `UserError` if `REASONS` explains the error (such as a full disk), else `error`."""
     space = (errno.ENOSPC, errno.EDQUOT)
     if error.errno not in REASONS:
         return error
@@ -54,9 +54,10 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[Any]:
-    """Open a binary file that replaces `path` when the body succeeds; a failed body leaves nothing.
+    """Open a temporary binary file, which replaces `path` when the body succeeds.
 
-    Make missing parent directories, and remove temporary files that dead processes left.
+    If the body fails, nothing is left. Missing parent directories are created, and temporary files
+    that dead processes left are removed.
 
     Raises:
         UserError: The disk is full, or the directory cannot be written.
@@ -65,7 +66,7 @@ def staged_file(path: Path) -> Iterator[Any]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
-            with contextlib.suppress(OSError):  # a young file may be open and not locked yet
+            with contextlib.suppress(OSError):  # a young file may be in use before it is locked
                 if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
                     left.unlink()
         with open(temporary, "w+b") as file:
@@ -84,7 +85,7 @@ def staged_file(path: Path) -> Iterator[Any]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all; see `staged_file`."""
+    """Write a file, which appears only when it is complete (see `staged_file`)."""
     with staged_file(path) as file:
         file.write(data)
 
@@ -102,14 +103,14 @@ def sync(path: Path) -> None:
 def signals_wait() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the body ends.
 
-    This way no exception falls between making a directory and noting that it must be removed.
-    Nothing is delayed outside the main thread, the only one in which Python handles signals.
+    No exception can then occur between creating a directory and noting that it must be removed. The
+    function has no effect outside the main thread, where Python handles no signals.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not None:  # else it was set outside Python
+            if signal.getsignal(number) is not None:  # None: the handler was set outside Python
                 before[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
@@ -121,15 +122,16 @@ def signals_wait() -> Iterator[None]:
 
 
 class StagedDirectory:
-    """A directory that is built under a temporary name beside `target`; one rename makes it appear.
+    """A directory that is built under a temporary name beside `target` and renamed when complete.
 
-    As a context manager: the body fills `.path` and calls `commit()`; leaving without a commit
-    removes what was written. The builder holds a file lock, which the kernel drops when the process
-    dies; the next build of the same target removes temporary directories that nobody locks.
+    Use it as a context manager: the body fills `.path` and calls `commit()`. If the body ends
+    without a commit, the temporary directory is removed. The builder holds a file lock, which the
+    kernel releases when the process dies. The next build of the same target removes temporary
+    directories that are not locked.
 
-    A target that is not empty is replaced once the new one is complete, but only with `overwrite`
-    and if `replaceable(target)` is true; else it is a UserError. With `resume`, the temporary name
-    is `target.unfinished`; one build at a time may use it, and without a commit its files stay.
+    A target that is not empty is replaced only if `overwrite` is set and `replaceable(target)` is
+    true; otherwise a UserError is raised. If `resume` is set, the temporary directory is
+    `target.unfinished`. One build at a time may use it, and without a commit its files stay.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Remove what dead processes left; restore an old target that was never replaced."""
+        """Remove what dead processes left. Restore an old target if its replacement is missing."""
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -178,7 +180,7 @@ class StagedDirectory:
             return
         if not self._replaceable(self.target):
             raise UserError(
-                f"{self.target} exists and holds something else; it is left alone. Name a "
+                f"{self.target} exists and holds something else, so it is not overwritten. Name a "
                 "directory that does not exist yet."
             )
         if not self._overwrite:
@@ -196,7 +198,7 @@ class StagedDirectory:
             except FileExistsError:
                 continue
             self._lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            # Some network file systems have no locks; leftovers there are never removed.
+            # Some network file systems have no locks. Abandoned directories there stay.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return path
@@ -235,7 +237,7 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Remove what was written unless it is committed or resumable; call this only once."""
+        """Release the lock. Remove files that are not committed or resumable. Call this once."""
         if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)
@@ -248,7 +250,7 @@ class StagedDirectory:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory; retry for a second, as threads of a failed save may still write to it."""
+    """Remove a directory. Retry for a second, since threads of a failed save may still write."""
     for _ in range(50):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
@@ -257,11 +259,11 @@ def _remove(path: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return true when no living process holds the lock of a temporary directory or file."""
+    """Tell whether no living process holds the lock of a temporary directory or file."""
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:
-        # A directory without a lock file was just made, or is being committed: spare young ones.
+        # A young directory without a lock file was just created, or is being committed.
         try:
             return time.time() - path.stat().st_mtime > _UNLOCKED_GRACE_SECONDS
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """TensorFlow Datasets without TensorFlow: prepare a data set, and read a prepared data set.
 
-The library unpacks archives with TensorFlow, but skips an archive whose target directory exists. So
-this module unpacks the archives, within limits, and calls the library again.
+The library unpacks archives with TensorFlow, but skips an archive that is already unpacked. So this
+module unpacks the archives, within limits, and calls the library again.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ _ARCHIVES = {
     ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
     ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
 }  # fmt: skip
-"""Archive formats by file suffix: the library's name, and the function that unpacks."""
+"""Archive formats by file suffix: the name in the library, and the function that unpacks."""
 
 
 class PreparedSplit(NamedTuple):
     """One split of a prepared data set."""
 
     features: Any
-    """Feature types by name, with the names of classes."""
+    """Types of the features by name. The type of a class label has the names of the classes."""
     examples: Any
-    """Sequence of examples, each a dict by feature name."""
+    """Sequence of examples. Each is a dictionary by feature name."""
     version: str
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Open a split of a prepared data set such as glue/cola; `name` is its name in messages.
+    """Open a split of a prepared data set such as glue/cola. `name` is its name in messages.
 
     Raises:
         UserError: The library, data set or split is missing, or the data set is not prepared.
@@ -55,7 +55,8 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 def prepare_tfds(dataset: str) -> Path:
     """Download a data set such as glue/cola, write array_record files, and return their directory.
 
-    The directory lies in TFDS_DATA_DIR, or ~/tensorflow_datasets. A prepared data set is kept.
+    The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A data set that is already
+    prepared is not downloaded again.
 
     Raises:
         UserError: The data set is unknown, cannot be fetched or prepared, or needs TensorFlow.
@@ -69,10 +70,10 @@ def prepare_tfds(dataset: str) -> Path:
     extracted = downloads / "extracted"
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    # Some archives are fetched only after another is unpacked; each round unpacks at least one.
+    # Some archives are fetched only after another is unpacked. Each round unpacks at least one.
     while True:
         try:
-            # Progress bars go to stderr; stdout only has complaints that TensorFlow is missing.
+            # Progress bars go to stderr. Stdout gets only messages that TensorFlow is missing.
             with contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=downloads,
@@ -100,7 +101,7 @@ def _library(name: str) -> Any:
 
 
 def _unpack(downloads: Path, extracted: Path) -> int:
-    """Unpack the archives that are not unpacked yet; return their number."""
+    """Unpack the archives that are not unpacked yet. Return how many were unpacked."""
     count = 0
     for path in sorted(downloads.glob("*")):
         for suffix, (method, extract) in _ARCHIVES.items():

@@ -1,4 +1,4 @@
-"""Files by name: local paths, gs://BUCKET/FILE, and hf://datasets/OWNER/NAME@COMMIT/FILE."""
+"""Access to files by name: local path, gs://BUCKET/FILE, hf://datasets/OWNER/NAME@COMMIT/FILE."""
 
 import contextlib
 import importlib.util
@@ -11,32 +11,32 @@ from typing import Any, NamedTuple
 from bert_jax.errors import UserError
 
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hub")}
-"""Package that each scheme needs, and bert_jax's extra that installs the package."""
+"""Package that each URL scheme needs, and the extra of bert_jax that installs the package."""
 _VERSIONS = ("generation", "blob_id", "etag", "ETag", "mtime", "last_modified", "LastModified")
 
 
 class FileState(NamedTuple):
-    """Size and version of a file; a file with another content has another state."""
+    """Size and version of a file. Equal states mean that the content has not changed."""
 
     size: int
     """Bytes."""
     version: str
-    """Modification time in nanoseconds; in a store, the store's version, such as a generation."""
+    """Modification time in nanoseconds. For a URL: the store's version, such as a generation."""
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return a URL's scheme, such as "gs", else None; "gs:/x", as `Path` writes it, counts too."""
+    """Return the scheme of a URL, such as "gs"; None for a path. One slash suffices (gs:/x)."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
 
 def is_url(name: str | os.PathLike[str]) -> bool:
-    """Return true for the name of a file in a store, such as gs://BUCKET/FILE."""
+    """Tell whether a name is a URL, such as gs://BUCKET/FILE."""
     return "://" in str(name)
 
 
 def file_system(url: str) -> Any:
-    """Return a URL's fsspec file system; an unknown scheme or missing package is a UserError."""
+    """Return the fsspec file system of a URL. A scheme that is not supported is a UserError."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
@@ -50,13 +50,13 @@ def file_system(url: str) -> Any:
         )
     import fsspec
 
-    for protocol in ("gs", "gcs"):  # other processes write, so a cached listing would be stale
+    for protocol in ("gs", "gcs"):  # a cached listing would miss what other processes write
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     return fsspec.filesystem(kind)
 
 
 def file_state(name: str) -> FileState:
-    """Return a file's size and version; raise a UserError if it is missing or out of reach."""
+    """Return a file's size and version. Raise a UserError if the file cannot be reached."""
     with _read_failures(name):
         if not is_url(name):
             status = os.stat(name)
@@ -70,29 +70,29 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a file to read (remote: by ranges); a failure, even in the body, is a UserError."""
+    """Open a local or remote file for reading. A failure, even in the body, is a UserError."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
 
 
 def match_urls(pattern: str) -> list[str]:
-    """List the remote files, sorted, that a URL or a glob (`*`, `?`, `**`) matches."""
+    """List the remote files, sorted, that match a URL or a glob pattern (`*`, `?`, `**`)."""
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
         if not re.search(r"[*?\[]", pattern):
-            with contextlib.suppress(FileNotFoundError):  # isfile() would hide other errors
+            with contextlib.suppress(FileNotFoundError):  # `isfile` would hide other errors
                 return [pattern] if files.info(pattern)["type"] == "file" else []
             return []
         return sorted(prefix + found for found in files.glob(pattern) if not found.endswith("/"))
 
 
 def upload(directory: Path, url: str) -> None:
-    """Copy the files of a local directory to a URL; each file appears whole.
+    """Copy the files of a local directory to a URL. Each file appears only when it is complete.
 
-    Manifests, `corpus.json`, come last, so that the files they describe exist. A store that cannot
-    be written is a UserError.
+    Manifests (`corpus.json`) are copied last, so that the files that they describe exist. A
+    UserError is raised if the files cannot be written.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):
@@ -126,9 +126,10 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Replace errors of a bucket, the network or the rights by errors that say what to do.
+    """Replace errors of a bucket, the network or missing rights by errors that say what to do.
 
-    A missing bucket or right becomes a UserError; other failures, to be retried, a ConnectionError.
+    A missing bucket or right becomes a UserError. Other failures, which the caller may retry,
+    become a ConnectionError.
     """
     import aiohttp
     import google.auth.exceptions
@@ -143,8 +144,8 @@ def bucket_failures(what: str, url: str) -> Iterator[None]:
         bucket = url.removeprefix("gs://").partition("/")[0]
         if isinstance(error, FileNotFoundError):
             raise UserError(
-                f"{what}: there is no bucket {bucket}, or none that these credentials can see. "
-                f"Make it with `gcloud storage buckets create gs://{bucket}`"
+                f"{what}: there is no bucket {bucket}, or these credentials cannot see it. "
+                f"Create it with `gcloud storage buckets create gs://{bucket}`"
             ) from error
         denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
         if denied or type(error).__module__.startswith("google.auth"):

@@ -1,4 +1,4 @@
-"""Answers to questions: slices of the context that is given with each question."""
+"""Question answering: each answer is a slice of the context that is given with the question."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 @dataclass(eq=False)
 class Answerer(Predictor[Question]):
-    """A model with a span head; the options are as in `LoadedModel.answer`.
+    """Question answering with a model that has a span head.
 
-    A context longer than a row is read in overlapping windows. Each token is scored in the window
-    with the most text around the token (see `tasks.squad.windows`).
+    The options are described in `LoadedModel.answer`. A context that does not fit in one row of
+    tokens is read in overlapping windows. A token in several windows is scored in the window that
+    has the most text around the token (see `tasks.squad.windows`).
     """
 
     FIELDS = ("question", "context")
@@ -32,7 +33,8 @@ class Answerer(Predictor[Question]):
     top: Count = 1
     null_threshold: float | str | None = "auto"
     max_answer_tokens: Count | None = None
-    """Largest number of tokens in an answer; None: as configured in the run, else 30."""
+    """Largest number of tokens in an answer. None means the limit of the run that trained the model
+    or, without such a limit, 30."""
 
     def __post_init__(self) -> None:
         """Refuse a model without a span head, and options out of range."""
@@ -44,7 +46,7 @@ class Answerer(Predictor[Question]):
             raise UserError(f"null_threshold is {given!r}; give a finite number, None or 'auto'")
         assert self.model.outputs is not None  # `require` checks it
         reading, length = self.model.outputs.reading, self.model.max_length
-        if reading is None:  # as in BERT's `run_squad.py`, or less if there are few positions
+        if reading is None:  # BERT's `run_squad.py`: 384, 64 and 128; less for a shorter model
             length = min(length, 384)
             question = min(64, length // 4)
             stride = max(1, min(128, (length - question - MAX_SPECIAL) // 2))
@@ -86,8 +88,8 @@ class Answerer(Predictor[Question]):
     def _answer(self, prediction: Prediction) -> Answer:
         """Return the fields of `LoadedModel.answer` for one question.
 
-        The probabilities of the candidates, at most max(20, `top`), add up to 1; "no answer" is
-        a candidate, too, if there is a threshold.
+        There are at most max(20, `top`) candidates, and their probabilities add up to 1. If there
+        is a threshold, "no answer" is a further candidate.
         """
         listed: list[Answer] = [
             {"answer": each.text, "start": each.start, "end": each.end,

@@ -1,4 +1,4 @@
-"""Attention weights, and a page that draws them: one HTML file that needs no other file."""
+"""Attention weights of a text, and a self-contained HTML page that draws them."""
 
 import base64
 import hashlib
@@ -29,11 +29,11 @@ from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
-"""Largest number of tokens in a page, special tokens included. With so many tokens, the weights of
+"""Largest number of tokens in a page, special tokens included. With 256 tokens, the weights of
 BERT-base take 13 MB of the page."""
 
 _SCRIPTS = ("choose.js", "lines.js", "map.js")
-_LENGTH_STEP = 16  # rows are padded to a multiple of this, so that few lengths are compiled
+_LENGTH_STEP = 16  # rows are padded to a multiple of 16, so that few lengths are compiled
 _TITLE_CHARS = 60
 
 
@@ -44,14 +44,14 @@ class Attention:
     tokens: list[str]
     """Tokens of the row, in a form that people can read."""
     weights: Float[np.ndarray, "N H L L"]
-    """Attention of each row's token to each column's token, by layer and head, in float32."""
+    """Weights by layer, head, attending token and attended token, in float32."""
     page: str
-    """HTML page with a choice of layers and heads, lines between tokens, and maps of all weights.
-    The page loads nothing, and its content security policy forbids loading. It stores the square
-    root of each weight in 8 bits, so that a weight w is off by at most 0.004 * sqrt(w)."""
+    """HTML page in which layers and heads can be chosen. It draws lines between tokens and maps of
+    all weights. The page loads nothing, and its content security policy forbids loading. It stores
+    the square root of each weight in 8 bits: the error of a weight w is at most 0.004 * sqrt(w)."""
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a file; an existing file is replaced."""
+        """Write the page to a file. An existing file is replaced."""
         replace_file(Path(path).expanduser(), self.page.encode())
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Attention:
         return f"Attention of {count} tokens in {layers} layers of {heads} heads; .save(FILE.html)"
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, for notebooks."""
+        """Return an HTML frame with the page. Notebooks call this method to show the object."""
         style = 'style="width: 100%; height: 40em; border: 0"'
         return f'<iframe srcdoc="{html.escape(self.page)}" {style}></iframe>'
 
@@ -67,9 +67,9 @@ class Attention:
 def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attention:
     """Compute the attention weights of a text, and make a page that draws them.
 
-    Masks are written as for `MaskFiller`; a model with a masked-LM head fills them. `text_b` is the
-    second text of a pair. For a translation model, `text_b` is a translation of the text; None: the
-    model's own translation.
+    The text may contain masks, written as for `MaskFiller`. If the model has a masked-LM head, the
+    page shows its predictions for the masks. `text_b` is the second text of a pair. For a
+    translation model, `text_b` is a translation of the text; None means that the model translates.
 
     Raises:
         UserError: A text has no tokens or too many, or the network has no attention.
@@ -90,7 +90,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     special = tokenizer.special_ids
     if tokenizer.kind in ("wordpiece", "sentencepiece"):
         tokens = [tokenizer.id_to_token(int(i)) for i in row.ids]
-    else:  # tokens are spelled in bytes: show their text
+    else:  # byte-level BPE spells tokens in bytes, so show the text that each token stands for
         tokens = [
             word or token_text(int(i), tokenizer).strip() or "␣"
             for word, i in zip(words, row.ids, strict=True)
@@ -109,19 +109,19 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     if saved.network is not None:
         of += (
             f", {row.second_start} of the source. The row of a target token shows what the decoder "
-            "looked at, in the source and in the target so far, to write the next token"
+            "attended to, in the source and in the target so far, when it wrote the next token"
         )
     page = _page(data, replace_surrogates(saved.name), of, text, text_b)
     return Attention(tokens, weights, page)
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Return 255 times the square roots, since most weights in a long text are below 1/255."""
+    """Return 255 times the square roots. Without the root, most weights in a long text become 0."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
 def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, list[str]]:
-    """Return the row of a text or a pair, and each token's piece of text, "" for special tokens."""
+    """Return the row of a text or a pair, and the text of each token ("" for special tokens)."""
     parts = [("text", text)] if text_b is None else [("text", text), ("second text", text_b)]
     ids: list[np.ndarray] = []
     words: list[list[str]] = []
@@ -156,7 +156,7 @@ def _check_length(saved: SavedModel, name: str, count: int, most: int = 0) -> No
 def _translation(
     saved: SavedModel, text: str, target: str | None
 ) -> tuple[TokenRow, list[str], str]:
-    """Return source and target as one row, each token's piece of text, and the target's text."""
+    """Return source and target as one row, the text of each token, and the target's text."""
     tokenizer, special = saved.tokenizer, saved.tokenizer.special_ids
     found = tokenizer.encode(text)
     _check_tokens("text", text, len(found.ids))
@@ -176,11 +176,12 @@ def _translation(
 
 
 def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
-    """Return all weights of a translation, one matrix (L, L) per layer and head.
+    """Return all attention weights of a translation, one matrix (L, L) per layer and head.
 
-    Rows and columns are the source's tokens, then the decoder's inputs. Layer n of the encoder and
-    layer n of the decoder share a matrix: source to source, target to source (cross-attention), and
-    target to target. Weights that the network does not have are 0.
+    Rows and columns are first the tokens of the source, then the inputs of the decoder. A matrix
+    combines layer n of the encoder (source to source) with layer n of the decoder (target to
+    source, which is cross-attention, and target to target). Weights that the network does not have
+    are 0.
 
     Raises:
         UserError: The network has no attention.
@@ -271,10 +272,10 @@ def _page(data: dict[str, Any], model: str, facts: str, text: str, text_b: str |
 
 
 def _digest(source: str) -> str:
-    """Return the hash with which a content security policy allows an element of this content."""
+    """Return the hash by which a content security policy allows a script or style element."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def _html(text: str) -> str:
-    """Escape text for HTML; replace control characters, which HTML forbids, by U+FFFD."""
+    """Escape text for HTML. Control characters, which HTML forbids, become U+FFFD."""
     return html.escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "\ufffd", text))

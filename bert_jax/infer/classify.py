@@ -1,4 +1,4 @@
-"""Classes, sets of labels or scores of texts and pairs of texts."""
+"""Classification of texts and pairs of texts: a class, a set of labels or a score for each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from bert_jax.tasks.long_texts import CUT, LongTexts, text_rows
 
 
 class RowPredictor(TextPredictor):
-    """A verb that reads each text, or pair of texts, as one row or several."""
+    """A predictor that turns each text, or pair of texts, into one or more rows of tokens."""
 
     FIELDS = ("text", "text_b")
 
     @property
     def long(self) -> LongTexts:
-        """Treatment of texts that are longer than a row."""
+        """Treatment of texts that do not fit in one row."""
         return CUT
 
     @override
@@ -36,7 +36,7 @@ class RowPredictor(TextPredictor):
 
 @dataclass(eq=False)
 class Classifier(RowPredictor):
-    """A model with a classification head; the options are as in `LoadedModel.classify`."""
+    """Classification of texts. The options are described in `LoadedModel.classify`."""
 
     top: Count | None = None
     threshold: Fraction | None = None
@@ -70,7 +70,7 @@ class Classifier(RowPredictor):
         return ["   ".join(shares)]
 
     def _answer(self, logits: np.ndarray) -> Answer:
-        """Return the label, labels or score as `bert-jax predict` writes them."""
+        """Return the label, the labels or the score in the form that `bert-jax predict` writes."""
         from scipy.special import expit, softmax
 
         known = self.model.outputs

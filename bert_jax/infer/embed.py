@@ -1,4 +1,4 @@
-"""Vectors of texts: as the model was trained to make them, or pooled from the states of layers."""
+"""Vectors of texts, pooled in the way that the model was trained for or that the caller chooses."""
 
 import dataclasses
 import operator
@@ -26,7 +26,7 @@ Kind = Literal["query", "document"]
 
 
 def parse_layers(text: str) -> tuple[int, ...] | slice:
-    """Read layers from `-1`, `1,6,12`, or `-4:-1` (first and last layer).
+    """Read layers from `-1`, `1,6,12`, or a range such as `-4:-1`, which includes both ends.
 
     Raises:
         UserError: The text has another form.
@@ -43,7 +43,7 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 
 @dataclass(eq=False)
 class Embedder(RowPredictor):
-    """A model that turns texts into vectors; the options are as in `LoadedModel.embed`."""
+    """Computation of text vectors. The options are described in `LoadedModel.embed`."""
 
     kind: Kind | None = None
     dimensions: int | None = None
@@ -109,9 +109,10 @@ def text_vectors(
     normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
-    """Compute the vectors of texts in float32; `normalize` scales them to length 1.
+    """Compute the vectors of texts in float32.
 
-    For the other options see `LoadedModel.embed` and `Predictor.parts`.
+    `normalize` scales them to length 1. The other options are described in `LoadedModel.embed` and
+    `Predictor.parts`.
     """
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
@@ -120,7 +121,7 @@ def text_vectors(
 
 
 def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[int, ...]:
-    """Return the numbers of the chosen layers, counted from 0, ascending, without repeats."""
+    """Return the indices of the chosen layers, counted from 0, ascending, without repeats."""
     last = model.config.num_layers
 
     def number(given: Any) -> int:
@@ -144,7 +145,7 @@ def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[i
         if layers.step is not None:
             raise UserError(f"layers is {layers}; a slice of layers takes no step")
         if first > end:
-            raise UserError(f"layers {layers.start}:{layers.stop} end before they begin")
+            raise UserError(f"layers {layers.start}:{layers.stop} end before they begin; swap them")
         return tuple(range(first, end + 1))
     several = layers if isinstance(layers, Iterable) else [layers]
     chosen = {number(layer) for layer in several}

@@ -1,4 +1,4 @@
-"""Exact search: the vectors with the largest inner products, in blocks, on all local devices."""
+"""Exact nearest-neighbour search by inner product, computed in blocks on all local devices."""
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Float32, Int, Int64
 from bert_jax.infer.predictor import check_count
 
 BLOCK = 1 << 14
-"""Number of documents on a device at a time."""
+"""Number of documents that a device holds at a time."""
 QUERIES = 256
-"""Number of queries that are compared with a block at a time: 16 MiB of scores."""
+"""Number of queries that are compared with a block at a time. Their scores take 16 MiB."""
 
 
 def top_k(
@@ -25,13 +25,12 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find, for each query, the documents with the largest inner products.
 
-    Returns the inner products in float32, best first, and the numbers of the documents; K is the
-    smaller of k and N. Documents with equal products are ordered by number.
+    Returns the inner products in float32, largest first, and the numbers of the documents, counted
+    from 0. K is the smaller of k and N. Documents with equal products are ordered by number.
 
-    `documents` are an array, which may be a memory-mapped file and is read block by block, or come
-    in blocks, such as the shards of a file. At most two blocks are in memory. The rows of a block
-    are divided among the devices; each finds its best documents, which are merged with the best of
-    the earlier blocks.
+    `documents` is an array, which may be a memory-mapped file, or an iterable of blocks, such as
+    the shards of a file. At most two blocks are in memory. The rows of a block are divided among
+    the devices. The best of each device are merged with the best of the earlier blocks.
 
     Raises:
         UserError: `k` is below 1.
@@ -77,10 +76,10 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 
 @cache
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
-    """Return the compiled search of a block, which merges its results with the best so far.
+    """Return a compiled function that searches a block and merges the results with the best so far.
 
-    Ties are ordered by document number because `jax.lax.top_k` puts the smaller index first among
-    equal numbers, and blocks come in order.
+    Ties are ordered by document number, because `jax.lax.top_k` puts the smaller index first among
+    equal values and the blocks come in order.
     """
 
     def own(

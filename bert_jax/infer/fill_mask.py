@@ -1,4 +1,4 @@
-"""Tokens that a pretrained model predicts for a mask."""
+"""Predictions of the tokens behind masks, by a pretrained model."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -21,10 +21,11 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 
 @dataclass(eq=False)
 class MaskFiller(TextPredictor):
-    """A pretrained model that fills masks; the option is as in `LoadedModel.fill_mask`.
+    """Prediction of masked tokens by a pretrained model.
 
-    A mask is written `[MASK]`, or as the model's own tokenizer spells it, such as `<mask>`. Each
-    text is a row of its own, `[CLS] text [SEP]`. Special tokens are never candidates.
+    The option `top` is described in `LoadedModel.fill_mask`. A mask is written as `[MASK]`, or as
+    the tokenizer of the model spells its mask token, such as `<mask>`. Each text becomes one row
+    `[CLS] text [SEP]`. Special tokens are never candidates.
     """
 
     FIELDS = ("text",)
@@ -49,7 +50,8 @@ class MaskFiller(TextPredictor):
     @override
     def forward(self, batch: Batch) -> Any:
         is_mask = batch["tokens"] == self.model.tokenizer.special_ids.mask
-        # A power of 2, so that few shapes are compiled. Places after a row's masks are not read.
+        # The largest number of masks in a row, rounded up to a power of 2 so that few shapes are
+        # compiled. The outputs after the last mask of a row are not read.
         count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
         count = min(count, is_mask.shape[1])
         places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)
@@ -69,7 +71,7 @@ class MaskFiller(TextPredictor):
         return answers
 
     def candidates(self, count: int, output: Any) -> list[list[Answer]]:
-        """Return token, id and probability of the candidates for a row's first `count` masks."""
+        """Return token, id and probability of each candidate for the first `count` masks."""
         tokenizer = self.model.tokenizer
         masks = []
         for probabilities, ids in zip(output[0][:count], output[1][:count], strict=True):
@@ -100,7 +102,8 @@ class MaskFiller(TextPredictor):
         text, tokenizer = example.text, self.model.tokenizer
         if not mask_spans(text, tokenizer):
             raise UserError(
-                f"{example.origin}: the text {text[:60]!r} has no {MASK}; mark the place to fill"
+                f"{example.origin}: the text {text[:60]!r} has no {MASK}; write {MASK} where a "
+                "token is to be predicted"
             )
         ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
         limit = self.model.config.num_positions
@@ -113,7 +116,7 @@ class MaskFiller(TextPredictor):
 
 
 def _around(text: str, place: int) -> str:
-    """Return the part of a text around a place, on one line."""
+    """Return the part of a text around the character at `place`, on one line."""
     start, end = max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER
     part = " ".join(text[start:end].split())
     return f"{'…' * (start > 0)}{part}{'…' * (end < len(text))}"

@@ -1,8 +1,9 @@
-"""Forward passes of a saved model; the last layer computes only the positions that are read.
+"""Forward passes of a saved model. The last layer computes only the positions that are needed.
 
-Layers are kept apart, not stacked, and one compiled program is called for each layer. From a stack,
-XLA on CPU would copy each layer at every use, a fifth of the time of a batch of BERT-base; and
-compiling one program of twelve layers would take as long as the first answer (docs/experiments.md).
+The parameters of each layer are separate arrays, and one compiled program is called for each layer.
+If the layers were stacked in one array, XLA on CPU would copy a layer at every use, which takes a
+fifth of the time of a batch of BERT-base. If the twelve layers were one program, compiling it would
+take as long as the first answer takes now (docs/experiments.md).
 """
 
 import dataclasses
@@ -26,22 +27,23 @@ from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tok
 from bert_jax.tasks.rows import Batch
 
 FEW_TOKENS = 128
-"""Largest number of tokens in a batch for which the last layer computes all positions."""
+"""Number of tokens in a batch up to which the last layer computes all positions."""
 
 
 def on_device(
     saved: SavedModel, device: str | None = None, max_length: int | None = None
 ) -> SavedModel:
-    """Return a model as the functions below need it: on one device, with its layers in a list.
+    """Put a model on one device, with its layers in a list, as the functions below expect.
 
     Args:
-        saved: The model; a translation model keeps its own layout.
-        device: A platform (cpu, gpu or tpu), for its first device, or a numbered device, such as
-            gpu:1; None: JAX's default device.
-        max_length: Largest number of tokens in a row; None: the model's own limit.
+        saved: The model. The parameters of a translation model keep their layout.
+        device: A platform (cpu, gpu or tpu), which means its first device, or a device with its
+            number, such as gpu:1. None means the default device of JAX.
+        max_length: Largest number of tokens in a row. None means the limit of the model.
 
     Raises:
-        UserError: There is no such device, or `max_length` is below 8 or exceeds the positions.
+        UserError: The device does not exist, or `max_length` is below 8 or above the number of
+            positions of the model.
     """
     chosen = _device(device)
     if max_length is not None:
@@ -67,7 +69,7 @@ def on_device(
 
 
 def layers_stacked(model: SavedModel) -> SavedModel:
-    """Stack the layers of a model from `on_device` on axis 0, as `read_model` returns them."""
+    """Undo the layout of `on_device`: stack the layers on axis 0, as `read_model` returns them."""
     if model.network is not None:
         return model
     encoder = model.params["encoder"]
@@ -90,7 +92,7 @@ def _device(name: str | None) -> jax.Device:
 
 
 def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[Array, "B L C"]:
-    """Compute the logits of a fine-tuned head, in float32."""
+    """Compute the logits of a fine-tuned head, in float32: per row (B, C) or token (B, L, C)."""
     assert model.outputs is not None  # `SavedModel.require` checks it
     head = model.outputs.head
     end = _before_end(model, batch, all_places=reads_all_tokens(model.config, head))
@@ -100,10 +102,10 @@ def task_logits(model: SavedModel, batch: Batch) -> Float[Array, "B C"] | Float[
 def top_tokens(
     model: SavedModel, batch: Batch, places: Int[np.ndarray, "B P"], top: int, banned: np.ndarray
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
-    """Find the `top` most probable tokens at some positions; return probabilities and ids.
+    """Return the probabilities and ids of the `top` most probable tokens at the given positions.
 
-    Probabilities are over the whole vocabulary. `banned` (V,) is -inf for tokens that must not be
-    returned and 0 for all others.
+    The probabilities of all tokens of the vocabulary add up to 1. `places` has the positions of
+    each row. `banned` (V,) is -inf for tokens that must not be returned and 0 for other tokens.
     """
     end = _before_end(model, batch)
     return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
@@ -114,8 +116,8 @@ def pooled(
 ) -> Float[Array, "B D"]:
     """Compute one vector per row, in float32.
 
-    The states of `layers` (ascending; 0: the embeddings) are averaged. `special_tokens` says
-    whether [CLS] and [SEP] count in mean and max.
+    The states of `layers` are averaged. `layers` ascends; 0 means the embeddings. `special_tokens`
+    says whether [CLS] and [SEP] count in mean and max pooling.
     """
     config, segment_ids = model.config, batch["segment_ids"]
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
@@ -148,11 +150,12 @@ def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], C
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
 ) -> tuple[dict[str, Any], Array, Context]:
-    """Return the inputs of a program that ends a pass: parameters, states (B, L, D), context.
+    """Run the layers before the end of a pass; return parameters, states (B, L, D) and context.
 
-    Usually the parameters include the last layer (`layer`), and the program runs it at some
-    positions only. The last layer has run already if `all_places` is set, and in a small batch,
-    where all positions cost less than compiling another program.
+    These are the inputs of the program that ends the pass. Usually this program also runs the last
+    layer, at some positions only; its parameters are then under the key `layer`. The last layer has
+    already run at all positions if `all_places` is set or the batch is small: for a small batch,
+    that costs less than compiling another program.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
     layers = encoder.pop("layers")
@@ -168,9 +171,10 @@ def _before_end(
 
 
 def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function at its first call; on a CPU, use fewer LLVM passes and one module.
+    """Compile a function at its first call. `static` are the positions of its static arguments.
 
-    A layer of BERT-base then compiles in half the time and runs as fast (docs/experiments.md).
+    On a CPU, fewer LLVM passes and one module are used: a layer of BERT-base then compiles in half
+    the time and runs as fast (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
     if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option
@@ -263,7 +267,7 @@ def _pool(
 def _last(
     config: ModelConfig, end: Any, x: Array, context: Context, places: Array | None = None
 ) -> Float[Array, "B P D"]:
-    """Compute the final states at some positions; None: at the first position."""
+    """Compute the final states at `places`. None means the first position of each row."""
     if places is None:
         places = jnp.zeros((len(x), 1), jnp.int32)
     if "layer" in end:

@@ -1,4 +1,4 @@
-"""The model that `bert_jax.load` returns, with a method for each verb."""
+"""The model that `bert_jax.load` returns, with a method for each kind of prediction."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 Texts = str | Sequence[str]
-"""One text, or several; the answer is a list in either case."""
+"""One text, or several. The answer is a list in either case."""
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
-"""One text or several; a tuple (first, second) is a pair of texts."""
+"""One text, or several. A tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
-"""Second texts; None for a text without a second text."""
+"""One second text, or several. None stands for a text without a second text."""
 
 
 class LoadedModel:
-    """A model from `read_model` on one device; its answers are in the order of the texts.
+    """A model on one device, with a method for each kind of prediction.
 
-    Compiled programs are kept: rows are padded to few lengths, and each length is compiled once.
-    `device` and `max_length` are as in `forward.on_device`; a batch with more than one row has at
-    most `batch_tokens` tokens.
+    Answers are in the order of the texts. A text becomes a row of tokens, which is padded to one of
+    a few lengths; each length is compiled once. `device` and `max_length` are described in
+    `forward.on_device`. A batch of several rows has at most `batch_tokens` tokens.
 
     Raises:
-        UserError: In every method, if the model lacks the head that the method needs, an option is
-            out of range, or an input cannot be answered.
+        UserError: Every method raises it if the model lacks the head that the method needs, an
+            option is out of range, or an input cannot be answered.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Directory of the model, with the step or the class."""
+        """Directory of the model, followed by the step or by the class of the model."""
         return self.model.name
 
     @property
@@ -80,14 +80,15 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Largest number of tokens in a row, special tokens included; longer rows are cut."""
+        """Largest number of tokens in a row, special tokens included."""
         return self.model.max_length
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
         Returns, per text, {"masks": [[{"token": ..., "id": ..., "probability": ...,
-        "sequence": ...}, ...], ...]}; the sequence is the text with the token in place of the mask.
+        "sequence": ...}, ...], ...]}, with one inner list per mask. The sequence is the text in
+        which the token replaces the mask.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -95,14 +96,17 @@ class LoadedModel:
         self, texts: TextsOrPairs, pairs: Pairs | None = None, *, top: int | None = None,
         threshold: float | None = None,
     ) -> list[Answer]:  # fmt: skip
-        """Predict a class, several labels or a score; one warning counts the texts that are cut.
+        """Predict a class, a set of labels or a score for each text or pair of texts.
+
+        A warning says how many texts were cut because they were too long.
 
         Args:
-            texts: Texts, or tuples of two for pairs.
-            pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
-            top: Number of classes to list with probabilities, best first; None: all.
-            threshold: Probability above which a label is predicted, if a text may have several
-                labels; None: the thresholds that were saved with the model, else 0.5.
+            texts: Texts, or tuples of two texts for pairs.
+            pairs: Second texts, if `texts` has no tuples. None stands for no second text.
+            top: Number of classes to list with probabilities, best first. None means all classes.
+            threshold: Probability above which a label is predicted, for a model that may predict
+                several labels. None means the thresholds saved with the model or, if there are
+                none, 0.5.
 
         Returns:
             For each text, {"label": ..., "probabilities": {...}}, {"labels": [...],
@@ -114,8 +118,8 @@ class LoadedModel:
     def tag(self, texts: Texts | Sequence[Sequence[str]]) -> list[Answer]:
         """Tag the words of raw texts, or of lists of words.
 
-        Returns, per text, {"tokens": [...], "tags": [...]}; with "offsets" for raw text, and with
-        "entities" if the tags mark entities.
+        Returns, per text, {"tokens": [...], "tags": [...]}. For raw text, "offsets" has the
+        characters of each word. If the tags mark entities, "entities" lists the entities.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -130,10 +134,11 @@ class LoadedModel:
         Args:
             questions: Questions.
             contexts: One context per question, or one for all questions.
-            top: Number of "candidates" to list in an answer, if more than 1.
-            null_threshold: Largest `null_odds` at which a question is answered; above it, the
-                answer is "". None: every question is answered. "auto": the threshold with the best
-                F1 on the run's dev data, or None if all dev questions had an answer.
+            top: Number of "candidates" to list in an answer. 1 means that there is no such list.
+            null_threshold: Largest `null_odds` (score of "no answer" minus score of the best
+                answer) at which a question is answered; above it, the answer is "". None means that
+                every question is answered. "auto" means the threshold with the best F1 on the dev
+                data of the run, or None if every dev question had an answer.
 
         Returns:
             For each question, "answer" (`context[start:end]`, or "" for no answer), "start", "end",
@@ -151,15 +156,15 @@ class LoadedModel:
         """Translate texts by beam search.
 
         Args:
-            texts: Source texts; a text without words is translated to "".
-            prefixes: Beginnings of the translations; None for a text without a given beginning.
+            texts: Source texts. A text without words is translated to "".
+            prefixes: Beginnings that the translations must have. None stands for no beginning.
             alignments: Whether to return the source word that each target word attends to most.
             **search: Fields of `SearchConfig`, such as `num_beams` and `nbest`.
 
         Returns:
-            For each text, {"translation": ..., "score": ...}; with "cut" if the translation reached
-            the length limit without an end, "candidates" (hypotheses, best first) if `nbest` is
-            above 1, and "attention" (see `word_attention`) if `alignments`.
+            For each text, {"translation": ..., "score": ...}. If the translation reached the length
+            limit without an end token, "cut" is true. If `nbest` is above 1, "candidates" lists the
+            hypotheses, best first. If `alignments` is set, "attention" is as in `word_attention`.
         """
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
@@ -177,22 +182,23 @@ class LoadedModel:
         """Return an array (N, D) in float32 with one vector per text.
 
         A model that was trained to make vectors, or read from the layout of sentence-transformers,
-        defines the pooling and scale of vectors; the options override the model.
+        defines how vectors are pooled and scaled. The options below override the model.
 
         Args:
-            texts: Texts, or tuples of two for pairs.
-            pairs: Second texts, if `texts` has no tuples; None for a text without a second text.
-            kind: query or document, to put the model's prefix before the texts; None: no prefix.
-            dimensions: Number of leading values of a vector to keep; None: all.
+            texts: Texts, or tuples of two texts for pairs.
+            pairs: Second texts, if `texts` has no tuples. None stands for no second text.
+            kind: "query" or "document" puts the prefix that the model defines for this kind before
+                each text. None means no prefix.
+            dimensions: Number of leading values of a vector to keep. None means all values.
             pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
                 that state (pooler), state of the last token (last), or a mean with learned weights
-                (weighted); None: the model's pooling, else mean.
+                (weighted). None means the pooling of the model or, if it defines none, mean.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
                 sentence-transformers. Padding never counts.
             normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
-                Euclidean norm; None: as the model defines, else not.
+                Euclidean norm. None means as the model defines or, if it does not say, no.
         """
         embedder = Embedder(
             self.model, kind=kind, dimensions=dimensions, pooling=pooling, layers=layers,
@@ -202,7 +208,7 @@ class LoadedModel:
         return np.stack(found) if found else np.zeros((0, embedder.width), np.float32)
 
     def attend(self, text: str, pair: str | None = None) -> Attention:
-        """Compute what the tokens of a text attend to in every layer and head; see `attention`."""
+        """Compute the attention weights of a text in every layer and head; see `attention`."""
         return attention(forward.layers_stacked(self.model), text, pair)
 
     def _ask(self, predictor: Predictor[Any], columns: dict[str, list[Any]]) -> list[Any]:
@@ -210,7 +216,7 @@ class LoadedModel:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())
-            raise UserError(f"got {given}; give as many of one as of the other")
+            raise UserError(f"got {given}; give the same number of each")
         cuts = Cuts()
         parts = [*predictor.parts(columns, most=max(*lengths.values(), 1), cuts=cuts)]
         if warning := cuts.warning():
@@ -227,7 +233,7 @@ def _paired(texts: TextsOrPairs, pairs: Pairs | None) -> dict[str, list[Any]]:
     if not any(isinstance(each, tuple) for each in given):
         return {"text": given} if pairs is None else {"text": given, "text_b": _several(pairs)}
     if pairs is not None:
-        raise UserError("texts has tuples, and pairs is given too; give the second texts once")
+        raise UserError("texts has tuples, and pairs is given too; give second texts in only one")
     both = [each if isinstance(each, tuple) else (each, None) for each in given]
     for number, each in enumerate(both, 1):
         if len(each) != 2:

@@ -1,4 +1,4 @@
-"""The interface of inference verbs: fields become examples, rows, batches and ordered answers."""
+"""Base class of predictors, which turn input fields into examples, rows, batches and answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,24 +21,24 @@ from bert_jax.tasks.examples import SHOWN, Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows, eval_batches
 
 Answer = dict[str, Any]
-"""Answer, as the JSON object that is written on one line."""
+"""JSON object with an answer, which is written on one line."""
 
 Example = TypeVar("Example")
 
 PART = 1024
 """Number of examples after which progress is reported."""
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-"""Padded lengths of rows, in tokens; no row is padded beyond the model's longest."""
+"""Lengths in tokens to which rows are padded, up to the longest row that the model takes."""
 MAX_TOKENS = 1024
-"""Largest number of tokens in a batch: larger batches are no faster on a CPU and need more padding.
-The rows of a last or only batch are filled up to a power of 2."""
+"""Largest number of tokens in a batch. Larger batches are no faster on a CPU and need more padding.
+The last batch may be smaller: its number of rows is padded to a power of 2."""
 MAX_CHARS = 4_000_000
 """Number of characters after which a chunk of records ends, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared(Generic[Example]):
-    """Examples, in order, as rows of tokens; an example may have several rows."""
+    """Examples in order, and their rows of tokens. An example may have several rows."""
 
     examples: Sequence[Example]
     rows: Rows
@@ -49,11 +49,11 @@ class Prepared(Generic[Example]):
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """Effect on the cut examples, as the warning words it."""
+    """What happened to the examples that were cut, as the warning puts it."""
 
 
 class Cuts:
-    """Counts of the examples that were cut, so that one warning covers them all."""
+    """Counter of the examples that were cut, for one warning about all of them."""
 
     def __init__(self) -> None:
         self._total = self._cut = 0
@@ -68,14 +68,14 @@ class Cuts:
         self._limit, self._done = prepared.limit, prepared.done
 
     def warning(self) -> str:
-        """Return the warning; the empty string if nothing was cut."""
+        """Return the warning, which is empty if nothing was cut."""
         found = self._first + ("; ..." if self._cut > SHOWN else "")
         warning = f"{self._cut:,} of {self._total:,} {self._limit} and {self._done} ({found})"
         return warning if self._cut else ""
 
 
 class Given(Origin):
-    """Origin of an example that is not in a file: its place in a list that the caller passed."""
+    """Origin of an example that the caller passed in a list: a name and the number in the list."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.line}"
@@ -83,35 +83,35 @@ class Given(Origin):
 
 @dataclass(eq=False)
 class Predictor(ABC, Generic[Example], Bounded):
-    """A verb of inference, with its options and a model."""
+    """Base class of the kinds of prediction, each with a model and options."""
 
     model: SavedModel
-    """Model on a device."""
+    """Model from `forward.on_device`."""
     batch_tokens: int = field(default=MAX_TOKENS, kw_only=True)
     """Largest number of tokens in a batch of more than one row."""
 
     FIELDS: ClassVar[tuple[str, ...]]
-    """Fields of a JSON line; a line of plain text fills the first field."""
+    """Fields that are read from a JSON line. A line of plain text is the value of the first one."""
     PER_TOKEN: ClassVar[bool] = False
-    """Whether `forward` returns (B, L, ...), from which the outputs of padding are dropped."""
+    """Whether `forward` returns an output for each token, (B, L, ...); padding is then removed."""
     CHUNK: ClassVar[int] = 4096
-    """Largest number of records that are answered at once, before progress is reported."""
+    """Largest number of records that `answer_records` answers together."""
 
     @property
     def width(self) -> int | None:
-        """Width D of the answers if they are vectors; None if they are objects."""
+        """Width D if answers are vectors; None if answers are JSON objects."""
         return None
 
     @abstractmethod
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Example:
-        """Return the example in a record; refuse a missing field or a wrong type."""
+        """Make an example from fields. Raise a UserError for a missing field or a wrong type."""
 
     @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Return examples as rows of tokens; refuse an example that cannot be answered."""
+        """Encode examples as rows of tokens. Raise a UserError for one that cannot be answered."""
 
     def forward(self, batch: Batch) -> Any:
-        """Run a batch; return arrays with rows on axis 0, by default the logits of the head."""
+        """Run the model; return arrays with rows on axis 0, by default the logits of the head."""
         return task_logits(self.model, batch)
 
     @abstractmethod
@@ -120,14 +120,14 @@ class Predictor(ABC, Generic[Example], Bounded):
 
     @abstractmethod
     def lines(self, example: Example, answer: Any) -> list[str]:
-        """Format an answer for people to read."""
+        """Format an answer for people to read, in one or more lines."""
 
     def line(self, answer: Any) -> str:
-        """Format an answer as one line of text; only for verbs whose answers are texts."""
+        """Format an answer as one line of text. Only predictors whose answers are texts do this."""
         raise NotImplementedError
 
     def outputs(self, rows: Rows) -> list[Any]:
-        """Return the outputs of `forward` for each row; raise a UserError if any is not finite."""
+        """Return the outputs of `forward` by row. Raise a UserError if a value is not finite."""
         model = self.model
         found: list[Any] = [None] * len(rows)
         pad = model.tokenizer.special_ids.pad
@@ -152,10 +152,10 @@ class Predictor(ABC, Generic[Example], Bounded):
         self, columns: Mapping[str, Sequence[Any]], *, what: str = "text", most: int = PART,
         cuts: Cuts | None = None, advance: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
-        """Prepare examples, given as a column for each field; yield at most `most` at a time.
+        """Prepare examples in parts of at most `most`. `columns` has the values of each field.
 
-        `what` names an example in messages; `cuts` counts the examples that are cut; `advance` is
-        called after each part with the number of its examples.
+        Messages call an example `what` with its number. `cuts` counts the examples that are cut.
+        `advance` is called with the number of examples in a part when the next part is requested.
 
         Raises:
             UserError: A field has a wrong type, or an example cannot be answered.
@@ -173,7 +173,7 @@ class Predictor(ABC, Generic[Example], Bounded):
 
 
 class TextPredictor(Predictor[TextExample]):
-    """A verb for texts; a field after `FIELDS[0]` may give a second text."""
+    """A predictor for texts. The first field is the text; a later field may be a second text."""
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -187,10 +187,10 @@ class TextPredictor(Predictor[TextExample]):
 def shape_for(
     longest: int, count: int, limit: int, max_tokens: int = MAX_TOKENS
 ) -> tuple[int, int]:
-    """Return the shape (rows, tokens) of the next batch, whose longest row has `longest` tokens.
+    """Return the shape (rows, tokens) of the next batch.
 
-    `count` rows are left. A row has at most `limit` tokens; a batch with more than one row has at
-    most `max_tokens` tokens.
+    The longest of the `count` rows that are left has `longest` tokens. A row may have at most
+    `limit` tokens, and a batch with several rows at most `max_tokens` tokens.
     """
     length = next((length for length in LENGTHS if longest <= length < limit), limit)
     most = max(1, max_tokens // length)
@@ -200,10 +200,10 @@ def shape_for(
 def row_batches(
     rows: Rows, limit: int, pad_id: int, max_tokens: int = MAX_TOKENS
 ) -> Iterator[tuple[Int64[np.ndarray, " B"], Batch]]:
-    """Yield all rows in batches, longest first, each batch with the numbers of its rows.
+    """Yield the rows in batches, longest rows first, each batch with the indices of its rows.
 
-    All calls pad to the same lengths (docs/decisions.md), but `bert-jax predict` chooses the
-    lengths with the least padding for the rows of one file (`tasks.batches.choose_buckets`).
+    Every call pads to the same `LENGTHS` (docs/decisions.md). In contrast, `bert-jax predict`
+    chooses the lengths with the least padding for its file (`tasks.batches.choose_buckets`).
     """
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0
@@ -223,12 +223,12 @@ def answer_records(
 ) -> Iterator[list[Record]]:  # fmt: skip
     """Yield the records with their answers, in chunks.
 
-    `say` is called with a line for each of the first few skipped records and, at the end, with a
-    line on cut examples. If a record cannot be answered and `on_error` is skip, the record has no
-    answer, and `Record.problem` has the reason.
+    If a record cannot be answered and `on_error` is "skip", the record has no answer, and
+    `Record.problem` has the reason. `say` receives a message for each of the first few skipped
+    records and, at the end, a warning if examples were cut.
 
     Raises:
-        UserError: A record cannot be answered and `on_error` is fail, or an output is not finite.
+        UserError: A record cannot be answered and `on_error` is "fail", or an output is not finite.
     """
     cuts, skipped = Cuts(), 0
 
@@ -270,7 +270,7 @@ def _answer(
     predictor: Predictor[Any], chunk: list[Record], refuse: Callable[[Record, str], None],
     cuts: Cuts,
 ) -> None:  # fmt: skip
-    """Answer the records without a problem; refuse the records that cannot be prepared."""
+    """Answer the records without a problem. Call `refuse` for records that cannot be prepared."""
     asked = [record for record in chunk if record.problem is None and not record.line]
     if not asked:
         return
@@ -292,7 +292,7 @@ def _answer(
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Yield lists of at most `most` records, shorter if texts are long or the input pauses."""
+    """Yield lists of at most `most` records. Long texts or a pause of the input end a list."""
     chunk: list[Record] = []
     chars = 0
     for record in records:
@@ -314,7 +314,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
-    """Return a text field; raise a UserError if it is missing or holds something else."""
+    """Return the value of a text field. Raise a UserError if it is missing or not a string."""
     if name not in fields:
         there = ", ".join(map(repr, list(fields)[:8])) or "none"
         raise UserError(f"{origin}: no field {name!r}; the fields present are {there:.200}")

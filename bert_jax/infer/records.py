@@ -1,6 +1,6 @@
 """Reading of texts, JSON lines and tables from files and standard input.
 
-Files of lines are read in constant memory, whatever their size; tables are read whole.
+Files of lines are read in constant memory. Tables are read into memory as a whole.
 """
 
 import os
@@ -31,9 +31,9 @@ _KNOWN: dict[str, Format] = {
     ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".parquet": "parquet",
 }  # fmt: skip
 _PATIENCE = 0.05
-"""Seconds to wait for the next line of a pipe before the lines at hand are answered."""
+"""Seconds to wait for more input from a pipe before the lines read so far are answered."""
 _MOST_PATIENCE = 0.5
-"""Seconds that such waits may take in total before the lines at hand are answered."""
+"""Total seconds of waiting for a pipe after which the lines read so far are answered."""
 
 
 @dataclass
@@ -43,27 +43,27 @@ class Record:
     origin: Origin
     fields: dict[str, Any]
     problem: str | None = None
-    """Reason why the line cannot be read or answered; None: no problem so far."""
+    """Reason why the line cannot be read or answered. None means no problem so far."""
     example: Any = None
     """Result of `Predictor.example`."""
     answer: Any = None
     """Entry of `Predictor.answers`."""
     line: bytes = b""
-    """Line with the answer, if an earlier start of the same command has kept it."""
+    """Output line with the answer, if an interrupted run of the same command has written it."""
 
 
 PAUSE = Record(Origin("", 0), {})
-"""Signal between records: no further input has arrived yet, so earlier records are answered now."""
+"""Marker between records: no more input has arrived yet, so the records so far are answered now."""
 
 
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
-    """Return the format of a file; for standard input, the result may still be "auto".
+    """Return the format of a file. For standard input, the result may still be "auto".
 
-    `other` is the format of files with an unknown suffix.
+    `other` is the format to assume for an unknown suffix.
 
     Raises:
-        UserError: The suffix is unknown and there is no `other`, or standard input cannot have the
-            format.
+        UserError: The suffix is unknown and `other` is None, or standard input cannot be read in
+            the format.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -92,21 +92,21 @@ def read_records(
 ) -> Iterator[Record]:  # fmt: skip
     r"""Read the records of a file, in order.
 
-    JSON lines: each line that is not blank is an object. Plain text: each line is a text, even an
-    empty line. Lines end in \n or \r\n. A table has a column per field.
+    In JSON lines, each line that is not blank is an object. In plain text, each line is a text,
+    even an empty line. Lines end in \n or \r\n. A table has a column per field.
 
     Args:
-        source: The file, also compressed as .gz, .xz or .zst; `-` for standard input.
-        format: Format; auto: taken from the suffix, or from standard input's first line.
-        fields: Fields of the verb; a line of plain text fills the first field.
-        names: Columns or keys in the file, by field, for fields that have another name there.
+        source: The file, which may be compressed (.gz, .xz or .zst), or `-` for standard input.
+        format: Format. "auto" takes it from the suffix, or from the first line of standard input.
+        fields: Names of the fields to read. A line of plain text is the value of the first field.
+        names: Names that fields have in the file, by field, where the two names differ.
         more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
         read: Function that is called after each read with the number of bytes that were read.
 
     Yields:
-        Records, and `PAUSE` if a pipe has no line ready. A record has a problem if its line is too
-        long, is not UTF-8 or not a JSON object, or if its row has too few or too many fields.
+        Records, and `PAUSE` if a pipe has no line ready. The field `problem` is set if a line is
+        too long, is not UTF-8 or not a JSON object, or if a row has too few or too many fields.
 
     Raises:
         UserError: The file cannot be read, its format is unknown, or it lacks a column.
@@ -152,7 +152,7 @@ def _rows(
     source: str, table: TableFormat, fields: Sequence[str], names: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Iterator[Record]:  # fmt: skip
-    """Yield the rows of a table, which must have the first field and all fields in `names`."""
+    """Yield the rows of a table. The first field and all fields in `names` must be columns."""
     needed = {"tokens" if "tokens" in names else fields[0], *names}
     columns = {ours: names.get(ours, ours) for ours in (*fields, "id")}
     optional = [theirs for ours, theirs in columns.items() if ours not in needed]
@@ -176,7 +176,7 @@ def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[byt
     if source == STDIN:
         try:
             descriptor = sys.stdin.fileno()
-        except (OSError, ValueError):  # standard input is no file, as in a notebook
+        except (OSError, ValueError):  # in a notebook, standard input is not a file
             yield iter(lambda: sys.stdin.buffer.read(_BLOCK), b"")
         else:
             yield _arriving(descriptor)
@@ -207,11 +207,11 @@ def _arriving(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
-_NOT_READY = b"\n"  # no line contains it
+_NOT_READY = b"\n"  # differs from every line, since lines contain no line feed
 
 
 def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Yield lines without line ends: None for a long line, `_NOT_READY` for an empty block."""
+    """Yield lines without line ends, None for a long line, and `_NOT_READY` for an empty block."""
     rest, is_long = b"", False
     for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
@@ -219,7 +219,7 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
             line = line.removesuffix(b"\r")
             yield None if is_long or len(line) > MAX_LINE_BYTES else line
             is_long = False
-        if len(rest) > MAX_LINE_BYTES + 1:  # + 1: it may end in a carriage return
+        if len(rest) > MAX_LINE_BYTES + 1:  # + 1, since `rest` may end in a carriage return
             rest, is_long = b"", True
         if not block:
             yield _NOT_READY
@@ -228,11 +228,11 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
 
 
 def _fields(raw: bytes, origin: Origin, is_json: bool | None, name: str) -> dict[str, Any]:
-    """Return the object in a line of JSON, or a line of plain text as the field `name`."""
+    """Parse a line of JSON as an object, or return a line of plain text as the field `name`."""
     try:
         text = decode_text(raw, where="")
         value = parse_json(raw, where="", max_depth=_MAX_DEPTH) if is_json else {name: text}
-    except UserError as error:  # the message calls each line "line 1"
+    except UserError as error:  # the parsers see one line, so their messages call it "line 1"
         message = f"{error}".removeprefix(", line 1").lstrip(":, ")
         raise UserError(f"{origin}: {message}") from error
     if not isinstance(value, dict):

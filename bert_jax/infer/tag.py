@@ -1,4 +1,4 @@
-"""Tags and entities of the words in raw texts, or in lists of words."""
+"""Tagging of words: tags and entities in raw texts or in lists of words."""
 
 import re
 import unicodedata
@@ -17,7 +17,7 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.tagging.schemes import entities, split_tag, to_tags
 from bert_jax.tasks.tagging.windows import TagWindows, tag_windows
 
-# Each ideograph is a word of its own, as in BERT's tokenizer, but kana and Hangul are not.
+# As in BERT's tokenizer, each ideograph is a separate word. Kana and Hangul are not split.
 _PART = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
     "|[^\\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
@@ -27,21 +27,21 @@ _ABBREVIATION = re.compile(r"\w+(\.\w+)+\.$")
 
 @dataclass(frozen=True)
 class TaggableText:
-    """Words, and their character ranges in the text that they come from."""
+    """Words to tag, and the character ranges of the words in the raw text."""
 
     words: TaggedExample
     text: str | None
-    """Raw text; None if words were given."""
+    """Raw text. None means that the caller gave a list of words."""
     offsets: tuple[tuple[int, int], ...]
-    """Characters [start, end) of each word in the text."""
+    """Characters [start, end) of each word in the text; empty without a text."""
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each word in a text.
 
-    White space separates words. Punctuation and symbols at the ends of a word are words of their
-    own; inside a word (`didn't`, `1,000`) they stay, as in tagged corpora, and so does the last
-    full stop of `U.S.`. Every Chinese ideograph is a word.
+    White space separates words. Punctuation and symbols at either end of a word become separate
+    words. As in tagged corpora, they stay inside a word (`didn't`, `1,000`), and abbreviations such
+    as `U.S.` keep their last full stop. Every Chinese ideograph is a word.
     """
     found: list[tuple[int, int]] = []
     for part in _PART.finditer(text):
@@ -65,7 +65,7 @@ def _is_mark(character: str) -> bool:
 
 @dataclass(eq=False)
 class Tagger(Predictor[TaggableText]):
-    """A model with a tagging head; long texts are read in overlapping windows (`tag_windows`)."""
+    """Tagging of words. Long texts are read in overlapping windows (see `tag_windows`)."""
 
     FIELDS = ("text", "tokens")
     PER_TOKEN = True
@@ -125,8 +125,8 @@ class Tagger(Predictor[TaggableText]):
     def _answer(self, example: TaggableText, logits: np.ndarray) -> Answer:
         """Return the fields of `LoadedModel.tag` for one text.
 
-        Tags that mark entities are repaired to valid IOB2, as in `bert-jax predict`. The score of
-        an entity is the mean probability of the chosen tags of its words.
+        Entity tags are repaired to valid IOB2, as in `bert-jax predict`. The score of an entity is
+        the mean, over its words, of the probability of the predicted tag.
         """
         words = example.words.tokens
         tags = [self._names[n] for n in logits.argmax(axis=-1)]

@@ -1,4 +1,4 @@
-"""Translation of texts, with scores, further hypotheses and attention between words."""
+"""Translation of texts, with scores and, on request, more hypotheses and word attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 @dataclass(eq=False)
 class Translator(TextPredictor):
-    """A model that translates; the options are as in `LoadedModel.translate`.
+    """Translation by beam search. The options are described in `LoadedModel.translate`.
 
-    The first part of a row is the source; the second part has the tokens with which the translation
-    must begin. The translation of a text without tokens is empty.
+    A row consists of the source, followed by the tokens with which the translation must begin. The
+    translation of a text without tokens is empty.
     """
 
     FIELDS = ("text", "prefix")
@@ -84,7 +84,8 @@ class Translator(TextPredictor):
             max_length=int(self.search.limits(length, self.model.max_length)),
         )  # fmt: skip
         best = Found(*(part[:, : self.search.nbest] for part in found))
-        # A slot without a hypothesis has length 0; its -inf is no error, except in slot 0.
+        # A slot without a hypothesis has length 0 and the score -inf. Set the score to 0, since
+        # `outputs` rejects values that are not finite; slot 0 must always have a hypothesis.
         missing = best.lengths.at[:, 0].set(1) == 0
         best = best._replace(scores=jnp.where(missing, 0.0, best.scores))
         if not self.alignments:
@@ -129,7 +130,7 @@ class Translator(TextPredictor):
         return str(answer["translation"])
 
     def _hypotheses(self, found: Found) -> list[Answer]:
-        """Return each hypothesis with its score, and with `cut` if it has no end token."""
+        """Return each hypothesis with its score, and with `cut` if the end token is missing."""
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):
             if not length:
@@ -142,7 +143,7 @@ class Translator(TextPredictor):
 
 
 def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer[np.ndarray, " t"]:
-    """Return the tokens of the best translation of one row, without the end token."""
+    """Translate one row; return the tokens of the best translation without the end token."""
     translator = Translator(saved)
     ((found, _),) = translator.outputs(Rows([source], np.array([len(source)], np.int32)))
     tokens: np.ndarray = found.tokens[0, : found.lengths[0] - found.ended[0]]
@@ -150,7 +151,7 @@ def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer
 
 
 def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
-    """Return a translation as one line of text, without special tokens except the unknown token."""
+    """Decode a translation to one line of text. The unknown token is the only special one shown."""
     special = tokenizer.special_ids
     silent = (special.pad, special.cls, special.sep, special.mask)
     return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()
@@ -161,9 +162,9 @@ def mean_attention(
     network: Network, params: Tree, source: Side, tokens: Integer[Array, "B T"],
     lengths: Integer[Array, " B"], begin: int,
 ) -> Float[Array, "B T S"]:  # fmt: skip
-    """Return each target token's cross-attention, averaged over layers and heads.
+    """Compute the cross-attention of each target token, averaged over layers and heads.
 
-    The result is zero if the network has no cross-attention.
+    If the network has no cross-attention, all weights are 0.
     """
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
     real = (jnp.arange(tokens.shape[1]) < lengths[:, None]).astype(jnp.int32)
@@ -182,14 +183,15 @@ def word_attention(
     Attention is not alignment: a decoder often, but not always, attends to the word it translates.
 
     Args:
-        tokenizer: Tokenizer of both sides.
+        tokenizer: Tokenizer of source and target.
         source: Token ids with [CLS] and [SEP], which are never chosen.
         target: Token ids without the end token.
         weights: Entry of `mean_attention` for this text; T and S may be padded.
 
     Returns:
-        Entries with `target` and `source`, the two words; `places`, their numbers; and `weight`,
-        the attention to the source word's tokens, averaged over the target word's tokens.
+        A dictionary for each target word: the words `target` and `source`; `places`, the numbers of
+        the target word and the source word, counted from 0; and `weight`, the attention to all
+        tokens of the source word, averaged over the tokens of the target word.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))

@@ -1,4 +1,4 @@
-"""Writing of answers: JSON lines, lines for people, and .npy and .parquet for vectors."""
+"""Writing of answers: JSON lines, plain or readable text, and .npy or .parquet for vectors."""
 
 import io
 import json
@@ -18,27 +18,29 @@ from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import PAUSE, Record
 
 File: TypeAlias = Any
-"""An open file; Any, because open files are not instances of `typing.TextIO`."""
+"""An open binary file."""
 Chunks: TypeAlias = Iterable[list[Record]]
 JSON_LINES = (".jsonl", ".ndjson")
 Form = Literal["people", "json", "plain"]
-"""Form of answers. people: each below its text; json: JSON lines; plain: one line of text each."""
+"""Form of answers. people: each answer below its text. json: JSON lines. plain: one line of text
+per answer."""
 
 
 class KeptLines:
-    """Answers for a file, also kept in OUT.partial, so that an interrupted command can continue.
+    """Output file whose lines are also saved in OUT.partial, so that a command can be continued.
 
-    A CRC before each kept line ensures that only the same record, model and command reuse it.
+    Each saved line begins with a CRC of its record, model and command. Only the same record, model
+    and command use the line again.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:
-        """Read the kept lines; `made_by` names the model and the command."""
+        """Read the lines of an earlier, interrupted run. `made_by` names the model and command."""
         self._out, self._path, self._made_by = out, Path(f"{out}.partial"), made_by
         old = self._path.read_bytes() if self._path.is_file() else b""
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records, with their kept lines up to the first record that has no kept line."""
+        """Yield all records; set `Record.line` until the first record without a saved line."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +50,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record; add the number of kept lines to a UserError of `chunks`."""
+        """Write a line for each record. If `chunks` raises a UserError, add how to continue."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:
@@ -75,10 +77,10 @@ class KeptLines:
 def write_answers(
     predictor: Predictor[Any], chunks: Chunks, out: Path | KeptLines | None, *, form: Form
 ) -> None:
-    """Write answers to standard output, or to a file that appears whole or not at all.
+    """Write answers to standard output or to a file, which appears only when it is complete.
 
-    `out` is a path that `check_out` accepts, or a file whose lines are kept; None: standard output.
-    `form` does not apply to files of vectors.
+    `out` is a path that `check_out` accepts, a `KeptLines`, or None for standard output. `form`
+    does not apply to .npy and .parquet files.
     """
     write_line = partial(_LINES[form], predictor)
     if out is None:
@@ -103,8 +105,8 @@ def write_answers(
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """Refuse an output file whose suffix does not fit the answers.
 
-    `vectors`: answers are vectors. `plain`: answers are lines of text, for which any suffix except
-    .npy and .parquet fits.
+    `vectors` means that answers are vectors. `plain` means that answers are lines of text, for
+    which every suffix is allowed except .npy and .parquet.
 
     Raises:
         UserError: The suffix does not fit, or the path is a directory, device or pipe.
@@ -129,13 +131,13 @@ def json_line(record: Record) -> str:
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:
         return f"{begin}{_json({'error': record.problem, 'line': record.origin.line})[1:]}\n"
-    if isinstance(record.answer, np.ndarray):  # the fewest digits that give the same float32
+    if isinstance(record.answer, np.ndarray):  # `str` gives the fewest digits that are exact
         return f'{begin}"embedding": [{", ".join(map(str, record.answer))}]}}\n'
     return f"{begin}{_json(record.answer)[1:]}\n"
 
 
 def lines(predictor: Predictor[Any], record: Record) -> str:
-    """Format a record for people: its text, and the answer below."""
+    """Format a record for people: the text, followed by lines with the answer."""
     given = [str(record.fields[name]) for name in predictor.FIELDS if name in record.fields]
     if record.problem is not None:
         answer = [f"skipped: {record.problem}"]
@@ -156,7 +158,7 @@ _LINES: dict[Form, Callable[[Predictor[Any], Record], str]] = {
 
 
 def _write_npy(file: File, chunks: Chunks, width: int) -> None:
-    """Write an (N, D) float32 array; the row of a skipped record is NaN."""
+    """Write an (N, D) float32 array. The row of a skipped record has NaN in every column."""
     file.write(_npy_header(0, width))
     count = 0
     for chunk in chunks:
@@ -171,7 +173,7 @@ def _write_npy(file: File, chunks: Chunks, width: int) -> None:
 
 
 def _npy_header(count: int, width: int) -> bytes:
-    """Return a header; NumPy leaves room in it, so that its length is the same for any `count`."""
+    """Return a .npy header. NumPy pads headers, so the length is the same for every `count`."""
     buffer = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(buffer, header)
@@ -179,7 +181,7 @@ def _npy_header(count: int, width: int) -> bytes:
 
 
 def _write_parquet(file: File, chunks: Chunks, width: int) -> None:
-    """Write columns id, embedding (fixed-size lists of float32) and error, null where absent."""
+    """Write the columns id, embedding (fixed-size lists of float32) and error; each may be null."""
     with needs_package(
         "parquet needs pyarrow: pip install 'bert_jax[data]', or name a .npy or .jsonl file"
     ):

@@ -1,5 +1,5 @@
-"""Training objectives, as pure functions of parameters and rows.
+"""Training objectives: pure functions of parameters and of the rows of a batch.
 
-An objective knows no mesh, no loop and no file. The package may import `model`, and names from
-`data` and `tasks`. Read objective.py and masked_lm.py first.
+They do not depend on the mesh, the training loop or files. The package may import `model`, and
+names from `data` and `tasks`. Read objective.py and masked_lm.py first.
 """

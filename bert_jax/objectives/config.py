@@ -1,4 +1,4 @@
-"""The section `objective` of a configuration, and the objectives that it can choose."""
+"""The section `objective` of a configuration, which chooses and configures an objective."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class Given(NamedTuple):
-    """Settings of a run, and facts about its corpus, that an objective reads beside its section."""
+    """What an objective needs besides its section: other settings, and facts about the corpus."""
 
     model: ModelConfig
     masking: MaskingConfig
@@ -41,17 +41,17 @@ class Given(NamedTuple):
     continues_word: np.ndarray | None = None
     """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
     baseline: float | None = None
-    """Baseline loss of the corpus (see `ObjectiveConfig.baseline`); None without a corpus."""
+    """Baseline loss of the corpus (see `ObjectiveConfig.baseline`). None if there is no corpus."""
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Bounded, section="objective"):
-    """Choice of a run's training objective; each subclass adds its objective's own fields."""
+    """Choice of the training objective. Each subclass adds the fields of one objective."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` whose batches the objective reads."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters with the head to learn from; empty: no teacher is allowed."""
+    """Entry of a teacher's parameters with the head to learn from. "" means no teacher allowed."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -62,7 +62,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         "distilled_masked_lm": "a student has objective.name 'masked_lm', and its teacher and "
         "weights in the section distil: --config.distil.teacher=DIR"
     }
-    """Former names of objectives, and their replacements."""
+    """Former names of objectives, and messages that say what replaces them."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:
@@ -78,7 +78,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add the entries that the objective needs to starting parameters, or raise a UserError."""
+        """Add entries that the objective needs to initial parameters, or raise a UserError."""
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -86,11 +86,11 @@ class ObjectiveConfig(Bounded, section="objective"):
         return store.unigram_entropy
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Split a run's parameters into models by name; the first is the model to keep."""
+        """Split the parameters of a run into models by name. The first is the result of the run."""
         return {"model": (model, params)}
 
     def network(self, model: ModelConfig) -> Network | None:
-        """Return the objective's sequence-to-sequence network; None if it has no such network."""
+        """Return the sequence-to-sequence network; None if the objective trains only an encoder."""
         return None
 
 
@@ -114,7 +114,7 @@ class MaskedLMConfig(ObjectiveConfig):
         return MaskedLM.metrics_of(pairs)
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Return the model; if it has no head `mlm`, add an empty head (tied decoder, no bias)."""
+        """Return the model. If it has no head `mlm`, add an empty one (tied decoder, no bias)."""
         known = {name: tree for name, tree in params.items() if name in ("encoder", "mlm", "nsp")}
         return {"model": (model, {"mlm": {}, **known})}
 
@@ -130,11 +130,11 @@ class ReplacedTokensConfig(ObjectiveConfig):
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Share of the model's width, heads and feed-forward width that the generator has."""
+    """Width, number of heads and feed-forward width of the generator, as a share of the model's."""
     discriminator_weight: Positive = 50.0
-    """Factor of the discriminator's loss; the generator's loss has factor 1."""
+    """Factor of the discriminator's loss. The generator's loss has the factor 1."""
     temperature: Positive = 1.0
-    """Divisor of the generator's logits before a token is drawn."""
+    """Temperature of the generator: its logits are divided by it before a token is drawn."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:
@@ -152,7 +152,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
         return {"discriminator": (model, discriminator), "generator": generator}
 
     def make(self, given: Given) -> ReplacedTokens:
-        """Make the objective, which ignores labels of sentence pairs."""
+        """Make the objective. It ignores the labels of sentence pairs."""
         return ReplacedTokens(
             given.model, given.masking, given.special_ids, self.generator_size,
             self.discriminator_weight, self.temperature, given.continues_word,
@@ -171,7 +171,7 @@ class NetworkConfig(ObjectiveConfig):
     2016, section 7)."""
 
     def network(self, model: ModelConfig) -> Network:
-        """Make the network; `model` is its encoder."""
+        """Make the network, whose encoder is `model`."""
         raise NotImplementedError
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
@@ -193,41 +193,41 @@ class NetworkConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class TranslationConfig(NetworkConfig):
-    """Translation by a Transformer (Vaswani et al. 2017); `model` is its encoder."""
+    """Translation by a Transformer (Vaswani et al. 2017), whose encoder is `model`."""
 
     name: str = "translation"
     """Objective: translation."""
     num_decoder_layers: Natural = 0
-    """Number of decoder layers; 0: model.num_layers."""
+    """Number of decoder layers. 0 means as many as model.num_layers."""
     tying: Tying = "all"
-    """Token tables. `all`: one for source, target and output; `output`: one for target and output,
-    and one for the source; `none`: three."""
+    """Sharing of token tables. `all`: source, target and output share one table. `output`: target
+    and output share a table, and the source has another. `none`: each has its own."""
     init_decoder: bool = False
-    """Whether the decoder also starts from `init`: self-attention, feed-forward and norms from the
-    encoder's first layers, positions from the encoder's, the output from the masked-LM head (Rothe
-    et al. 2020). Cross-attention starts at random."""
+    """Whether the decoder is also initialised from `init` (Rothe et al. 2020): self-attention,
+    feed-forward and norms from the first layers of the encoder, positions from the encoder, and the
+    output from the masked-LM head. Cross-attention starts from random values."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add a decoder and an output, copied from encoder and head, if `init_decoder` is set."""
+        """If `init_decoder` is set, add a decoder and an output copied from encoder and head."""
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:
             raise UserError(
                 f"objective.num_decoder_layers is {self.num_decoder_layers}, but the encoder of "
-                f"init has {model.num_layers} layers for objective.init_decoder to copy; expected "
-                "at most as many layers"
+                f"init has only {model.num_layers} layers for objective.init_decoder to copy; set "
+                "at most as many decoder layers"
             )
         network = self.network(model)
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}
 
     def network(self, model: ModelConfig) -> TransformerNetwork:
-        """Make the network; `model` is its encoder."""
+        """Make the network, whose encoder is `model`."""
         return TransformerNetwork(model, self.num_decoder_layers, self.tying)
 
 
 @dataclass(frozen=True)
 class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
-    """Translation by a recurrent network; `model` sets widths, encoder layers and dropout rates."""
+    """Translation by a recurrent network. `model` sets widths, encoder layers and dropout rates."""
 
     name: str = "recurrent_translation"
     """Objective: recurrent_translation."""
@@ -240,16 +240,16 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
 @dataclass(frozen=True)
 class StudentConfig(DistillationConfig):
-    """Distillation from a teacher with a masked-LM head, from which the student may also start."""
+    """Distillation from a teacher with a masked-LM head, which may also initialise the student."""
 
     from_teacher: bool = False
     """Whether the student starts as a copy of the teacher's embeddings and heads, and of the layers
-    that `layers` lists. Except for model.num_layers, the student's sizes must be the teacher's."""
+    that `layers` lists. Both must then have the same sizes, except for model.num_layers."""
     architecture: ModelConfig | None = None
-    """Architecture of the teacher; a run reads it from the directory `teacher`."""
+    """Architecture of the teacher. A run reads it from the directory `teacher`."""
 
     def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
-        """Make the objective of a run, with distillation if there is a teacher."""
+        """Make the objective of a run. If there is a teacher, it distils."""
         student = objective.make(given)
         if not self.teacher:
             return student
@@ -266,5 +266,5 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "translation": TranslationConfig,
     "recurrent_translation": RecurrentTranslationConfig,
 }
-"""Objectives by name; a new objective is a new entry."""
+"""Objectives by name. To add an objective, add an entry."""
 ObjectiveConfig.VARIANTS = OBJECTIVES

@@ -4,8 +4,8 @@ Sources: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", sec
 at a temperature); Jiao et al. 2020, "TinyBERT", section 3.1 (hidden states, a map of layers); Wang
 et al. 2021, "MiniLMv2", section 3 (relations of queries, keys and values).
 
-The teacher is the entry `teacher` of the parameters, which no step changes. Teacher and student
-read the same rows, so they share a tokenizer; their widths and depths may differ.
+The parameters have the teacher as the entry `teacher`, which training does not change. Teacher and
+student read the same rows, so they share a tokenizer. Their widths and depths may differ.
 """
 
 import math
@@ -44,7 +44,7 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the map of student states to the teacher's width."""
+"""Entries of the parameters: the teacher, and the layer from student states to its width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -60,56 +60,56 @@ _ATTENTION = Metric(
 
 @dataclass(frozen=True)
 class DistillationConfig(Bounded, section="distil"):
-    """Losses of a student against a teacher, and the weights of these losses."""
+    """Losses that compare a student with a teacher, and the weights of these losses."""
 
     teacher: str | None = None
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
-    and a head of the same kind. None: no teacher."""
+    and a head of the same kind. None means no distillation."""
     temperature: Positive = 2.0
-    """Divisor of both models' logits before they are compared."""
+    """Temperature: the logits of both models are divided by it before they are compared."""
     hard_weight: Fraction = 0.5
-    """Weight of the loss against the labels; the loss against the teacher has 1 - hard_weight."""
+    """Weight of the loss against the labels. The loss against the teacher has 1 - hard_weight."""
     hidden_weight: NonNegative = 0.0
-    """Factor of the mean squared error between student and teacher states, after the embeddings and
-    each layer; 0: no such loss. If the widths differ, a learned map takes student states to the
-    teacher's width."""
+    """Factor of the mean squared error between the states of student and teacher, after the
+    embeddings and after each layer. 0 means no such loss. If the widths differ, a learned linear
+    layer maps student states to the teacher's width."""
     attention_weight: NonNegative = 0.0
-    """Factor of the KL divergence between the query, key and value relations (MiniLMv2) in the
-    student's last layer and in the teacher layer mapped to it; 0: no such loss."""
+    """Factor of the KL divergence between the query, key and value relations (MiniLMv2) of the
+    student's last layer and of the teacher layer that corresponds to it. 0 means no such loss."""
     relation_heads: Natural = 0
-    """Number of heads into which both models' relations are split; 0: model.num_heads."""
+    """Number of heads of the relations of both models. 0 means model.num_heads."""
     layers: tuple[int, ...] = ()
-    """Teacher layer, counted from 1, for each student layer; empty: evenly spaced layers."""
+    """Teacher layer, counted from 1, for each student layer. If empty, layers are evenly spaced."""
 
     def check_section(self) -> None:
-        """Raise a UserError if any field is set but `teacher` is not."""
+        """Raise a UserError if a field is set although `teacher` is not."""
         if not self.teacher and any(getattr(self, f.name) != f.default for f in fields(self)):
             raise UserError(
-                "the section distil is set, but distil.teacher is empty; give "
-                "--config.distil.teacher=DIR, the work directory of a run or a directory in "
-                "Hugging Face's format, or leave the section out"
+                "the section distil is set, but distil.teacher is empty; set "
+                "--config.distil.teacher=DIR to the work directory of a run or a model in Hugging "
+                "Face's format, or leave the section out"
             )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of the losses against the teacher; none without a teacher."""
+        """Metrics of the losses against the teacher; empty without a teacher."""
         has = bool(self.teacher), bool(self.hidden_weight), bool(self.attention_weight)
         return tuple(compress((_SOFT, _HIDDEN, _ATTENTION), has))
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> tuple[int, ...]:
-        """Return each student layer's teacher layer, from 1; UserError if `layers` does not fit."""
+        """Return the teacher layer, from 1, for each student layer; check the field `layers`."""
         count, most = student.num_layers, teacher.num_layers
         if not self.layers:
             return tuple(-(-n * most // count) for n in range(1, count + 1))
         if len(self.layers) != count or not all(1 <= n <= most for n in self.layers):
             raise UserError(
-                f"distil.layers is {self.layers}; it must have {count} numbers from 1 to "
-                f"{most}: a layer of the teacher for each layer of the student"
+                f"distil.layers is {self.layers}; give {count} numbers from 1 to {most}: the layer "
+                "of the teacher for each layer of the student"
             )
         return self.layers
 
     def heads_of_relations(self, student: ModelConfig, teacher: ModelConfig) -> int:
-        """Return the number of relation heads; UserError if it does not divide all widths."""
+        """Return the number of relation heads. If it does not divide a width, raise a UserError."""
         count = self.relation_heads or student.num_heads
         widths = {
             heads * model.head_dim
@@ -126,21 +126,21 @@ class DistillationConfig(Bounded, section="distil"):
 
 @dataclass(frozen=True)
 class Distilled(Objective):
-    """Objective of a student: its own loss, plus losses against a teacher."""
+    """Objective of a student: its loss against labels, plus losses against a teacher."""
 
     model: ModelConfig = field(init=False)
     baseline: float | None = field(init=False)
     frozen: frozenset[str] = field(init=False)
     frozen_layers: int = field(init=False)
     student: Teachable
-    """Student's objective without a teacher: labels, heads and the loss against labels."""
+    """Objective of the student without a teacher: labels, heads and the loss against labels."""
     teacher: Teachable
     """Objective of the same class as `student`, with the teacher's architecture and head."""
     config: DistillationConfig
-    """Weights of the parts of the loss."""
+    """Weights of the losses, temperature and layers."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, give it the student's compute settings; check layers and heads."""
+        """Freeze the teacher, and let it compute like the student; check layers and heads."""
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -165,12 +165,12 @@ class Distilled(Objective):
 
     @property
     def projects(self) -> bool:
-        """Whether a learned map takes student states to the teacher's width."""
+        """Whether a learned layer maps student states to the teacher's width."""
         other_width = self.model.hidden_dim != self.teacher.model.hidden_dim
         return bool(self.config.hidden_weight) and other_width
 
     def init(self, key: Array) -> Any:
-        """Make fresh parameters; the student's are the same as without a teacher."""
+        """Initialise parameters. The student's are the same as without a teacher."""
         params = self.student.init(key)
         if self.projects:
             made = jax.random.fold_in(key, 1)
@@ -187,11 +187,11 @@ class Distilled(Objective):
         return {**axes, TEACHER: self.teacher.axes()}
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Prepare the batch for the student; the teacher reads the same rows."""
+        """Prepare the batch for the student. The teacher reads the same rows."""
         return self.student.prepare(batch, seed)
 
     def counts(self, rows: Batch) -> Scalars:
-        """Count labels, predictions and tokens: the denominators of the losses."""
+        """Compute the denominators of the losses: numbers of labels, predictions and tokens."""
         return {
             **self.student.counts(rows),
             "soft_count": jnp.sum(self.student.soft_weights(rows)),
@@ -210,7 +210,7 @@ class Distilled(Objective):
         return total
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Sum the losses against labels and teacher over the rows; outputs are the student's."""
+        """Sum the losses against labels and teacher over the rows. Outputs are the student's."""
         student, teacher = self.student, self.teacher
         inputs, mine = self.inputs(rows, seed), student.computing(params)
         states = self.run(student.model, mine, inputs, layout)
@@ -231,7 +231,7 @@ class Distilled(Objective):
     def run(
         self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states and, if a loss compares layers, the states before each layer."""
+        """Compute the last states and, if a loss compares layers, those before each layer."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
 
@@ -247,7 +247,7 @@ class Distilled(Objective):
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the hidden-state and attention losses over tokens; the states come from `run`."""
+        """Sum the hidden-state and attention losses over tokens. The states come from `run`."""
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)
@@ -273,7 +273,7 @@ class Distilled(Objective):
         return sums
 
     def flops(self, rows: Batch) -> int:
-        """Count the operations of one row in a training step, including the teacher's."""
+        """Count the operations per row in a training step, including those of the teacher."""
         config, length = self.config, rows["tokens"].shape[-1]
         mine, theirs = self.model.hidden_dim, self.teacher.model.hidden_dim
         total = self.student.flops(rows) + self.teacher.flops(rows) // TRAIN_OVER_FORWARD
@@ -299,11 +299,11 @@ def relation_losses(
     segment_ids: Integer[Array, "B L"],
     num_heads: int,
 ) -> Float[Array, "B L"]:
-    """Return, in nats, each token's KL(teacher || student), summed over three kinds of relations.
+    """Compute KL(teacher || student) of each token in nats, summed over three kinds of relations.
 
-    `student` and `teacher` are queries, keys and values (B, L, H, K). Relations are the
-    attention of queries to queries, keys to keys and values to values inside segments, in
-    `num_heads` heads, whose losses are averaged (Wang et al. 2021); `num_heads` must divide H * K.
+    `student` and `teacher` are queries, keys and values (B, L, H, K). The relations are attention
+    of queries to queries, keys to keys and values to values inside segments (Wang et al. 2021).
+    They are split into `num_heads` heads, whose losses are averaged; `num_heads` divides H * K.
     """
     visible = visible_keys(segment_ids, segment_ids)
 

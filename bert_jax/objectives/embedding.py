@@ -1,8 +1,8 @@
-"""Training of embedding models: texts that belong together get vectors in the same direction.
+"""Training of embedding models, so that texts that belong together get similar vectors.
 
-An example is a group of rows: a query, its document and hard negatives; a pair with a score; a text
-with a class; or a text twice, with different dropout (SimCSE). The loss compares each example with
-all other examples of the batch, on all devices.
+An example is a group of rows: a query with its document and hard negatives, a pair with a score, a
+text with a class, or the same text twice with different dropout (SimCSE). The loss compares each
+example with all other examples of the batch, on all devices.
 
 Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (in-batch
 negatives); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
@@ -36,16 +36,16 @@ Comparison = Literal["ranking", "scores", "classes"]
 """Kind of loss: find a query's document, order pairs by their scores, or group texts by class."""
 
 _HIDDEN = -1e30
-"""Logit of a text that is not a candidate: its probability is 0."""
+"""Logit of a text that is not a candidate, which makes its probability 0."""
 
 
 @dataclass(frozen=True)
 class ContrastConfig(Bounded, section="embedding"):
-    """Settings of an embedding model's vectors and of the loss that trains them."""
+    """Settings of text vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text: the mean of its tokens' states (mean), the state of the first (cls) or last
-    token (last), or a mean with learned weights (weighted)."""
+    """Vector of a text: the mean of the states of its tokens (mean), the state of the first token
+    (cls) or of the last token (last), or a mean with learned weights (weighted)."""
     normalize: bool = True
     """Whether the model returns vectors of length 1. The loss always compares by cosine."""
     temperature: Positive = 0.05
@@ -53,10 +53,11 @@ class ContrastConfig(Bounded, section="embedding"):
     symmetric: bool = False
     """Whether half of the loss is to find each document's query; only for rows `pairs`, `texts`."""
     dimensions: tuple[int, ...] = ()
-    """Descending widths, such as 128,64, to which vectors are also cut in training (Matryoshka);
-    the full width is always trained."""
+    """Descending widths, such as 128,64. Training also computes the loss of vectors cut to these
+    widths (Matryoshka). The full width is always trained."""
     dimension_weights: tuple[Positive, ...] = ()
-    """Weight of each dimension's loss; empty: 1 each, like the weight of the full width."""
+    """Weight of the loss of each width in `dimensions`. If empty, each weight is 1, like the weight
+    of the full width."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,35 +77,35 @@ class ContrastConfig(Bounded, section="embedding"):
 
 
 class Compared(NamedTuple):
-    """Inputs of the loss: one group of rows per example."""
+    """Inputs of the loss, with one group of texts per example."""
 
     vectors: Float[Array, "B G D"]
-    """Unit vectors of each group's texts: a query, its document and hard negatives, or one text."""
+    """Unit vectors of the texts of each group: query, document and hard negatives, or one text."""
     row_index: Integer[Array, " B"]
-    """Number of each group in the stream of examples; it identifies the group."""
+    """Number of each group in the stream of examples, which identifies the group."""
     weights: Float[Array, " B"]
-    """Weights of the groups; weight 0 marks a group that only fills the batch."""
+    """Weights of the groups. Groups that only fill the batch have the weight 0."""
     text_ids: Integer[Array, "B G"]
-    """Identifiers of the texts; equal texts have equal identifiers."""
+    """Identifiers of the texts. Equal texts have equal identifiers."""
     present: Bool[Array, "B G"]
-    """Whether a place of the group holds a text."""
+    """Mask that is true for each text and false for unused positions of a group."""
     labels: Array | None = None
-    """Scores or classes (B,); None if examples have neither."""
+    """Scores or classes (B,). None if the examples have neither."""
 
     def leading(self, size: int) -> "Compared":
-        """Return the groups with vectors cut to the first `size` numbers, scaled to length 1."""
+        """Return the groups with vectors cut to the first `size` values and scaled to length 1."""
         return self._replace(vectors=unit(self.vectors[..., :size]))
 
 
 def ranking_losses(
     own: Compared, every: Compared, temperature: float, symmetric: bool = False
 ) -> Float[Array, " b"]:
-    """Compute the cross entropy of each query's document among all documents (InfoNCE).
+    """Compute, for each query in `own`, the cross entropy of its document among all candidates.
 
-    Candidates are the documents and hard negatives of all groups, including `own`. A candidate is
+    This is InfoNCE. Candidates are the documents and hard negatives of all groups. A candidate is
     left out if its text equals the query or the query's document, or if it is the document of an
-    equal query. `symmetric` averages this loss with the loss of each document's query among all
-    queries, except queries that equal the group's query or document or have the same document.
+    equal query. `symmetric` averages this loss with that of finding the document's query, among all
+    queries except those that equal the group's query or document or have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -134,7 +135,7 @@ def ranking_losses(
 def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
     """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a higher-scored pair)).
 
-    The loss is one number for the whole batch; it is returned for every group.
+    Cosines are divided by `temperature`. Every group gets the same loss, that of the whole batch.
     """
     assert every.labels is not None
     cosines = jnp.sum(every.vectors[:, 0] * every.vectors[:, 1], axis=-1) / temperature
@@ -148,7 +149,7 @@ def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
     """Compute, for each text, the mean cross entropy of its class's texts among all other texts.
 
-    A text that is the only text of its class in the batch has loss 0 and is not counted.
+    A text that is the only text of its class in the batch has the loss 0 and is not counted.
     """
     assert own.labels is not None
     assert every.labels is not None
@@ -162,14 +163,14 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Return the mask of the texts to compare with each text: other groups' texts, unless equal."""
+    """Mark the texts to compare with each text: the texts of other groups, except equal texts."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 
 
 @dataclass(frozen=True)
 class EmbeddingObjective(Adapted, CoupledObjective):
-    """Training of text vectors; batches are `tasks.rows.Batch`, outputs are float32 (B, G, D)."""
+    """Training of text vectors. Batches are `tasks.rows.Batch`; outputs are float32 (B, G, D)."""
 
     config: EmbeddingConfig
     """Settings of the model's vectors, such as the pooling."""
@@ -179,8 +180,8 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
-    """Length in tokens to which a group's first row, the query, is cut; no query is longer, so only
-    padding is lost. 0: the length of the other rows."""
+    """Number of tokens to which the first row of each group, the query, is cut. It must be at least
+    that of the longest query, so that only padding is cut. 0 means that queries are not cut."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -243,7 +244,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return losses(own, every, temperature)
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss; the only text of a class has the weight 0."""
+        """Return the weight of each group's loss. The only text of a class has the weight 0."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)
@@ -251,7 +252,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def flops(self, rows: Batch) -> int:
-        """Count a training step's operations per row, averaged over a group (see `model.flops`)."""
+        """Count the operations per row in a training step, as the mean over a group's rows."""
         length = rows["tokens"].shape[-1]
         first = encoder_flops(self.model, min(self.query_length or length, length))
         others = (self.group - 1) * encoder_flops(self.model, length)
@@ -259,12 +260,12 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
 
 def _part(group: int, start: int, end: int, x: Array) -> Array:
-    """Take rows `start` to `end` of each group; in `x`, one group follows the other."""
+    """Take rows `start` to `end` of each group. `x` has the rows of all groups, group by group."""
     return x.reshape(-1, group, *x.shape[1:])[:, start:end].reshape(-1, *x.shape[1:])
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the loss's inputs; without vectors, the inputs only serve to count the groups."""
+    """Return the inputs of the loss. Without vectors, they serve only to count the groups."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

@@ -1,4 +1,4 @@
-"""Means, divergences, and a cross entropy whose backward pass keeps only one array of logits."""
+"""Means, divergences, and a cross entropy that saves memory in the backward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from bert_jax.model.layers import differentiable
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
-    """Return the mean total / count; 0 instead of NaN if nothing was counted."""
-    count = count.astype(jnp.float32)  # a sum of weights may be below 1
+    """Return the mean total / count, or 0 if `count` is 0."""
+    count = count.astype(jnp.float32)  # a sum of weights may be between 0 and 1
     return total.astype(jnp.float32) / jnp.where(count > 0, count, 1.0)
 
 
@@ -18,12 +18,12 @@ def cross_entropy(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Return -log softmax(logits)[label] in nats, and 1.0 where the label has the highest logit.
 
-    Padded vocabulary columns hold -inf or a large negative number, so they get no probability and
-    no gradient; at least one logit per row must be finite. Labels must lie in [0, V). A label that
-    ties with another token for the highest logit counts as right. Reductions run in float32.
+    Columns that pad the vocabulary must be -inf or a large negative number, so that they get no
+    probability and no gradient. At least one logit per row must be finite. Labels are in [0, V). A
+    label that ties with another token for the highest logit counts as right. Sums use float32.
 
-    The backward pass is written out: it keeps the logits and one log-normaliser per row, whereas
-    the derivative of a library's log-softmax keeps a second array of V columns.
+    The backward pass is custom: it keeps the logits and one log-normaliser per row. The automatic
+    derivative of a log-softmax would keep a second array of V columns.
     """
     _, loss, correct = smoothed_cross_entropy(logits, labels, 0.0, logits.shape[-1])
     return loss, correct
@@ -35,7 +35,7 @@ def smoothed_cross_entropy(
     """Return the cross entropy with smoothed labels, then the two results of `cross_entropy`.
 
     A smoothed label gives (1 - smoothing) to the label and smoothing / num_classes to each of the
-    first `num_classes` columns (Szegedy et al. 2016, section 7); other columns are padding.
+    first `num_classes` columns (Szegedy et al. 2016, section 7). Other columns are padding.
     """
     return _cross_entropy(logits.astype(jnp.float32), labels, smoothing, num_classes)
 
@@ -44,7 +44,7 @@ def _forward(logits, labels, smoothing, num_classes):
     highest = jnp.max(logits, axis=-1)
     log_z = highest + jnp.log(jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1))
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # `picked == highest` costs nothing here; an argmax would be one more pass over V columns.
+    # `picked == highest` costs almost nothing. An argmax would be one more pass over V columns.
     correct = (picked == highest).astype(jnp.float32)
     loss = smoothed = log_z - picked
     if smoothing:
@@ -74,9 +74,10 @@ _cross_entropy = differentiable(_forward, _backward, static=(2, 3))
 def divergences(
     student: Float[Array, "*rows C"], teacher: Float[Array, "*rows C"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
-    """Return T² KL(teacher || student) of softmax(logits / T), in nats; the teacher is constant.
+    """Return T² KL(teacher || student) of softmax(logits / T), in nats.
 
-    The factor T² keeps the gradient's scale when T changes (Hinton et al. 2015, section 2).
+    The teacher gets no gradient. The factor T² makes the scale of the gradient independent of T
+    (Hinton et al. 2015, section 2).
     """
     mine, theirs = (
         jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
@@ -88,7 +89,7 @@ def divergences(
 def binary_divergences(
     student: Float[Array, "*rows"], teacher: Float[Array, "*rows"], temperature: float = 1.0
 ) -> Float[Array, "*rows"]:
-    """Return `divergences` of yes-or-no answers with the probability sigmoid(logits / T)."""
+    """Return the `divergences` of binary predictions with the probability sigmoid(logits / T)."""
     mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
     return divergences(mine, theirs, temperature)
 
@@ -102,7 +103,7 @@ width of 256, both passes take 597 ms of one core without blocks, 387 ms in bloc
 
 
 def num_blocks(columns: int) -> int:
-    """Return the number of blocks for `cross_entropy_in_blocks`; 1 if blocks do not help."""
+    """Return the number of blocks for `cross_entropy_in_blocks`, 1 if blocks do not help."""
     most = max(columns // _LEAST_BLOCK, 1)
     return max(n for n in range(1, most + 1) if columns % n == 0)
 
@@ -114,9 +115,9 @@ def cross_entropy_in_blocks(
     labels: Int[Array, "*rows"],
     count: int,
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Compute `cross_entropy` of the logits states @ table.T + bias, in blocks, to suit a CPU.
+    """Compute `cross_entropy` of the logits states @ table.T + bias, in blocks that suit a CPU.
 
-    The logits are made in `count` equal blocks of columns, with a running sum of exponentials
+    The logits are computed in `count` equal blocks of columns, with a running sum of exponentials
     (Milakov & Gimelshein 2018). An array of V columns is kept only for a backward pass.
     """
     rows = states.reshape(-1, states.shape[-1])
@@ -156,7 +157,7 @@ def _in_blocks_backward(count, residuals, cotangents):
         table, logits, first = block
         is_label = (labels - first)[:, None] == jnp.arange(len(table))
         slope = cotangents[0][:, None] * (jnp.exp(logits - log_z[:, None]) - is_label)
-        bias_gradient = jnp.ones(len(slope), slope.dtype) @ slope  # `sum(0)` would be slow
+        bias_gradient = jnp.ones(len(slope), slope.dtype) @ slope  # faster than `sum(0)`
         slope = slope.astype(states.dtype)
         gradient += jnp.einsum("NV,VE->NE", slope, table, preferred_element_type=jnp.float32)
         return gradient, (jnp.einsum("NV,NE->VE", slope, states), bias_gradient)

@@ -1,4 +1,4 @@
-"""Masked language modelling, with or without pairs of sentences (Devlin et al. 2018)."""
+"""Masked language modelling, with or without sentence pairs (Devlin et al. 2018)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,22 +57,22 @@ _PAIRS = (
 )  # fmt: skip
 
 PAIR_HEADS = frozenset({"nsp"})
-"""Entries of the parameters that are trained only by labels of sentence pairs."""
+"""Entries of the parameters that are trained only by the labels of sentence pairs."""
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Raise a UserError if layers and token table differ in width without a dense layer between."""
+    """Raise a UserError if the masked-LM head cannot connect the layers with the token table."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
-            f"the layers are {model.hidden_dim} wide: the decoder cannot read the layers' states; "
-            "set model.head_transform to True"
+            f"the layers are {model.hidden_dim} wide, so the decoder cannot read their states; set "
+            "model.head_transform to True"
         )
 
 
 @dataclass(frozen=True)
 class MaskedLM(Teachable):
-    """Prediction of masked tokens and sentence pairs; `baseline` is the unigram entropy in nats."""
+    """Prediction of masked tokens and sentence pairs. `baseline` is the unigram entropy in nats."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
@@ -95,7 +95,7 @@ class MaskedLM(Teachable):
         return self.metrics_of(self.pairs)
 
     def init(self, key: Array) -> Any:
-        """Make fresh parameters: encoder, mlm, nsp."""
+        """Initialise the parameters: encoder, mlm and nsp."""
         return init_params(self.model, key)
 
     def axes(self) -> Any:
@@ -103,7 +103,10 @@ class MaskedLM(Teachable):
         return logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens, at `masking_rates` (B,) if given; add positions, labels, weights (B, P)."""
+        """Mask the tokens, and add positions, labels and weights (B, P).
+
+        If the batch has `masking_rates` (B,), they replace the masking rate of each row.
+        """
         masked = mask_tokens(
             batch["tokens"],
             batch["segment_ids"],
@@ -132,7 +135,7 @@ class MaskedLM(Teachable):
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
-        """Compute the last states and, at masked positions (B, P), loss (nats) and correctness."""
+        """Compute the last states and, at masked positions (B, P), loss (nats) and right answer."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
@@ -165,11 +168,11 @@ class MaskedLM(Teachable):
         return divergences(logits, wanted, temperature)
 
     def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:
-        """Return 1 for each masked position and 0 for each unused place."""
+        """Return 1 for each masked position, and 0 for unused entries."""
         return jnp.asarray(rows["weights"])
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Add the masked-LM loss and the sentence-pair loss (appendix A.2)."""
+        """Add the masked-LM loss and the sentence-pair loss (Devlin et al. 2018, appendix A.2)."""
         masked = ratio(sums["mlm_loss"], counts["mlm_count"])
         if not self.model.pooler:
             return masked
@@ -200,20 +203,20 @@ class MaskedLM(Teachable):
 
 @dataclass(frozen=True)
 class MaskedLMByPosition(MaskedLM):
-    """Masked LM for evaluation, with results by the masked token's position in its segment.
+    """Evaluation of masked LM, with results by the position of the masked token in its segment.
 
     Batches have float32 `masking_rates` (B,) of at most `masking.rate`, so that one compiled
-    program serves all rates.
+    program can evaluate all rates.
     """
 
     edges: tuple[int, ...] = (0,)
-    """Ascending borders of K buckets: bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
-    A token's position is the number of tokens before it in its segment, [CLS] included."""
+    """Ascending borders of K buckets. Bucket k has the positions `edges[k]` to `edges[k + 1]` - 1.
+    The position of a token is the number of tokens before it in its segment, including [CLS]."""
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Return losses (nats), right answers and counts, each (B, K), by row and bucket.
+        """Return losses (nats), right answers and counts by row and bucket, each (B, K).
 
-        The host sums over rows, in float64 and in an order that does not depend on the mesh.
+        The caller sums over rows on the host, in float64 and in an order independent of the mesh.
         """
         _, loss, correct = self.at_places(params, rows, seed, layout)
         position = jnp.take_along_axis(
@@ -227,7 +230,7 @@ class MaskedLMByPosition(MaskedLM):
 
 
 def position_buckets(length: int) -> tuple[int, ...]:
-    """Return the borders 0, 128, 256, 512, ... of buckets of positions in rows of `length`."""
+    """Return the bucket borders 0, 128, 256, 512, ... and `length` for rows of this length."""
     edges = [0]
     while edges[-1] < length:
         edges.append(min(2 * edges[-1] or 128, length))
@@ -237,8 +240,8 @@ def position_buckets(length: int) -> tuple[int, ...]:
 def projected_cross_entropy(
     projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return `cross_entropy` of a projection's logits, which a CPU computes block by block."""
-    # On a CPU, passes over all logits cost as much as their products; other devices fuse them.
+    """Return the `cross_entropy` of the logits of a projection. A CPU computes it in blocks."""
+    # On a CPU, passes over all logits cost as much as computing them. Other devices fuse them.
     count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
     if count > 1 and (layout is None or layout.is_local):
         return cross_entropy_in_blocks(*projection, labels, count)
@@ -246,7 +249,7 @@ def projected_cross_entropy(
 
 
 def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
-    """Sum loss (nats), right answers and labels over the rows with a sentence pair (label >= 0)."""
+    """Sum losses (nats), right answers and labels over the rows with a pair (label >= 0)."""
     has_pair = (labels >= 0).astype(jnp.float32)
     sums = judged_sums("nsp", *cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
     return sums | {"nsp_ones": jnp.sum((labels == 1).astype(jnp.float32))}

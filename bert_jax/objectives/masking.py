@@ -1,15 +1,15 @@
 """Masking on the device: choosing the tokens to predict, and replacing them in the input.
 
-Source: Devlin et al. 2018, section 3.1 and appendix A.1. As in the published data creation, the
-number of masked tokens is n = clip(round(rate * tokens of the row, special ones too), 1, P).
+Source: Devlin et al. 2018, section 3.1 and appendix A.1. As in the published code, the number of
+masked tokens in a row is n = clip(round(rate * tokens), 1, P), where special tokens count, too.
 
-Every random number is a hash of (seed, row_index, position in the row), so that a row is masked the
-same in any batch, on any mesh and after a restart, but differently when it is read again (with
-another row_index). No operation mixes rows: a batch sharded over rows needs no collective.
+Every random number is a hash of (seed, row_index, position in the row). So a row is masked in the
+same way in any batch, on any mesh and after a restart, but differently when it is read again (with
+another row_index). No operation mixes rows, so a batch that is sharded by rows needs no collective.
 
 The n positions with the highest random priority are found by bisecting the priority, with 32 counts
-over (B, L), instead of sorting. On one CPU core this takes 7 ns per token; `lax.sort` takes 21 to
-27 ns and `lax.top_k` on integers 101 to 124 ns (L = 128 and 512).
+over (B, L), instead of sorting. On one CPU core this takes 7 ns per token, while `lax.sort` takes
+21 to 27 ns and `lax.top_k` on integers 101 to 124 ns (L = 128 and 512).
 """
 
 import math
@@ -26,9 +26,9 @@ from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# Hash words that separate the uses of random numbers; dropout sites use small numbers instead.
+# Words hashed with the seed: each use gets other random numbers. Dropout hashes small numbers.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031
-_WORD_ROUNDS = 4  # rounds in which shorter words fill what is left of n
+_WORD_ROUNDS = 4  # rounds of choosing words; later rounds fit shorter words into the rest of n
 
 
 @dataclass(frozen=True)
@@ -38,42 +38,42 @@ class MaskingConfig(Bounded, section="masking"):
     rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
     max_predictions: Count | None = None
-    """Maximum of predicted positions per row (P). None: rate * L, rounded up to a multiple of 4."""
+    """Largest number of predicted positions per row (P). None means 4 * ceil(rate * length / 4)."""
     mask_rate: Fraction = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_rate: Fraction = 0.1
-    """Share of the chosen tokens that become random tokens; the rest stay as they are."""
+    """Share of the chosen tokens that become random tokens. The rest do not change."""
     whole_word: bool = False
-    """Whether words are chosen whole: either all tokens of a word or none."""
+    """Whether either all tokens of a word are chosen or none."""
     eval_rate: Part = 0.15
-    """Share of a row's tokens that are predicted in evaluations, whatever the training rate."""
+    """Share of a row's tokens that are predicted in evaluations. It is independent of `rate`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_rate + self.random_rate > 1 + 1e-9:
             raise UserError(
                 f"masking.mask_rate {self.mask_rate} and masking.random_rate {self.random_rate} "
-                "add up to more than 1"
+                "add up to more than 1; lower one of them"
             )
 
     def num_predictions(self, length: int) -> int:
-        """Return P, the number of predicted positions for rows of `length`; at most `length`."""
+        """Return P, the largest number of predicted positions, for rows of `length` tokens."""
         if self.max_predictions is not None:
             return min(self.max_predictions, length)
         return min(math.ceil(self.rate * length / 4) * 4, length)
 
 
 class Masked(NamedTuple):
-    """A masked batch: the model's input, and the tokens that it must predict."""
+    """A masked batch: the input of the model, and the tokens that the model must predict."""
 
     tokens: Int[Array, "B L"]
     """Input ids, int32, with the chosen tokens replaced."""
     positions: Int[Array, "B P"]
-    """Chosen positions, int32, ascending; 0 where unused."""
+    """Chosen positions, int32, ascending. Unused entries are 0."""
     labels: Int[Array, "B P"]
-    """Original ids at the positions, int32; 0 where unused."""
+    """Original ids at the positions, int32. Unused entries are 0."""
     weights: Float[Array, "B P"]
-    """Weights, float32: 1 for used positions, else 0."""
+    """Weights, float32: 1 for used entries, 0 for unused entries."""
 
 
 def mask_tokens(
@@ -88,19 +88,19 @@ def mask_tokens(
     continues_word: Bool[Array | np.ndarray, " V"] | None = None,
     rates: Float[Array | np.ndarray, " B"] | None = None,
 ) -> Masked:
-    """Choose and replace tokens; each row's result is a pure function of seed, row_index and row.
+    """Choose and replace tokens. A row's result is a pure function of seed, row_index and row.
 
-    A row without tokens to choose has weights 0. Padding (segment 0) and special ids are never
-    chosen, and special ids are never drawn. `vocab_size` excludes the embedding table's padding;
-    `continues_word` is true for ids that continue the preceding word; `rates` replace `config.rate`
-    row by row, and `config.rate` then determines only P.
+    Padding (segment 0) and special ids are never chosen, and special ids never replace a token. If
+    a row has no tokens to choose, its weights are 0. `vocab_size` is the size without the padding
+    of the embedding table. `continues_word` is true for ids that continue the preceding word.
+    `rates` are used instead of `config.rate`, which then determines only P.
 
     Raises:
       UserError: Whole-word masking has no `continues_word`, or all ids are special.
     """
     if config.whole_word and continues_word is None:
         raise UserError(
-            "masking.whole_word needs a tokenizer that says which tokens continue a word"
+            "masking.whole_word needs a tokenizer that knows which tokens continue a word"
         )
     specials = sorted(set(astuple(special_ids)))
     if vocab_size <= len(specials):
@@ -130,8 +130,8 @@ def mask_tokens(
     action = hash_u32(seed, _ACTION, rows, places)
     to_mask = threshold_u32(config.mask_rate)
     to_random = threshold_u32(config.mask_rate + config.random_rate)
-    # A number is drawn below the count of non-special ids, then raised past each special id. The
-    # remainder raises the probability of some ids by at most vocab_size / 2^32 of it.
+    # Draw the n-th non-special id, then add 1 for each special id up to it. Because of the modulo,
+    # some ids are more probable than others, by a factor of at most 1 + vocab_size / 2^32.
     drawn = hash_u32(seed, _REPLACEMENT, rows, places) % np.uint32(vocab_size - len(specials))
     drawn = drawn.astype(jnp.int32)
     for special in specials:
@@ -142,7 +142,7 @@ def mask_tokens(
         jnp.where(action < np.uint32(to_random), drawn, tokens),
     )
 
-    # Sort the chosen positions to the front, in ascending order.
+    # Move the chosen positions to the front, in ascending order.
     positions = lax.sort(jnp.where(chosen, places, length), dimension=1)[:, :num_predictions]
     used = positions < length
     positions = jnp.where(used, positions, 0)
@@ -151,7 +151,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw numbers whose low bits are `places` + 1, so that they differ; 0: not a candidate."""
+    """Draw a number for each candidate, with low bits `places` + 1. Other positions get 0."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -160,15 +160,15 @@ def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array
 def _threshold(
     priority: UInt32[Array, "B L"], countable: Bool[Array, "B L"], limit: Int[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """Return the least t >= 1 for which at most `limit` countable places have priority >= t."""
+    """Return the smallest t >= 1 for which at most `limit` countable priorities are >= t."""
 
     def halve(step, below):
-        # `below`, built bit by bit from the top, is the greatest t known to admit too many places.
+        # `below`, built from the highest bit, is the largest t known to admit too many positions.
         trial = below | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
         count = (countable & (priority >= trial[:, None])).sum(axis=1, dtype=jnp.int32)
         return jnp.where(count > limit, trial, below)
 
-    # Zero admits all places; if these are within the limit, t is 1, since 0 marks no candidate.
+    # If all candidates are within the limit, `below` stays 0 and t is 1: candidates are above 0.
     return lax.fori_loop(0, 32, halve, jnp.zeros_like(limit, jnp.uint32)) + 1
 
 
@@ -180,12 +180,12 @@ def _choose_words(
     starts: Bool[Array, "B L"],
     wanted: Int[Array, " B"],
 ) -> Bool[Array, "B L"]:
-    """Choose whole words in the order of their priority, while they fit into `wanted`.
+    """Choose complete words in the order of their priority, up to `wanted` tokens.
 
-    A word that does not fit is passed over for shorter words, as in the published data creation.
-    After each round, fewer tokens are left to choose than the passed-over word has, so
-    `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens; if there are longer
-    words, which are rare, slightly too few tokens may be chosen.
+    As in the published code, a word that does not fit is skipped, and shorter words are tried.
+    After each round, fewer tokens are left to choose than the skipped word has. So `_WORD_ROUNDS`
+    rounds suffice for words of at most that many tokens. With longer words, which are rare,
+    slightly too few tokens may be chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -1,13 +1,13 @@
 """The interface between training objectives and the code that trains and evaluates them.
 
-An objective is a set of pure functions. It knows no mesh, no loop and no file. The training step,
-evaluation, telemetry, pictures, retention, `plan` and `replay` use an objective only through this
-interface and its metrics, and know no metric by name.
+An objective is a set of pure functions. It does not depend on the mesh, the training loop or files.
+The training step, evaluation, telemetry, figures, retention, `plan` and `replay` use an objective
+only through this interface and its metrics. They do not refer to metrics by name.
 
-A step calls `prepare` on the whole batch, `counts` for the loss's denominators over the whole
-batch, then for each micro-batch `forward` for the numerators and `loss` to combine both. Because
-the denominators are known before the first micro-batch, the losses of the micro-batches add up to
-the loss of the batch, even if the micro-batches have unequal sizes.
+A training step calls `prepare` and then `counts` on the full batch; `counts` returns the
+denominators of the loss. For each micro-batch, the step then calls `forward` for the numerators and
+`loss` to divide them. Because the denominators are those of the full batch, the losses of the
+micro-batches add up to the loss of the batch, even if the micro-batches have unequal sizes.
 """
 
 import math
@@ -30,15 +30,15 @@ from bert_jax.objectives.losses import ratio
 Tree = Any
 """Nested dict of arrays."""
 Batch = dict[str, Any]
-"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and any others."""
+"""Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and others."""
 Scalars = dict[str, Num[Array, ""]]
-"""Sums over rows, by name; entries for two sets of rows add up to the entry for both sets."""
+"""Sums over rows, by name. The sums of two sets of rows add up to those of both sets together."""
 _STACK = ("encoder", "layers")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A value that a run reports as a ratio of two sums, such as a loss per masked token."""
+    """Description of a reported value: a ratio of two sums, such as the loss per masked token."""
 
     name: str
     """Name in metrics.jsonl, after the prefix train/ or eval/."""
@@ -49,14 +49,15 @@ class Metric:
     count: str
     """Key of the denominator in the sums."""
     unit: str = ""
-    """Unit of the value; empty: a fraction from 0 to 1."""
+    """Unit of the value. If empty, the value is a fraction from 0 to 1."""
     better: Literal["lower", "higher"] = "lower"
+    """Whether lower or higher values are better."""
     short: str = ""
-    """Name in printed lines and tables; empty: neither lines nor plots show the metric."""
+    """Name in printed lines and tables. If empty, lines and plots do not show the metric."""
     floor: str = ""
-    """Name of the evaluation's value that is the best constant answer's score; empty: no value."""
+    """Name of another evaluation result, the score of the best constant answer; may be empty."""
     baseline: str = ""
-    """Words that describe `Objective.baseline`; only the first metric has them."""
+    """Description of `Objective.baseline`. Only the first metric has one."""
 
     def of(self, sums: Mapping[str, float]) -> float:
         """Return the metric's value from sums over all rows of an evaluation."""
@@ -66,7 +67,7 @@ class Metric:
 def judged_sums(
     name: str, loss: Array, correct: Array, weights: Array, count: str = ""
 ) -> dict[str, Array]:
-    """Return weighted sums of losses (nats) and right answers, and the sum of the weights."""
+    """Return the weighted sums of losses (nats) and of right answers, and the sum of weights."""
     return {
         f"{name}_loss": jnp.sum(loss * weights),
         f"{name}_correct": jnp.sum(correct * weights),
@@ -80,7 +81,7 @@ class Forward(NamedTuple):
     sums: Scalars
     """Numerators and counts, summed over the rows."""
     outputs: Tree = ()
-    """Arrays with rows on axis 0, for scores that cannot be written as a ratio of sums."""
+    """Arrays with rows on axis 0, for scores that are not a ratio of sums."""
 
 
 class Shown(NamedTuple):
@@ -94,47 +95,47 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Training objective as a set of pure functions; subclasses are frozen dataclasses."""
+    """Training objective: a set of pure functions. Subclasses are frozen dataclasses."""
 
     model: ModelConfig
-    """Architecture of the encoder, with the step's compute type and unrolling."""
+    """Architecture of the encoder, with the compute type and unrolling of the training step."""
     baseline: float | None = field(default=None, kw_only=True)
-    """Value of the first metric for the best model that ignores its input; None if unknown."""
+    """Value of the first metric for the best model that ignores its input. None if not known."""
     frozen: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Paths, joined by /, of entries in the parameters that no step changes (see `trained`)."""
+    """Paths, joined by /, of parameters that training does not change (see `trained`)."""
     frozen_layers: int = field(default=0, kw_only=True)
-    """Number of bottom layers of `encoder` that no step changes. If it is not 0, `frozen` contains
-    the embeddings, and the backward pass ends above these layers."""
+    """Number of bottom layers of `encoder` that training does not change. If it is not 0, `frozen`
+    must contain the embeddings, and the backward pass ends above these layers."""
 
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics; the first is monitored, plotted and compared with `baseline`."""
+        """Metrics. The first one is monitored, plotted and compared with `baseline`."""
 
     @abstractmethod
     def init(self, key: Array) -> Tree:
-        """Make fresh parameters: a nested dict of float32 arrays."""
+        """Initialise parameters: a nested dict of float32 arrays."""
 
     @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Make the inputs and labels of the whole batch on the device, for example by masking."""
+        """Make inputs and labels of the full batch on the device, for example by masking."""
         del seed
         return batch
 
     @abstractmethod
     def counts(self, rows: Batch) -> Scalars:
-        """Compute the denominators of the loss, over the whole batch."""
+        """Compute the denominators of the loss over the full batch."""
 
     @abstractmethod
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Compute the sums over prepared rows; `seed` None switches dropout off."""
+        """Compute the sums over prepared rows. If `seed` is None, there is no dropout."""
 
     @abstractmethod
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the loss: `sums` of some rows, divided by `counts` of the whole batch."""
+        """Return the loss: `sums` of some rows, divided by `counts` of the full batch."""
 
     def for_evaluation(self) -> "Objective":
         """Return the objective for evaluation, without the parts that only training needs."""
@@ -145,17 +146,17 @@ class Objective(ABC):
         return {name: params[name] for name in self.axes()}
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return an evaluation's results other than metrics; `sums` are over all its rows."""
+        """Return evaluation results other than metrics, from `sums` over all evaluated rows."""
         del sums
         return {}
 
     def gain(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return `baseline` minus the first metric, both in nats; empty without a `baseline`."""
+        """Return `baseline` minus the first metric, in nats; empty if `baseline` is None."""
         loss = self.metrics[0].of(sums)
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 
     def has_dropout(self) -> bool:
-        """Return true if training uses dropout."""
+        """Tell whether training uses dropout."""
         return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
 
     @staticmethod
@@ -165,16 +166,16 @@ class Objective(ABC):
 
     @abstractmethod
     def flops(self, rows: Batch) -> int:
-        """Count the floating-point operations of one row in a training step, from array shapes."""
+        """Count the floating-point operations per row in a training step, from array shapes."""
 
     def shown(self, rows: Batch) -> Shown:
-        """Return prepared rows for display; by default, no position counts as predicted."""
+        """Return prepared rows for display. By default, no position is marked as predicted."""
         tokens = jnp.asarray(rows["tokens"])
         return Shown(tokens, jnp.zeros(tokens.shape, bool))
 
     @staticmethod
     def inputs(rows: Batch, seed: Array | None) -> tuple[Array, Array, Array, Stream]:
-        """Return the inputs of `encode`; rows of a group (B, G, L) become consecutive rows."""
+        """Return the inputs of `encode`. Groups of rows (B, G, L) become consecutive rows."""
         index = rows["row_index"]
         tokens, types, segments = (rows[name] for name in ("tokens", "type_ids", "segment_ids"))
         if tokens.ndim == 3:
@@ -186,10 +187,10 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Teachable(Objective):
-    """Objective that can be distilled: a teacher of the same class predicts the same labels."""
+    """Objective that can learn from a teacher, which has the same class and labels."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Run the model, and compute the sums from its last states by `finish`."""
+        """Run the model, and compute the sums from its last states with `finish`."""
         params, inputs = self.computing(params), self.inputs(rows, seed)
         states = encode(self.model, params, *inputs, layout)
         return self.finish(params, states, rows, inputs[-1])[1]
@@ -202,7 +203,7 @@ class Teachable(Objective):
     def finish(
         self, params: Tree, states: Array, rows: Batch, stream: Stream
     ) -> tuple[Array, Forward]:
-        """Compute logits from the last states, and the sums of losses against the labels."""
+        """Compute the logits from the last states, and the sums of losses against labels."""
 
     @abstractmethod
     def soft_losses(
@@ -212,26 +213,26 @@ class Teachable(Objective):
 
     @abstractmethod
     def soft_weights(self, rows: Batch) -> Float[Array, "*predicted"]:
-        """Return the weight of each prediction that is compared with the teacher's."""
+        """Return the weight of each prediction in the comparison with the teacher."""
 
     def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
-        """Return the weight of each token whose states are compared with the teacher's."""
+        """Return the weight of each token in the comparison of its states with the teacher's."""
         return (rows["segment_ids"] > 0).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
 class Adapted(Objective):
-    """Objective of a pretrained encoder with a new head; LoRA can train the encoder."""
+    """Objective of a pretrained encoder with a new head. LoRA can train the encoder."""
 
     lora: LoraConfig = field(default=LoraConfig(), kw_only=True)
-    """LoRA settings. With updates, the parameters have an entry `lora`, and `encoder` is frozen."""
+    """LoRA settings. With LoRA, the parameters have an entry `lora`, and `encoder` is frozen."""
 
     @abstractmethod
     def parts(self) -> tuple[Build, Any]:
         """Return the module class of encoder and head, and the module's settings."""
 
     def init(self, key: Array) -> Tree:
-        """Make fresh parameters: encoder, head and, if configured, LoRA updates."""
+        """Initialise parameters: encoder, head and, if configured, LoRA updates."""
         params = init_params(self.model, key, *self.parts())
         return with_lora(self.lora, key, params, logical_axes(self.model, *self.parts()))
 
@@ -240,7 +241,7 @@ class Adapted(Objective):
         return with_lora_axes(self.lora, logical_axes(self.model, *self.parts()))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the mean loss over the labels; 0 if the batch has none."""
+        """Return the mean loss over the labels, or 0 if the batch has no labels."""
         return ratio(sums["loss"], counts["count"])
 
     def computing(self, params: Tree) -> Tree:
@@ -252,19 +253,19 @@ class Adapted(Objective):
 class CoupledObjective(Objective):
     """Objective whose loss compares the rows of a batch with each other.
 
-    Each row enters the loss of other rows through a small array, such as its vector. With
-    micro-batches, a step therefore computes all these arrays first, then the gradient of the loss
-    with respect to the arrays, and then, one micro-batch at a time, the gradient with respect to
-    the parameters (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
+    The loss depends on each row only through a small array, such as the row's vector. With
+    micro-batches, a step therefore computes the arrays of all rows first, then the gradient of the
+    loss with respect to the arrays, and then, one micro-batch at a time, the gradient with respect
+    to the parameters (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size).
     """
 
     @abstractmethod
     def represent(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Array:
-        """Compute an array for each prepared row, such as its vector; rows do not interact."""
+        """Compute an array for each prepared row, such as its vector. Rows do not interact."""
 
     @abstractmethod
     def compare(self, outputs: Array, rows: Batch, layout: OnMesh) -> Scalars:
-        """Compute the sums over this device's rows; `layout.all_rows` gathers the batch's rows."""
+        """Compute the sums over this device's rows. `layout.all_rows` gathers all rows."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Represent the rows and compare them."""
@@ -273,7 +274,7 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters, except a teacher's and the rows that pad the vocabulary."""
+    """Count the parameters, without those of a teacher and the padding of the vocabulary."""
     objective = objective.for_evaluation()
     model, shapes = objective.model, _shapes(objective)
 
@@ -286,7 +287,7 @@ def num_params(objective: Objective) -> int:
 
 
 def _shapes(objective: Objective) -> Tree:
-    # The key is made inside the function, since outside, making it would open a device.
+    # Creating the key outside of `eval_shape` would start a device.
     return jax.eval_shape(lambda: objective.init(jax.random.key(0)))
 
 
@@ -296,19 +297,19 @@ def num_frozen(objective: Objective) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept))
 
 
-# The trainable part of the parameters is a separate tree: gradients, optimizer moments, a run's
-# saves and the best parameters have the same structure as this tree.
+# The trainable parameters are a separate tree. Gradients, optimizer moments, saved states and the
+# best parameters have the same structure as this tree.
 
 
 def trained(objective: Objective, tree: Tree) -> Tree:
-    """Return the trainable part of a tree that has the structure of one run's parameters.
+    """Return the trainable part of a tree that has the structure of the parameters of one run.
 
     Leaves are arrays, `ShapeDtypeStruct`s, or objects without a shape (axes, shardings). The bottom
-    `frozen_layers` of the encoder's stack are cut off; dicts that become empty are left out.
+    `frozen_layers` are cut off the encoder's stacked layers. Dicts that become empty are left out.
     """
 
     def upper(leaf: Any) -> Any:
-        """Cut the frozen bottom layers off a leaf of the stack, if the leaf has a shape."""
+        """Cut the frozen layers off a leaf of the stacked layers, if the leaf has a shape."""
         count = objective.frozen_layers
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct((leaf.shape[0] - count, *leaf.shape[1:]), leaf.dtype)
@@ -328,7 +329,7 @@ def trained(objective: Objective, tree: Tree) -> Tree:
 
 
 def with_trained(objective: Objective, whole: Tree, part: Tree) -> Tree:
-    """Merge `part`, updated trainable parameters, into one run's full parameters `whole`."""
+    """Merge the trainable parameters `part` into the full parameters `whole` of one run."""
 
     def fill(whole: Any, part: Any, path: tuple[str, ...]) -> Any:
         if isinstance(part, dict) and isinstance(whole, dict):
@@ -341,7 +342,7 @@ def with_trained(objective: Objective, whole: Tree, part: Tree) -> Tree:
 
 
 def trains_all(objective: Objective) -> bool:
-    """Return true if a step changes all parameters."""
+    """Tell whether training changes all parameters."""
     return not (objective.frozen or objective.frozen_layers)
 
 
@@ -351,6 +352,6 @@ def measure(metrics: tuple[Metric, ...], sums: Scalars) -> dict[str, Float[Array
 
 
 def evaluated(objective: Objective, sums: Mapping[str, float]) -> dict[str, float]:
-    """Return an evaluation's values by name (eval/...), from sums over all its rows."""
+    """Return evaluation results by name (eval/...), from sums over all evaluated rows."""
     values = {metric.name: metric.of(sums) for metric in objective.metrics}
     return {f"eval/{name}": value for name, value in (values | objective.aside(sums)).items()}

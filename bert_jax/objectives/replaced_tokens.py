@@ -1,8 +1,8 @@
-"""Replaced-token detection: a small generator replaces tokens, and the encoder finds them.
+"""Replaced-token detection: a small generator replaces tokens, and the encoder detects them.
 
 Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
-Generators", section 2, appendix A, and the published code: generator and discriminator share the
-token, position and type embeddings and the norm of these, but nothing after the norm.
+Generators", section 2, appendix A, and the published code. Generator and discriminator share the
+token, position and type embeddings and the norm after the embeddings, but no later parameters.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ from bert_jax.objectives.objective import (
 )
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# Hash words that separate the uses of random numbers; they are far from masking's words.
+# Words hashed with the seed, so that each use gets other random numbers (see `masking`).
 _SAMPLING, _GENERATOR_DROPOUT = 0x53414D50, 0x47454E44
 SHARED = ("token", "position", "type", "norm")
-"""Parts of the embeddings that both models share."""
+"""Parts of the embeddings that generator and discriminator share."""
 
 METRICS = (
     Metric(
@@ -68,7 +68,7 @@ METRICS = (
 
 
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
-    """Return the generator's architecture: widths and heads times `size`, same depth and tables."""
+    """Return the generator's architecture: widths and heads times `size`, at the same depth."""
     heads = max(1, round(model.num_heads * size))
     width = max(1, round(model.hidden_dim * size / heads)) * heads
     generator = dataclasses.replace(
@@ -83,7 +83,7 @@ def generator_of(model: ModelConfig, size: float) -> ModelConfig:
 
 
 def generator_params(params: Any) -> Any:
-    """Return the generator's full parameters: `encoder`, with the shared embeddings, and `mlm`."""
+    """Return all parameters of the generator: `encoder`, with shared embeddings, and `mlm`."""
     shared = {n: part for n, part in params["encoder"]["embeddings"].items() if n in SHARED}
     own = params["generator"]["encoder"]
     embeddings = {**shared, **own.get("embeddings", {})}
@@ -92,16 +92,16 @@ def generator_params(params: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """Detection, by `model`, of tokens that a jointly trained masked LM has replaced."""
+    """Detection of replaced tokens by `model`. A masked LM, trained jointly, replaces tokens."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
-    """Share of the discriminator's width, heads and feed-forward width that the generator has."""
+    """Width, heads and feed-forward width of the generator, as a share of the discriminator's."""
     discriminator_weight: float = 50.0
     """Factor of the discriminator's loss."""
     temperature: float = 1.0
-    """Divisor of the generator's logits before a token is drawn."""
+    """Temperature of the generator: its logits are divided by it before a token is drawn."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
 
@@ -121,7 +121,7 @@ class ReplacedTokens(Objective):
         )  # fmt: skip
 
     def init(self, key: Array) -> Any:
-        """Make fresh parameters: encoder and rtd of the discriminator, and the generator."""
+        """Initialise parameters: encoder and rtd of the discriminator, and the generator."""
         keys = jax.random.split(key, 3)
         return _joined(
             init_params(self.model, keys[0]),
@@ -138,7 +138,7 @@ class ReplacedTokens(Objective):
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens as `MaskedLM` does; add seeds (B,) from which each row's tokens are drawn."""
+        """Mask tokens as `MaskedLM` does; add a seed for each row to draw its tokens, (B,)."""
         seeds = jnp.asarray(hash_u32(seed, _SAMPLING, jnp.asarray(batch["row_index"])))
         return {**self.proposer.prepare(batch, seed), "proposals": seeds}
 
@@ -165,7 +165,7 @@ class ReplacedTokens(Objective):
         self, generator: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B P V"]:
         """Compute the generator's logits at the masked positions."""
-        if seed is not None:  # the discriminator's dropout sites have the same numbers
+        if seed is not None:  # draw other dropout masks than the discriminator
             seed = jnp.asarray(hash_u32(seed, _GENERATOR_DROPOUT))
         if layout is not None:
             layout = layout.of("generator")
@@ -201,7 +201,7 @@ class ReplacedTokens(Objective):
 
 
 def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
-    """Join both models, without poolers, into one tree that has the shared embeddings once."""
+    """Join both models into one tree, without poolers and with one copy of shared embeddings."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
@@ -215,10 +215,10 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw tokens from softmax(logits) by row seed and position, without gradient (Gumbel-max)."""
+    """Draw tokens from softmax(logits), without gradient, by row seed and position (Gumbel-max)."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
-    # Numbers near 0 decide the maximum; float32 resolves 2^-33 there, but only 2^-24 near 1.
+    # Values near 0 decide the maximum. There, float32 resolves 2^-33, but near 1 only 2^-24.
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     gumbel = -jnp.log(-jnp.log1p(-uniform))
     return jnp.argmax(jax.lax.stop_gradient(logits) + gumbel, axis=-1).astype(jnp.int32)
@@ -229,11 +229,11 @@ def replace_tokens(
 ) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
     """Put drawn tokens at the chosen positions; return the discriminator's input and a mask.
 
-    The mask marks the tokens that differ from the text; a drawn token may equal the original.
+    The mask marks the tokens that differ from the text. A drawn token may equal the original.
     """
     length = rows["tokens"].shape[1]
     used = rows["weights"] > 0
-    at = jnp.where(used, rows["positions"], length)  # places beyond the row are dropped
+    at = jnp.where(used, rows["positions"], length)  # `set` drops positions beyond the row
     row = jnp.arange(at.shape[0])[:, None]
     tokens = rows["tokens"].at[row, at].set(drawn, mode="drop")
     changed = jnp.zeros(tokens.shape, bool).at[row, at].set(drawn != rows["labels"], mode="drop")

@@ -1,6 +1,6 @@
 """Fine-tuning: a head on a pretrained encoder, trained on labelled rows.
 
-A kind of head is an entry of `HEADS`.
+Each kind of head is an entry of `HEADS`.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ class ClassLoss:
     """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class or, in multi-label tasks, of each label's positives; empty: all 1."""
+    """Weight of each class or, in multi-label tasks, of each label's positives. Empty means 1."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p in the focal loss, where p is the label's probability; 0: cross entropy."""
+    """Exponent of 1 - p in the focal loss, with the label's probability p. 0 is cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label's probability that is spread over all classes."""
 
@@ -39,7 +39,7 @@ class ClassLoss:
         """Lower the losses of easy labels: (1 - p) ** gamma * -log p (Lin et al. 2017)."""
         if not self.focal_gamma:
             return losses
-        # The floor keeps the gradient finite where p is 1 and gamma below 1.
+        # The lower limit keeps the gradient finite if p is 1 and gamma is below 1.
         wrong = jnp.maximum(-jnp.expm1(-losses), 1e-12)
         return wrong**self.focal_gamma * losses
 
@@ -49,29 +49,29 @@ _PLAIN = ClassLoss()
 
 @dataclass(frozen=True)
 class Head:
-    """Kind of prediction, with a network, a loss and a rule for counting labels."""
+    """A kind of prediction: a network, a loss and a rule for counting labels."""
 
     network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
     losses: Callable[[Array, Array, Array, ClassLoss], Array]
-    """Function from logits, labels, segment ids and options to losses of rows or tokens."""
+    """Function that computes losses of rows or tokens from logits, labels, segment ids, options."""
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False
-    """Whether each token has a label; labels below 0 are padding."""
+    """Whether each token has a label. Labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is one of several classes, so that class weights enter the denominator."""
+    """Whether a label is one of several classes. The denominator then sums class weights."""
     outputs: Callable[[Array], Array] = lambda logits: logits
-    """Function from the logits to the outputs from which predictions are made."""
+    """Function that computes, from the logits, the outputs from which predictions are made."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
-        """Return the weight of each loss: 0 for padding and for rows that only fill the batch."""
+        """Return the weight of each loss, which is 0 for padding and rows that fill the batch."""
         return (labels >= 0) * weights[:, None] if self.per_token else weights
 
     def count(
         self, labels: Array, counted: Float[Array, "*counted"], options: ClassLoss
     ) -> Float[Array, ""]:
-        """Return the denominator of the mean loss; `counted` holds the weight of each label."""
+        """Return the denominator of the mean loss. `counted` has the weight of each label."""
         if self.one_class and options.weights:
             counted = counted * options.of(jnp.maximum(labels, 0))
         return jnp.sum(counted)
@@ -80,7 +80,7 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return weighted losses like torch's CrossEntropyLoss; `counted` drops labels below 0."""
+    """Return weighted losses like torch's CrossEntropyLoss. `Head.counted` drops labels below 0."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -109,7 +109,7 @@ def _multi_label_losses(
 def _span_losses(
     logits: Float[Array, "B L 2"], labels: Integer[Array, "B 2"], segment_ids: Array, *_: Any
 ) -> Array:
-    # Padding is never an answer, so that a row's loss does not depend on the row's padded length.
+    # Exclude padding as an answer, so that the loss does not depend on the length of the padding.
     places = jnp.where(segment_ids[..., None] > 0, logits, PADDED_LOGIT)
     each = cross_entropy(jnp.moveaxis(places, -1, 1), labels)[0]  # of (B, 2, L) and (B, 2)
     return jnp.mean(each, axis=-1)
@@ -118,9 +118,9 @@ def _span_losses(
 def _arc_losses(
     logits: Float[Array, "B L L C"], labels: Integer[Array, "B L"], segment_ids: Array, *_: Any
 ) -> Float[Array, "B L"]:
-    """Add the cross entropies of each position's head and of the relation to that head.
+    """Add, for each position, the cross entropies of its head and of the relation to the head.
 
-    A label is head position * number of relations + relation number; labels below 0 are not
+    A label is head position * number of relations + relation number. Labels below 0 are not
     counted. Padding is never a head.
     """
     heads, relations = jnp.divmod(jnp.maximum(labels, 0), logits.shape[-1] - 1)
@@ -131,7 +131,7 @@ def _arc_losses(
 
 
 def _arcs_and_best_relations(logits: Float[Array, "B L L C"]) -> Float[Array, "B L L 2"]:
-    """Return the score of each arc, and the number of its best relation."""
+    """Return for each arc its score and the number of its best relation."""
     best = jnp.argmax(logits[..., 1:], axis=-1).astype(logits.dtype)
     return jnp.stack([logits[..., 0], best], axis=-1)
 
@@ -153,17 +153,17 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
-"""Heads by kind of prediction; a new head is a new entry. Each loss is the same as in Transformers'
-class for the task, except that here padding is never the answer of a span."""
+"""Heads by kind of prediction. To add a head, add an entry. The losses are those of the classes in
+Transformers, except that padding is never the answer of a span here."""
 
 
 @dataclass(frozen=True)
 class TaskObjective(Adapted, Teachable):
-    """Prediction of the labels of rows, or of the labels of tokens, by a head on the encoder.
+    """Prediction of the labels of rows or tokens by a head on the encoder.
 
-    Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C); for tags and spans
-    (B, L, C); for the G choices of an example (B, G); for arcs (B, L, L, 2), score and best
-    relation.
+    Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C) for rows, (B, L, C)
+    for tags and spans, (B, G) for examples of G choices, and (B, L, L, 2) for arcs, which have a
+    score and the number of the best relation.
     """
 
     config: TaskHeadConfig
@@ -175,12 +175,12 @@ class TaskObjective(Adapted, Teachable):
 
     @property
     def head(self) -> Head:
-        """Head of this kind."""
+        """Entry of `HEADS` for this kind."""
         return HEADS[self.kind]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The loss; the task's own metrics need all rows and are in `tasks.task.Split`."""
+        """The loss. Other metrics of a task need all rows, so `tasks.task.Split` has them."""
         return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
 
     def parts(self) -> tuple[Build, Any]:
@@ -213,12 +213,12 @@ class TaskObjective(Adapted, Teachable):
     def soft_losses(
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "*counted"]:
-        """Compute losses against a teacher's logits: (B,) for rows, (B, L) for tags of tokens."""
+        """Compute losses against the logits of a teacher: (B,) for rows, (B, L) for tags."""
         if self.kind == "regression":  # scores are not logits
             return jnp.square(logits - wanted)[:, 0]
         if self.kind == "multi_label":
             return jnp.mean(binary_divergences(logits, wanted, temperature), axis=-1)
-        if self.kind == "span":  # start and end, over the tokens that are not padding
+        if self.kind == "span":  # distributions of start and end over all tokens except padding
             real = rows["segment_ids"][..., None] > 0
             logits, wanted = (
                 jnp.moveaxis(jnp.where(real, x, PADDED_LOGIT), -1, 1) for x in (logits, wanted)
@@ -231,11 +231,11 @@ class TaskObjective(Adapted, Teachable):
         return self.head.counted(rows["labels"], rows["weights"])
 
     def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
-        """Return each token's weight: its row's weight, or 0 for padding."""
+        """Return the weight of each token: the weight of its row, or 0 for padding."""
         return super().token_weights(rows) * rows["weights"][:, None]
 
     def has_dropout(self) -> bool:
-        """Return true if training uses dropout, in the model or in the head."""
+        """Tell whether training uses dropout, in the model or in the head."""
         return bool(self.config.dropout_rate) or super().has_dropout()
 
     def flops(self, rows: Batch) -> int:

@@ -1,7 +1,7 @@
 """Translation: predict each target token from the source and the earlier target tokens (Cho 2014).
 
-Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]; the
-labels, made here, end with [SEP] after the last token of each target.
+Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]. This
+module makes labels, which are the targets moved by one position and end with [SEP].
 """
 
 import math
@@ -40,21 +40,21 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Translation(Objective):
-    """Prediction of each target token and of the target's end.
+    """Prediction of each target token and of the end of the target.
 
-    `model` configures the network; `baseline` is the unigram entropy of the training targets and
+    `model` configures the network. `baseline` is the unigram entropy of the training targets and
     their end tokens, in nats per token. Metrics exclude label smoothing, even in training.
     """
 
     network: Network
     special_ids: SpecialIds
     label_smoothing: float = 0.1
-    """Share of a label's probability that the loss spreads over the whole vocabulary."""
+    """Share of a label's probability that the loss spreads over the vocabulary."""
 
     metrics = METRICS
 
     def init(self, key: Array) -> Any:
-        """Make fresh parameters."""
+        """Initialise parameters."""
         return self.network.init(key)
 
     def axes(self) -> Any:
@@ -85,7 +85,7 @@ class Translation(Objective):
         return Forward(sums | plain)
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
-        """Return the mean loss per target token, with label smoothing, in nats."""
+        """Return the mean loss per target token in nats, with label smoothing."""
         return ratio(sums["smoothed_loss"], counts["target_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -96,7 +96,7 @@ class Translation(Objective):
 
     @staticmethod
     def num_tokens(batch: Batch) -> Int[Array, "*trials"]:
-        """Count the tokens of both sides."""
+        """Count the tokens of sources and targets."""
         return Objective.num_tokens(batch) + jnp.sum(
             batch["target_segment_ids"] > 0, dtype=jnp.int32
         )
@@ -107,7 +107,7 @@ class Translation(Objective):
 
 
 def sides(rows: Batch) -> tuple[Side, Side]:
-    """Return the source side and the target side of rows."""
+    """Split the arrays of rows into source and target."""
     source = Side(rows["tokens"], rows["segment_ids"])
     return source, Side(rows["target_tokens"], rows["target_segment_ids"])
 
@@ -115,7 +115,7 @@ def sides(rows: Batch) -> tuple[Side, Side]:
 def next_tokens(
     tokens: Integer[Array, "B T"], segment_ids: Integer[Array, "B T"], end: int
 ) -> Int[Array, "B T"]:
-    """Return the token after each place of packed targets; `end` after a target's last token."""
+    """Return the token after each position of packed targets, or `end` after a target's last."""
     continues = segment_ids[:, 1:] == segment_ids[:, :-1]
     labels = jnp.where(continues, tokens[:, 1:].astype(jnp.int32), end)
     return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=end)

@@ -232,7 +232,7 @@ def test_unknown_version(tmp_path):
     header = json.loads((tmp_path / "s" / "corpus.json").read_text())
     header["version"] = 99
     (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
-    with pytest.raises(UserError, match="version 99; this bert_jax reads 3"):
+    with pytest.raises(UserError, match="version 99; this bert_jax reads version 3"):
         open_store(tmp_path / "s")
 
 
@@ -320,7 +320,7 @@ def test_a_store_with_its_arrays_beside_the_manifest_is_refused(tmp_path):
     header = json.loads((tmp_path / "s" / "corpus.json").read_text()) | {"version": 1}
     (tmp_path / "s" / "corpus.json").write_text(json.dumps(header))
     assert is_store(tmp_path / "s")
-    with pytest.raises(UserError, match=r"version 1; this bert_jax reads 3\. Build the"):
+    with pytest.raises(UserError, match=r"version 1; this bert_jax reads version 3\. Build the"):
         open_store(tmp_path / "s")
 
 

@@ -71,7 +71,7 @@ def test_memory_is_bounded_and_what_is_dropped_is_said(tmp_path, caplog):
     path.parent.mkdir()
     log.flush()
     assert path.read_text() == "2\n3\n4\n"
-    assert caplog.messages[-1] == f"{path} can be written again; 2 lines were too many to keep"
+    assert caplog.messages[-1] == f"{path} can be written again; 2 lines were lost"
 
 
 def test_sync_of_what_cannot_be_synced_is_a_warning(tmp_path, caplog, monkeypatch):

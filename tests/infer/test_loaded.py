@@ -305,7 +305,7 @@ def test_no_texts_are_no_answers(classifying):
         (
             "class",
             lambda m: m.classify(["a"], ["b", "c"]),
-            "got 1 text but 2 text_b; give as many of one as of the other",
+            "got 1 text but 2 text_b; give the same number of each",
         ),
         ("class", lambda m: m.classify([("a", "b")], ["c"]), "texts has tuples, and pairs is"),
         ("class", lambda m: m.classify(["a", ("b",)]), "text 2 is a tuple of 1; a pair is"),

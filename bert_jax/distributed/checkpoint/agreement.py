@@ -1,8 +1,8 @@
-"""Decisions that several processes share.
+"""Decisions that all processes of a run make together.
 
 Each process sees a shared directory through its own caches, so two processes may see different
-files. Therefore process 0 looks, and all processes follow. Every function is collective: all
-processes call it, in the same order, from the main thread.
+files. Therefore process 0 reads the directory, and all processes follow it. Every function is
+collective: all processes must call it, in the same order, from the main thread.
 """
 
 import json
@@ -17,23 +17,23 @@ from bert_jax.errors import exit_code
 
 
 class ElsewhereError(RuntimeError):
-    """An error of process 0, raised in the processes that wait for its answer."""
+    """An error of process 0, raised in the other processes, which wait for its answer."""
 
     def __init__(self, message: str, code: int):
-        """Set the exit code of process 0, since a launcher may read any process's code."""
+        """Use the exit code of process 0, since a launcher may read the code of any process."""
         super().__init__(message)
         self.exit_code = code
 
 
 def all_agree(ok: bool) -> bool:
-    """Return true if `ok` is true in all processes."""
+    """Tell whether `ok` is true in all processes."""
     if jax.process_count() == 1:
         return ok
     return bool(multihost_utils.process_allgather(jax.numpy.asarray(int(ok))).min())
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0; return its JSON answer, or raise its error, in all processes."""
+    """Call `act` in process 0; return its result (JSON values) or raise its error everywhere."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None
@@ -45,7 +45,7 @@ def by_first(act: Callable[[], Any]) -> Any:
     code = 0 if error is None else exit_code(error) or 1
     content = np.frombuffer(json.dumps([answer, f"{error}", code]).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    padded = np.resize(content, length)  # only the size matters in other processes
+    padded = np.resize(content, length)  # all processes need an array of the same size
     answer, message, code = json.loads(bytes(multihost_utils.broadcast_one_to_all(padded)))
     if error is not None:
         raise error

@@ -1,14 +1,14 @@
-"""A digest per array that does not depend on how the array is laid out over devices.
+"""A digest of an array that does not depend on how the array is sharded over devices.
 
 Orbax does not notice a flipped bit, so a checkpoint records a digest of every array. A CRC needs
-the bytes in order, but a sharded array has them on several devices. This digest is a sum over
-elements: every device sums its own elements, and one all-reduce adds up these sums. The result is
+the bytes in order, but the bytes of a sharded array are on several devices. This digest is a sum
+over elements: each device sums its own elements, and one all-reduce adds these sums. The result is
 the same on any mesh and any number of processes, and nothing is gathered to the host.
 
 digest(x) = sum over i of hash(bits(x[i]) ^ i * ODD)   mod 2^32,   i: row-major index
 
-One changed element always changes the sum, since the hash is a bijection of its bits; changes of
-several elements cancel out with probability 2^-32.
+If one element changes, the sum always changes, because the hash is a bijection of 32-bit words.
+Changes of several elements cancel out with probability 2^-32.
 """
 
 import itertools
@@ -24,14 +24,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.counter_hash import hash_u32
 
-_ODD = np.uint32(0x9E3779B9)  # spreads neighbouring indices over the word
+_ODD = np.uint32(0x9E3779B9)  # spreads neighbouring indices over all bits of a word
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 _PIECE = 1 << 20  # elements
 _MAX_PIECES = 32
 
 
 def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
-    """Compute a digest of 8 hexadecimal digits for each named array; collective and blocking."""
+    """Compute a digest of 8 hexadecimal digits for each named array. Collective and blocking."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
         sharding = leaf.sharding
@@ -51,9 +51,9 @@ def text(digest: int | np.integer) -> str:
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute, on the host, what a block at index `start` adds to the digest of its array."""
+    """Compute, on the host, what the block that begins at index `start` adds to the digest."""
     words = np.ascontiguousarray(block).reshape(block.shape)
-    if block.dtype.itemsize == 8:  # two words in a last axis, as from `bitcast_convert_type`
+    if block.dtype.itemsize == 8:  # add an axis with two words, as `bitcast_convert_type` does
         words = words[..., None]
     words = words.view(_UNSIGNED[block.dtype.itemsize])
     strides = _strides((*shape, *words.shape[block.ndim :]))
@@ -94,14 +94,14 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
             for axis, names in enumerate(spec):
                 names = () if names is None else (names,) if isinstance(names, str) else names
                 used |= set(names)
-                number = jnp.uint32(0)  # index of the part along this axis
+                number = jnp.uint32(0)  # index of this device's part along the axis
                 for name in names:
                     index = jax.lax.axis_index(name).astype(jnp.uint32)
                     number = number * np.uint32(mesh.shape[name]) + index
                 step = strides[axis] * part.shape[axis] & 0xFFFFFFFF
                 offset += number * np.uint32(step)
             for name in mesh.axis_names:
-                if name not in used:  # of several copies, only the first counts
+                if name not in used:  # if devices hold copies, only the first copy counts
                     first_copy *= (jax.lax.axis_index(name) == 0).astype(jnp.uint32)
             sums.append(_local_sum(part, offset, leaf.shape) * first_copy)
         return jax.lax.psum(jnp.stack(sums), mesh.axis_names)
@@ -112,14 +112,14 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """Compute what one device's part adds; `offset` is the row-major index of the part's start."""
+    """Compute what a device's part adds. `offset` is the row-major index of the part's start."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))
     if words.ndim == 0:
         words, strides = words[None], [1]
-    # XLA's CPU backend writes all hashes to memory before it sums them, which takes ten times as
-    # long (measured). It fuses the sum of pieces, and that sum is a fraction of the array.
+    # For one large sum, XLA's CPU backend first writes all hashes to memory, which takes ten times
+    # as long (measured). It fuses a sum of pieces, and the result is a fraction of the array.
     pieces = min(_MAX_PIECES, max(1, words.size // _PIECE))
     axis = next((a for a, size in enumerate(words.shape) if size >= pieces), None)
     if axis is None:

@@ -1,13 +1,13 @@
-"""Checkpoints for a training loop: asynchronous, verified, kept by policy.
+"""Checkpoints for a training loop: written asynchronously, verified, and kept by rules.
 
-The course of a save::
+Steps of a save::
 
-    save(step) -> arrays are copied, the loop goes on
-                  Orbax writes           (its threads, all processes)
-                  the checkpoint is read back, old ones are deleted    (a thread of process 0)
+    save(step) -> arrays are copied, and the training loop continues
+                  Orbax writes the arrays                  (threads of all processes)
+                  the checkpoint is read back, old checkpoints are deleted (a thread of process 0)
     save(step + n) -> first checks whether the previous save succeeded
 
-A failed save is reported, and the next one is tried; several failures in a row end the run.
+A failed save is reported, and the loop tries the next save. Several failures in a row end the run.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from bert_jax.distributed.checkpoint.verify import (
 _log = logging.getLogger("bert_jax")
 
 Report = Callable[[str, int, str], None]
-"""Function called with (kind, step, message), where kind is "save_failed" or "damaged"."""
+"""Function that is called with (kind, step, message). The kind is "save_failed" or "damaged"."""
 
 
 class SaveFailedError(RuntimeError):
@@ -52,9 +52,9 @@ class SaveFailedError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, for the training loop.
+    """Writer and reader of the checkpoints of a run, for the training loop.
 
-    Every method is collective: all processes call it, in the same order, from the main thread.
+    Methods are collective: all processes must call them, in the same order, from the main thread.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Checkpoints:
     ):
         """Open `directory`, and remove what interrupted saves left in it.
 
-        The first save makes a missing `directory`; `damaged/` beside it gets damaged checkpoints.
-        `max_failed_saves` in a row end the run. Process 0 calls `report` from the main thread.
+        The first save creates `directory` if it is missing. Damaged checkpoints are moved to the
+        directory `damaged` beside it. `max_failed_saves` failed saves in a row end the run. Process
+        0 calls `report` from the main thread.
         """
         self._directory = storage.as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -82,7 +83,7 @@ class Checkpoints:
         by_first(lambda: storage.remove_unfinished(self._directory))
 
     def restore(self, abstract: Any) -> Restored | None:
-        """Restore the newest intact checkpoint; move newer, damaged checkpoints to `damaged/`."""
+        """Restore the newest intact checkpoint. Move newer, damaged checkpoints to `damaged/`."""
         restored = load_newest(self._directory, abstract)
         if restored is None:
             return None
@@ -107,18 +108,18 @@ class Checkpoints:
         extra: dict[str, Any],
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Start a save; return once the arrays are copied, so that the caller may donate them.
+        """Start a save; return when the arrays are copied, so that the caller may donate them.
 
-        `step` is the next step to train; if it has a checkpoint, nothing is saved. `state` is a
-        pytree with a nested dict `params`; other arguments are fields of `Record`. `Retention`
-        reads `metrics`, and `lowest_at` in `extra`. Too many failures raise a SaveFailedError.
+        `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
+        pytree with a nested dict `params`. The other arguments are fields of `Record`; `Retention`
+        reads `metrics` and `lowest_at` in `extra`. Too many failures raise a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
             return
         pending, fault = None, None
         try:
-            by_first(self._make_directory)  # inside Orbax, processes would wait for each other
+            by_first(self._make_directory)  # if this failed in Orbax, other processes would wait
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)
             arrays = {
@@ -127,12 +128,12 @@ class Checkpoints:
             }
             record = Record(step, config, extra, metrics or {}, arrays).to_json()
             pending = storage.write_async(self._directory / str(step), grouped(leaves), record)
-        except Exception as error:  # Orbax raises many types for the same full disk
+        except Exception as error:  # Orbax raises many types of errors for a full disk
             fault = error
         self._save = _Save(self, step, pending, fault)
 
     def wait(self) -> bool:
-        """Wait until the last save is on disk; return false if it or a verification failed.
+        """Wait until the last save is on disk. Return false if the save or a verification failed.
 
         Too many failures in a row raise a SaveFailedError.
         """
@@ -166,10 +167,10 @@ class Checkpoints:
         return False
 
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
-        """Save, and retry until a save succeeds, since no later save makes up for this one.
+        """Save at the end of a run, and retry until a save succeeds, since no later save follows.
 
-        `content` is `config`, `extra` and `metrics`, as in `save`. With `read_back`, also wait for
-        the verification, which may take as long. Too many failures raise a SaveFailedError.
+        `content` is `config`, `extra` and `metrics`, as in `save`. `read_back` also waits for the
+        verification, which may take as long. Too many failures raise a SaveFailedError.
         """
         with contextlib.suppress(SaveFailedError):  # earlier failures must not prevent this save
             self.wait()
@@ -191,9 +192,9 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Wait for a save under way; stop a verification at the end of the block being read.
+        """Wait for a save in progress, and stop a verification after the current block.
 
-        Not collective. This raises nothing, so that it may be called while an error is handled.
+        This method is not collective. It raises nothing, so that an error handler may call it.
         """
         if self._save is not None:
             self._save.join()
@@ -209,14 +210,14 @@ class Checkpoints:
         return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
-        """Make the checkpoint directory once, but not its parent: the disk may be unmounted."""
+        """Create the directory once, but not its parent, since a disk may not be mounted."""
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
         storage.try_to_write(self._directory)
 
     def _prune(self) -> None:
-        """Delete checkpoints that the policy drops; called after a newer one was read back."""
+        """Delete checkpoints that no rule keeps. A newer checkpoint must have been read back."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
             if step not in self._metrics:
@@ -234,7 +235,7 @@ class Checkpoints:
 
 
 class _Save(threading.Thread):
-    """One save in progress: a thread that waits for the disk, then starts reading back or logs."""
+    """A save in progress: a thread that waits for the write, then starts the reader or logs."""
 
     def __init__(self, owner: Checkpoints, step: int, pending: Any, error: Exception | None):
         super().__init__(name="save", daemon=True)
@@ -250,14 +251,14 @@ class _Save(threading.Thread):
                 self.error = error
         if self.error is None:
             self._owner._reader.start(self.step)
-        else:  # log at once, not when the next save is due
+        else:  # log now, since the next save may be far away
             _log.error("%s", self._owner._explained(self.step, save_fault(self.error)))
 
 
 class _Reader:
-    """Thread of process 0 that reads checkpoints back, one at a time, and then prunes.
+    """Thread of process 0 that reads checkpoints back, one at a time, and then deletes old ones.
 
-    While a checkpoint is read, others may be written; only the newest of these is read next.
+    If several checkpoints are written while one is read, only the newest of them is read next.
     """
 
     def __init__(self, owner: Checkpoints):
@@ -302,12 +303,12 @@ class _Reader:
                 self._read(step)
             except VerificationStoppedError:
                 pass
-            except Exception as error:  # perhaps the directory is gone; the next save will tell
+            except Exception as error:  # if the directory is gone, the next save reports it
                 _log.warning("Cannot verify the checkpoint of step %d: %s", step, one_line(error))
 
     def _read(self, step: int) -> None:
         path = self._owner._directory / str(step)
-        for is_last in (False, True):  # the disk may have been gone for a moment
+        for is_last in (False, True):  # try twice, since a disk may be unavailable for a moment
             if is_verified(path):
                 break
             verdict = verify_checkpoint(path, mark=True, stopped=self._stopping.is_set)

@@ -1,8 +1,8 @@
 """Restoring the newest intact checkpoint of a directory onto devices.
 
-Functions here are collective: all processes call them, in the same order, from the main thread.
-Process 0 lists the checkpoints, reads the records and decides what is damaged; each process checks
-a share of the files.
+These functions are collective: all processes must call them, in the same order, from the main
+thread. Process 0 lists the checkpoints, reads the records and decides what is damaged. Each process
+checks a part of the files.
 """
 
 import logging
@@ -34,7 +34,7 @@ from bert_jax.errors import UserError
 _log = logging.getLogger("bert_jax")
 
 _CACHED_SECONDS = 90.0
-"""Time by which a file system's cache must show a new directory; NFS and gcsfuse may need 60 s."""
+"""Longest wait until the file system shows a new directory. NFS and gcsfuse may need 60 s."""
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -44,25 +44,25 @@ class DamagedCheckpointError(RuntimeError):
 
 
 class OutOfSightError(RuntimeError):
-    """A checkpoint that process 0 finds intact but another process cannot read."""
+    """Process 0 finds a checkpoint intact, but another process cannot read it."""
 
     exit_code = 6  # another try may succeed
 
 
 @dataclass(frozen=True)
 class Restored:
-    """Content of a checkpoint."""
+    """Content of a restored checkpoint."""
 
     step: int
     """Next step to train, which is also the number of the next batch."""
     state: Any
-    """The whole state or, from `load_newest` without `abstract`, the nested dict of parameters."""
+    """The full state or, from `load_newest` without `abstract`, a nested dict of parameters."""
     record: Record
     damaged: tuple[Verdict, ...] = ()
     """Newer checkpoints that were skipped because they are damaged."""
 
     def warning(self) -> str:
-        """Return a sentence that names the skipped checkpoints; "" if there are none."""
+        """Return a sentence that names the skipped checkpoints, or "" if there are none."""
         if not self.damaged:
             return ""
         what = "; ".join(f"{bad.step} ({bad.fault})" for bad in self.damaged)
@@ -71,15 +71,15 @@ class Restored:
 
 
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
-    """Restore the newest intact checkpoint; return None if there is no checkpoint. No file changes.
+    """Restore the newest intact checkpoint, or return None if there is none. Files do not change.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` per array, which sets the array's sharding
-    whatever the saved sharding. None restores only the parameters, onto one device.
+    `abstract` is the state with a `jax.ShapeDtypeStruct` in place of each array. Arrays get its
+    shardings, however they were saved. None restores only the parameters, onto one device.
 
     Raises:
         DamagedCheckpointError: There are checkpoints, but none is intact.
         UserError: A checkpoint has another format, or arrays of other names, shapes or dtypes.
-        OutOfSightError: Process 0 finds a checkpoint intact that another process cannot read.
+        OutOfSightError: Process 0 finds a checkpoint intact, but another process cannot read it.
     """
     directory = as_path(directory)
     damaged: list[Verdict] = []
@@ -93,13 +93,13 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
         what = "; ".join(f"{bad.step}: {bad.fault}" for bad in damaged)
         raise DamagedCheckpointError(
             f"no checkpoint in {directory} is intact ({what}). Restore the directory from a copy, "
-            "or move it away to start the run from its beginning"
+            "or move it to another place to start the run from its beginning"
         )
     return None
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Restore a step's checkpoint; raise a DamagedCheckpointError if it is damaged or missing."""
+    """Restore the checkpoint of a step. If damaged or missing, raise a DamagedCheckpointError."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:
@@ -109,7 +109,7 @@ def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
 
 
 def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
-    """Read and check one checkpoint; return its record, its state, and its fault or ""."""
+    """Read and check a checkpoint. Return its record, its state, and its fault ("" if intact)."""
 
     def record_or_fault() -> tuple[dict[str, Any], str]:
         try:
@@ -143,7 +143,7 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     if wrong:
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-        return record, {}, fault  # without the arrays: memory may not hold two checkpoints
+        return record, {}, fault  # drop the arrays, since memory may not hold two checkpoints
     if abstract is None:
         return record, nested_params(leaves), ""
     state = jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
@@ -158,10 +158,10 @@ def _await_sight(path: epath.Path) -> None:
 
 
 def _common_fault(path: epath.Path, fault: str) -> str:
-    """Return a checkpoint's fault in the words of process 0; "" if no process found one.
+    """Return the fault of a checkpoint as process 0 describes it; "" if no process found a fault.
 
-    If another process found a fault but process 0, which then reads everything, finds none, raise
-    an OutOfSightError: such a checkpoint must not be skipped.
+    If only another process found a fault, process 0 reads the complete checkpoint. If process 0
+    finds no fault, raise an OutOfSightError, since an intact checkpoint must not be skipped.
     """
     if all_agree(not fault):
         return ""
@@ -171,8 +171,8 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     if not common:
         raise OutOfSightError(
             f"{path} is intact for process 0, but another process cannot read it ("
-            f"{fault or 'its log has the reason'}). All hosts must mount the same directory; if a "
-            "cached listing was old, a rerun after a minute works"
+            f"{fault or 'its log has the reason'}). Mount the same directory on all hosts. If the "
+            "cache of a file system was old, rerun the command after a minute"
         )
     return common
 

@@ -1,6 +1,6 @@
-"""The record of a checkpoint, protected by a CRC, and the names of its arrays.
+"""The record of a checkpoint (JSON protected by a CRC), and the names of its arrays.
 
-An array's name is its path in the state, joined by "/": `params/encoder/...`, `opt_state/...`.
+The name of an array is its path in the state, joined by "/", such as `params/encoder/...`.
 """
 
 import hashlib
@@ -24,28 +24,28 @@ _PREFIX = PARAMS + "/"
 
 @dataclass(frozen=True)
 class Record:
-    """Metadata of a checkpoint, saved with the arrays."""
+    """Metadata of a checkpoint, which is saved with the arrays."""
 
     step: int
     """Next step to train, which is also the number of the next batch."""
     config: dict[str, Any]
     extra: dict[str, Any]
-    """Other values that the loop saved with the state."""
+    """Other values that the training loop saved with the state."""
     metrics: dict[str, float]
-    """Metrics of an evaluation of exactly this state; empty if it was not evaluated."""
+    """Metrics of an evaluation of this state. If empty, the state was not evaluated."""
     arrays: dict[str, list[Any]]
-    """Arrays by name: shape, dtype and digest."""
+    """Shape, dtype and digest of each array, by name."""
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of all arrays in memory."""
+        """Number of bytes that all arrays take in memory."""
         return sum(
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype, _ in self.arrays.values()
         )
 
     @property
     def digest(self) -> str:
-        """Digest of all arrays, 16 hexadecimal digits, which tells one checkpoint from another."""
+        """Digest of all arrays in 16 hexadecimal digits, by which checkpoints can be compared."""
         content = json.dumps(self.arrays, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -56,11 +56,11 @@ class Record:
 
 
 class RecordFaultError(ValueError):
-    """A record that cannot be trusted."""
+    """The record of a checkpoint is damaged or cannot be read."""
 
 
 def read_record(checkpoint: AnyPath) -> Record:
-    """Read a record; raise a RecordFaultError if it is damaged, a UserError for another format."""
+    """Read a record. Raise a RecordFaultError if it is damaged, a UserError for another format."""
     try:
         content = storage.read_object(storage.as_path(checkpoint) / storage.RECORD / "data.json")
         crc = content.pop("crc32", None)
@@ -72,8 +72,8 @@ def read_record(checkpoint: AnyPath) -> Record:
     version = content.pop("format", None)
     if version != FORMAT:
         raise UserError(
-            f"{checkpoint} has checkpoint format {version}; this version reads {FORMAT}. "
-            "Continue the run with the version of bert_jax that began it"
+            f"{checkpoint} has checkpoint format {version}; this version reads format {FORMAT}. "
+            "Continue the run with the version of bert_jax that began the run"
         )
     try:
         return Record(**content)
@@ -82,7 +82,7 @@ def read_record(checkpoint: AnyPath) -> Record:
 
 
 def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-    """Return the leaves of a tree by name, such as `params/encoder/...`, in the tree's order."""
+    """Return the leaves of a tree, in order, by name (such as `params/encoder/...`)."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf)
@@ -90,7 +90,7 @@ def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
 
 
 def grouped(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Group leaves as they are stored: parameters as a nested dict, any other leaves by name."""
+    """Group leaves as they are stored: parameters in a nested dict, other leaves by name."""
     rest = {name: leaf for name, leaf in leaves.items() if not is_param(name)}
     return {PARAMS: nested_params(leaves), **({REST: rest} if rest else {})}
 
@@ -102,12 +102,12 @@ def ungrouped(groups: dict[str, Any]) -> dict[str, Any]:
 
 
 def group_of(name: str) -> tuple[str, str]:
-    """Return an array's group, and the array's name within the group."""
+    """Return the group of an array, and the name of the array within the group."""
     return (PARAMS, name.removeprefix(_PREFIX)) if is_param(name) else (REST, name)
 
 
 def is_param(name: str) -> bool:
-    """Return true if `name` is the name of a model parameter."""
+    """Tell whether `name` is the name of a model parameter."""
     return name.startswith(_PREFIX)
 
 

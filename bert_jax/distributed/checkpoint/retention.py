@@ -1,9 +1,10 @@
-"""Retention of checkpoints: a policy, and marks that keep the checkpoints where branches began.
+"""Retention of checkpoints: rules, and marks for the checkpoints from which branches began.
 
-A mark is a small file beside the checkpoints, `<step>.branch-<digest of the name>.json`. A branch
-writes this file into another run's directory without holding that run's lease. This is safe even
-while the run writes: a mark appears whole, each branch has its own file, and the run looks for
-marks before it deletes a checkpoint.
+A branch is a run that begins from a checkpoint of another run. A mark is a small file beside the
+checkpoints, `<step>.branch-<digest of the name>.json`. The branch writes the mark into the other
+run's directory without holding the lease of that run. This is safe even while the run writes: a
+mark appears only when it is complete, each branch has its own mark, and the run looks for marks
+before it deletes a checkpoint.
 """
 
 import contextlib
@@ -27,17 +28,17 @@ _MARK = re.compile(r"(\d+)\.branch-[0-9a-f]{8}\.json")
 
 @dataclass(frozen=True)
 class Retention(Bounded, section="checkpoint"):
-    """Rules for keeping checkpoints; a checkpoint stays if any rule keeps it."""
+    """Rules for keeping checkpoints. A checkpoint stays if at least one rule keeps it."""
 
     keep: Count = 3
-    """Number of newest checkpoints to keep, counting only checkpoints that were read back."""
+    """Number of newest checkpoints to keep. Only checkpoints that were read back count."""
     keep_every_steps: Natural = 0
-    """Interval in steps between checkpoints that are kept for ever; 0: none is kept for ever."""
+    """Interval in steps between checkpoints that are never deleted. 0 means that there are none."""
     keep_best: Natural = 0
     """Number of checkpoints with the best evaluations to keep."""
     best_metric: str = ""
-    """Evaluation metric for keep_best, such as eval/loss; lower is better if its name ends in loss,
-    otherwise higher. Empty: the first metric of the objective."""
+    """Evaluation metric for keep_best, such as eval/loss. Lower is better if its name ends in loss,
+    otherwise higher. If empty, the first metric of the objective is used."""
 
     def superfluous(
         self,
@@ -46,11 +47,11 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the `saved` steps to delete; `verified` are the steps that were read back.
+        """Return the `saved` steps to delete. `verified` are the steps that were read back.
 
-        A checkpoint may go only after `keep` newer ones were read back: an unverified save replaces
-        none. `lowest_at` is the step of the lowest training loss; the newest verified checkpoint up
-        to that step stays, as the way back from a divergence (if all are later, the oldest stays).
+        A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
+        is the step of the lowest training loss. To allow a return after a divergence, the newest
+        verified checkpoint up to this step stays (the oldest one, if all are later).
         """
         if len(verified) < self.keep:
             return []
@@ -74,16 +75,17 @@ class Retention(Bounded, section="checkpoint"):
 
 
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
-    """Mark a checkpoint as kept for the work directory `branch`; return true if the mark is new.
+    """Mark a checkpoint, so that it is kept for a branch; return true if the mark is new.
 
-    If the directory cannot be written, raise a UserError, or an OSError for an unknown reason.
+    `branch` is the work directory of the branch. If the directory of the checkpoints cannot be
+    written, raise a UserError, or an OSError for an unknown reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():
         return False
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content = json.dumps({"branch": branch, "step": step, "time": now}) + "\n"
-    if is_url(mark):  # in a bucket, a file appears whole
+    if is_url(mark):  # a bucket shows only complete files
         mark.write_text(content)
     else:
         replace_file(Path(mark), content.encode())
@@ -91,7 +93,7 @@ def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
 
 
 def forget_branch(directory: AnyPath, step: int, branch: str) -> None:
-    """Remove the mark of a branch that has not begun after all."""
+    """Remove the mark of a branch, for a branch that failed to begin."""
     _mark(directory, step, branch).unlink(missing_ok=True)
 
 
@@ -101,7 +103,7 @@ def kept_steps(directory: AnyPath) -> set[int]:
 
 
 def branches_of(directory: AnyPath) -> dict[int, list[str]]:
-    """Return the work directories of the branches that began at each step, steps ascending."""
+    """Return the work directories of the branches by the step at which they began, ascending."""
     found: dict[int, list[str]] = {}
     for step, name in sorted(_marks(directory)):
         branch = "a branch whose mark cannot be read"

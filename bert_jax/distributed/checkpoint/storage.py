@@ -1,7 +1,7 @@
-"""Layout of checkpoints on disk or in a bucket. The only file that imports Orbax and TensorStore.
+"""Layout of checkpoints on disk or in a bucket. Only this file imports Orbax and TensorStore.
 
-Orbax writes the arrays of all processes and makes a checkpoint appear complete or not at all: on a
-file system by a rename, in a bucket by a last file (`commit_success.txt`). For verification,
+Orbax writes the arrays of all processes. A checkpoint appears only when it is complete: on a file
+system it is renamed, and in a bucket a last file (`commit_success.txt`) marks it. For verification,
 TensorStore reads single arrays on the host, without devices.
 """
 
@@ -28,11 +28,11 @@ from bert_jax.files.urls import is_url
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
-_OUT_OF_REACH = (  # TensorStore's status codes, in the text of a ValueError
+_OUT_OF_REACH = (  # status codes of TensorStore, which the text of a ValueError contains
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
-"""Orbax's description of an array in a nested dict."""
+"""Metadata by which Orbax describes an array in a nested dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 _SAVE_FAULTS = {
     **{code: why for code, why in REASONS.items() if code not in (errno.ENOENT, errno.EEXIST)},
@@ -44,12 +44,12 @@ AnyPath: TypeAlias = epath.Path | Path
 
 
 def as_path(directory: AnyPath | str) -> epath.Path:
-    """Return an absolute path that works locally and in a bucket."""
+    """Return an absolute path, locally or in a bucket."""
     return epath.Path(directory if is_url(epath.Path(directory)) else Path(directory).absolute())
 
 
 def saved_steps(directory: AnyPath) -> list[int]:
-    """Return the steps of a directory's complete checkpoints, ascending, damaged ones included."""
+    """Return the steps of the complete checkpoints, even damaged ones, in ascending order."""
     directory = as_path(directory)
     if not directory.is_dir():
         return []
@@ -59,7 +59,7 @@ def saved_steps(directory: AnyPath) -> list[int]:
 
 
 def remove_unfinished(directory: AnyPath) -> None:
-    """Remove the remains of interrupted saves and deletions."""
+    """Remove the files that interrupted saves and deletions left."""
     directory = as_path(directory)
     if not directory.is_dir():
         return
@@ -76,7 +76,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def try_to_write(directory: AnyPath) -> None:
-    """Raise an OSError if a local directory cannot be written; buckets are not checked."""
+    """Raise an OSError if a local directory cannot be written. Buckets are not checked."""
     if not is_url(directory):
         probe = as_path(directory) / "probe.deleted"
         probe.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint; files left by an interruption no longer count as a checkpoint."""
+    """Delete a checkpoint. If this is interrupted, the remaining files are not a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -115,45 +115,45 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
 def write_async(
     checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
 ) -> Any:
-    """Start a save; return once the arrays are copied, so that the caller may donate them.
+    """Start a save; return when the arrays are copied, so that the caller may donate them.
 
-    Collective. The directory, which must not exist, appears when everything is written. `result()`
-    of the returned future waits for this and raises the error of a failed save. `arrays` has the
-    groups "params" (nested) and, for other arrays, "rest" (flat); `record` has JSON values.
+    This is collective. The directory must not exist and appears when everything is written. The
+    returned future's `result()` waits for that and raises the error of a failed save. `arrays` has
+    the groups "params" (nested) and, for other arrays, "rest" (flat). `record` has JSON values.
     """
     with _context():
-        # Copy the record: Orbax writes it later, when the caller may have changed its values.
+        # Copy the record, since Orbax writes it later and the caller may change its values.
         return ocp.save_checkpointables_async(
             as_path(checkpoint), {**arrays, RECORD: json.loads(json.dumps(record))}
         )
 
 
 def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
-    """Write a nested dict of arrays in Orbax's default form, for readers without this package."""
+    """Write a nested dict of arrays in Orbax's default format, which other programs can read."""
     ocp.save(as_path(directory), tree)
 
 
 def read_tree(directory: AnyPath) -> dict[str, Any]:
-    """Read back the tree that `write_tree` wrote, onto the host."""
+    """Read a tree that `write_tree` wrote into host memory."""
     return ocp.load(as_path(directory))
 
 
 def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read groups of arrays onto devices (collective); return the arrays, and a fault or "".
+    """Read groups of arrays onto devices. Return the arrays and a fault ("" if there is none).
 
-    `wanted` has the groups of `write_async`, with a sharded `jax.ShapeDtypeStruct` for each array.
+    Collective. `wanted` has the groups of `write_async`, with a `jax.ShapeDtypeStruct` per array.
     """
     loaded: dict[str, Any] = {}
     fault = ""
-    # After a read error Orbax drops coroutines and tasks that nobody awaits; collecting them here
-    # keeps pages of their complaints out of the log. The error itself is reported by the caller.
+    # After a read error, Orbax leaves coroutines and tasks that were never awaited. They are
+    # collected here without their many warnings. The caller reports the error itself.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             for group, abstract in wanted.items():
                 with _context():
                     loaded |= ocp.load_checkpointables(as_path(checkpoint), {group: abstract})
-        except Exception as error:  # whatever a damaged file makes Orbax raise
+        except Exception as error:  # for a damaged file, Orbax may raise any type of error
             fault = damage(error, checkpoint)
         if fault:
             asyncio_log = logging.getLogger("asyncio")
@@ -164,7 +164,7 @@ def read_arrays(checkpoint: AnyPath, wanted: dict[str, Any]) -> tuple[dict[str, 
 
 
 def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
-    """Return (group, name) of each array in Orbax's files, not its caches; not collective."""
+    """Return (group, name) of each array that Orbax's metadata files list. Not collective."""
     checkpoint = as_path(checkpoint)
     listed = set()
     for group in read_object(checkpoint / "_CHECKPOINT_METADATA")["item_handlers"]:
@@ -184,10 +184,10 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
 def host_blocks(
     checkpoint: AnyPath, group: str, name: str
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
-    """Yield (block, index of its first element, shape of the array); not collective.
+    """Yield the blocks of an array: (block, index of its first element, shape of the array).
 
-    A block lies in host memory and has the size that one device wrote. `name` is the name within
-    the group ("params" or "rest"): the keys of nested dicts, joined by "/".
+    This is not collective. A block is in host memory and has the size that one device wrote. `name`
+    is the name in the group ("params" or "rest"): the keys of nested dicts, joined by "/".
     """
     place = f"{as_path(checkpoint) / group}/"
     base = {"driver": "file", "path": place}
@@ -209,7 +209,7 @@ def host_blocks(
 
 
 def damage(error: Exception, path: AnyPath) -> str:
-    """Describe, as a phrase, an error that occurred in reading.
+    """Describe a read error as a phrase.
 
     If a bucket is out of reach or denies access, raise a ConnectionError: its files may be intact.
     """
@@ -226,7 +226,7 @@ def save_fault(error: BaseException) -> str:
     """Describe in a phrase why a save failed, from the error and its causes."""
     chain: list[BaseException] = []
     known: BaseException | None = error
-    while known is not None and not any(known is seen for seen in chain):  # causes may be a ring
+    while known is not None and not any(known is seen for seen in chain):  # causes may be cyclic
         chain.append(known)
         known = known.__cause__ or known.__context__
     messages = "\n".join(map(str, chain))
@@ -241,7 +241,7 @@ def one_line(error: BaseException) -> str:
 
 
 def read_object(path: epath.Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raise an OSError or a ValueError if the file has none."""
+    """Read a JSON object from a file. Raise an OSError or a ValueError if the file has none."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
         raise ValueError("no JSON object")
@@ -250,17 +250,17 @@ def read_object(path: epath.Path) -> dict[str, Any]:
 
 def _context() -> ocp.Context:
     registry = ocp.handlers.local_registry()
-    # The record is one JSON file; by default Orbax would store it as a tree of arrays.
+    # Store the record as one JSON file. By default, Orbax would store it as a tree of arrays.
     registry.add(ocp.handlers.JsonHandler, checkpointable_name=RECORD)
     context = ocp.Context()
     context.checkpointables.registry = registry
-    # It would shrink weights and moments by 12%, for more than half of a save's processor time.
+    # Compression would save 12% of weights and moments, for more than half of a save's CPU time.
     context.array.saving.use_compression = False
-    # If devices hold the same array, each saves a part, which a program per shape and device cuts:
-    # not worth compiling for a few bytes.
+    # Devices with copies of an array each save a part of it. A program must be compiled for each
+    # shape and device to cut the parts, so small arrays are not cut.
     context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
-    # Only random keys need this metadata; damage to it breaks a restore but passes verification.
+    # Only random keys need this metadata. If it is damaged, verification passes, restoring fails.
     context.array.saving.array_metadata_store = None
-    # If a directory cannot be made, Orbax's threads would wait 20 minutes for it.
+    # Otherwise, if a directory cannot be created, threads of Orbax would wait 20 minutes for it.
     context.asynchronous.create_directories_asynchronously = False
     return context

@@ -1,6 +1,6 @@
-"""Reading checkpoints back (`bert-jax verify`): every file by its CRC, every array by its digest.
+"""Verification of checkpoints (`bert-jax verify`): files by CRC, and arrays by digest.
 
-It runs on the host, array by array: no device is touched, and no process waits for another.
+The arrays are read one by one on the host. Devices are not used, and no process waits for another.
 """
 
 import contextlib
@@ -27,31 +27,31 @@ _BLOCK = 8 << 20
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of reading a checkpoint."""
+    """Result of the verification of a checkpoint."""
 
     step: int
     fault: str
-    """Fault, with the name of the file or array; "" if the checkpoint has no fault."""
+    """Description of the fault with the name of the file or array, or "" if there is no fault."""
     num_bytes: int = 0
     num_arrays: int = 0
 
     @property
     def intact(self) -> bool:
-        """Whether the checkpoint has no fault."""
+        """Whether the checkpoint has no faults."""
         return not self.fault
 
 
 class VerificationStoppedError(Exception):
-    """A request to stop ended verification before everything was read."""
+    """The verification was stopped on request before everything was read."""
 
 
 def is_verified(checkpoint: AnyPath) -> bool:
-    """Return true if a checkpoint has the mark that it was read back after it was written."""
+    """Tell whether a checkpoint has `verified.json`: it was once read back and was intact."""
     return (as_path(checkpoint) / _MARK).exists()
 
 
 def verified_steps(directory: AnyPath) -> list[int]:
-    """Return the steps of the checkpoints that were read back, ascending."""
+    """Return the steps of the checkpoints with `verified.json`, in ascending order."""
     return [step for step in saved_steps(directory) if is_verified(as_path(directory) / str(step))]
 
 
@@ -62,11 +62,11 @@ def verify_checkpoint(
     progress: Callable[[int], None] = lambda num_bytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verdict:
-    """Read every file and every array of a checkpoint.
+    """Read every file and every array of a checkpoint, and compare them with their digests.
 
-    With `mark` an intact checkpoint gets `verified.json`, with which `file_fault` can later find
-    changed files. `progress` is called with the number of bytes of each piece. Raise a
-    VerificationStoppedError if `stopped()` is true before a piece, a UserError for another format.
+    If `mark` is set, an intact checkpoint gets `verified.json`, with which `file_fault` can later
+    find changed files. `progress` is called with the number of bytes of each block. Raise a
+    VerificationStoppedError if `stopped()` is true before a block, a UserError for another format.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)
@@ -88,7 +88,7 @@ def verify_checkpoint(
                 progress(block.nbytes)
         except VerificationStoppedError:
             raise
-        except Exception as error:  # whatever a damaged file makes TensorStore raise
+        except Exception as error:  # for a damaged file, TensorStore may raise any type of error
             return Verdict(step, f"array {name} cannot be read: {damage(error, checkpoint)}")
         if text(total) != digest:
             return Verdict(step, f"array {name} differs from its digest")
@@ -100,13 +100,13 @@ def verify_checkpoint(
 
 
 def find_fault(checkpoint: AnyPath) -> str:
-    """Return a checkpoint's fault or ""; if there is a `verified.json`, check only the files."""
+    """Return the fault of a checkpoint or "". If it has `verified.json`, check only the files."""
     is_known = is_verified(checkpoint)
     return file_fault(checkpoint) if is_known else verify_checkpoint(checkpoint).fault
 
 
 def audit(directory: AnyPath, steps: Iterable[int], *, progress: bool = False) -> list[Verdict]:
-    """Verify a directory's checkpoints of the given steps."""
+    """Verify the checkpoints of the given steps in a directory."""
     verdicts = []
     for step in steps:
         path = as_path(directory) / str(step)
@@ -122,7 +122,7 @@ def audit(directory: AnyPath, steps: Iterable[int], *, progress: bool = False) -
 
 
 def audit_report(verdicts: list[Verdict]) -> list[str]:
-    """Return a line for each checkpoint and, if there are several, a summary."""
+    """Format a line for each checkpoint and, if there are several, a summary."""
     width = max(len(f"{verdict.step:,}") for verdict in verdicts)
     lines = []
     for verdict in verdicts:
@@ -140,10 +140,10 @@ def audit_report(verdicts: list[Verdict]) -> list[str]:
 def file_fault(
     checkpoint: AnyPath, part: tuple[int, int] = (0, 1), groups: tuple[str, ...] = ()
 ) -> str:
-    """Describe how the first bad file differs from `verified.json`.
+    """Describe how the first faulty file differs from `verified.json`.
 
-    Return the empty string if no file differs or `verified.json` is missing. `part` (i, n) selects
-    every n-th file from the i-th; `groups` are the directories to check (empty: all).
+    Return "" if no file differs or `verified.json` is missing. `part` is (i, n): every n-th file is
+    checked, beginning with file i. `groups` are the directories to check, by default all.
     """
     checkpoint = as_path(checkpoint)
     if not is_verified(checkpoint):
@@ -165,16 +165,16 @@ def file_fault(
                 return f"file {name} has {found:,} bytes instead of {size:,}"
             if _file_crc(path) != crc:
                 return f"file {name} differs from its CRC"
-    except Exception as error:  # whatever a damaged file, or a bucket, makes the reader raise
+    except Exception as error:  # a damaged file or a bucket may raise any type of error
         return f"{_MARK} or a file cannot be read: {damage(error, checkpoint)}"
     return ""
 
 
 def _listing_fault(checkpoint: epath.Path, recorded: set[tuple[str, str]]) -> str:
-    """Describe a fault in the lists of arrays, which only Orbax uses; "" if there is none."""
+    """Describe a fault in Orbax's lists of the arrays, or return "" if there is none."""
     try:
         listed = storage.listed_arrays(checkpoint)
-    except Exception as error:  # whatever damaged lists raise
+    except Exception as error:  # damaged lists may raise any type of error
         return f"the list of its arrays cannot be read: {damage(error, checkpoint)}"
     wrong = ", ".join("/".join(array) for array in sorted(listed ^ recorded)[:3])
     return wrong and f"the list of its arrays differs from its record: {wrong}"
@@ -190,7 +190,7 @@ def _write_mark(checkpoint: epath.Path) -> None:
         for path in files_below(checkpoint)
     }
     content = json.dumps({"files": files, "crc32": json_crc(files)})
-    if is_url(checkpoint):  # in a bucket, a file appears whole
+    if is_url(checkpoint):  # a bucket shows only complete files
         (checkpoint / _MARK).write_text(content)
     else:
         temporary = checkpoint.with_name(f"{checkpoint.name}.{_MARK}.deleted")

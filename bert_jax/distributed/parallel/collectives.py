@@ -1,9 +1,9 @@
-"""Communication between the devices of a step: gathering parameters and reducing gradients.
+"""Communication between devices in a training step: gathering parameters, reducing gradients.
 
-A step on a mesh runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`): each device
-sees its own rows and its own part of the parameters, and only the collectives in this module cross
-those two axes. `tensor` is left to the compiler, which derives collectives from the parameters'
-shardings (Shoeybi et al. 2019: two all-reduces per layer in each direction).
+On a mesh, a step runs inside a `jax.shard_map` over `data` and `fsdp` (`on_local_rows`). Each
+device sees only its rows and its part of the parameters. Along these two axes, devices communicate
+only by the collectives of this module. Along `tensor`, the compiler derives the collectives from
+the shardings of the parameters (Shoeybi et al. 2019: two all-reduces per layer and direction).
 """
 
 import math
@@ -21,17 +21,17 @@ from bert_jax.model.layers import differentiable
 from bert_jax.model.layout import Layout, without_axes
 
 BY_HAND = ("data", "fsdp")
-"""Mesh axes that only the collectives here cross; `tensor` is left to the compiler."""
+"""Mesh axes along which this module communicates. The compiler handles `tensor`."""
 
 
 def on_local_rows(
     f: Callable[..., Any], mesh: Mesh, in_specs: Sequence[Any], out_specs: Any, shared: int = 0
 ) -> Callable[..., Any]:
-    """Wrap `f` so that each device (or `tensor` group) runs it on its part of the arguments.
+    """Wrap `f` so that each device (or `tensor` group) runs `f` on its part of the arguments.
 
-    On one device, return `f`. Specs may name `tensor`, which is ignored: the compiler splits that
-    axis. On a mesh of trials, the results and all arguments except the last `shared` ones have
-    trials on axis 0, which the specs leave out.
+    On one device, return `f`. Specs may name `tensor`, which is ignored, because the compiler
+    splits along `tensor`. On a mesh of trials, the last `shared` arguments have no trials. All
+    other arguments and the results have trials on axis 0, which the specs omit.
     """
     if mesh.size == 1:
         return f
@@ -50,12 +50,12 @@ def on_local_rows(
         ),
         out_specs=jax.tree.map(partial(by_hand, trials=True), out_specs),
         axis_names=set(mesh.axis_names) - ({"tensor"} if mesh.shape["tensor"] > 1 else set()),
-        check_vma=False,  # True would make jax.grad reduce each gradient where it arises
+        check_vma=False,  # True: jax.grad would reduce each gradient as soon as it is computed
     )
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Wrap `f` to run each trial of this device; trials share the last `shared` arguments."""
+    """Wrap `f` to run for each trial of a device. Trials share the last `shared` arguments."""
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -70,7 +70,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows`; specs below `layers` are for stacked layers."""
+    """Make a model's layout inside `on_local_rows`. Axis 0 of specs below `layers` is the layer."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         gather_layer = partial(
@@ -93,11 +93,11 @@ def specs_of_one_layer(specs: Any) -> Any:
 
 
 def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = False) -> Any:
-    """Gather the parts of parameters over `fsdp`; matrices travel and arrive in the compute type.
+    """Gather the parts of parameters over `fsdp`. Matrices are sent and used in `dtype`.
 
-    Without `layers`, stacked layers stay split: each layer gathers its own parameters. The backward
-    pass sums a gathered parameter's gradient over `fsdp` and cuts it to the device's part; all
-    other sums are left to `reduce_gradients`.
+    Stacked layers stay split unless `layers` is set, because each layer gathers its parameters when
+    it runs. The backward pass sums the gradient of a gathered parameter over `fsdp` and returns the
+    device's part. `reduce_gradients` computes all other sums.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -108,8 +108,8 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = Fa
         if name == "kernel":
             travels = used = dtype
         elif name == "token" and _is_split(spec, mesh):
-            # Lookup and output use the table as float32: their gradients are added in float32 and
-            # reduced once, and the many gradients of a frequent token are not summed in bfloat16.
+            # The table is sent as `dtype` but used as float32, so that its gradients (from lookup
+            # and output, and many for a frequent token) are added in float32 and reduced once.
             travels = dtype
         return _gather(param, mesh, spec, travels, used)
 
@@ -157,13 +157,13 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     """Sum over `fsdp`, and return the device's part of the sum along `axis`.
 
-    If `fsdp` spans a whole TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut. Two
-    reduce-scatters over groups of about sqrt(n) devices move half as many bytes.
+    If `fsdp` spans a complete TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut.
+    Two reduce-scatters over groups of about sqrt(n) devices move half as many bytes.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=0, tiled=True)
-    # Scatter along the first axis: for parts narrower than a tile's 128 lanes, XLA also falls back.
+    # Scatter along the first axis: XLA also uses an all-reduce for parts of less than 128 lanes.
     x = jnp.moveaxis(x, axis, 0)
     if mesh.size > size or inner == 1:
         x = scatter(x)
@@ -177,10 +177,10 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
 def reduce_gradients(
     grads: Any, specs: Any, mesh: Mesh, dtype: Any = jnp.float32, *, whole: bool = False
 ) -> Any:
-    """Sum the gradients of local rows over the mesh; each device keeps its own part.
+    """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
-    Gradients are summed as `dtype`. With `whole` they cover whole parameters; otherwise, if `fsdp`
-    splits a parameter, `gather` has already summed the gradient over `fsdp` and cut it.
+    Gradients are summed as `dtype`. `whole` means that they are for complete parameters. Otherwise,
+    `gather` has already summed the gradients of split parameters over `fsdp` and cut them.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)
@@ -202,14 +202,14 @@ def reduce_gradients(
 
 
 def reduce_sums(sums: Any) -> Any:
-    """Sum scalars of local rows over the mesh."""
+    """Sum scalars that were computed from local rows over the mesh."""
     return jax.lax.psum(sums, BY_HAND)
 
 
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
-    """Wrap `f` to run on each device's part along `tensor`, too; `specs` also split the results.
+    """Wrap `f` to run on each device's part along `tensor`. `specs` split arguments and results.
 
-    Without this, XLA would gather the operand of a collective over `tensor` first.
+    Without this wrapper, XLA would first gather the operand of a collective over `tensor`.
     """
     if mesh.shape["tensor"] == 1:
         return f

@@ -1,4 +1,4 @@
-"""A loop that keeps a device busy: results are read while later ones are computed."""
+"""A loop that keeps a device busy: it fetches a result while the next results are computed."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield items and results (numpy), in order; at most `ahead` later results are under way."""
+    """Yield items and results (numpy) in order, with up to `ahead` later results under way."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

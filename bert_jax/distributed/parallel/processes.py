@@ -1,6 +1,6 @@
-"""Joining a run of several processes: a TPU pod, a Slurm or MPI job, a simulated pod.
+"""Joining the processes of a run: of a TPU pod, of a Slurm or MPI job, or of a simulated pod.
 
-Everything here happens before the first JAX computation. Signs of a run with several processes:
+Call `join` before the first JAX computation. It recognises a run with several processes by:
 
 1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
    `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
@@ -30,45 +30,47 @@ ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PRO
 _SLURM = (
     "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 )  # fmt: skip
-_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # as GKE sets them
+_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # set by GKE
 
-# The coordinator ends with process 0, and the other processes then abort. So process 0 waits this
-# long after an error, so that processes with the same error can report it themselves.
+# Seconds that process 0 waits before it ends after an error. When process 0 ends, the other
+# processes abort; the wait lets them report the error themselves.
 _LINGER_SECONDS = 2.0
-# When JAX gives up waiting, it aborts the process without an exception; we give up earlier.
+# Seconds added to JAX's own timeout, at which JAX aborts the process without an exception.
 _SPARE_SECONDS = 60
 
 
 class JoinError(RuntimeError):
-    """Failure of the processes to find each other; a retry may help if a process was late."""
+    """The processes of a run did not find each other. A retry may help if a process was late."""
 
     exit_code = 6
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Processes of the run, as environment variables describe them."""
+    """Description of the processes of a run, from environment variables."""
 
     source: str
-    """Name, in messages, of the variables or service that describe the processes."""
+    """Variables or service that describe the processes, as messages name them."""
     method: str | None
     """Argument `cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
-    """Address of process 0, as host:port; None: JAX finds the address."""
+    """Address of process 0, as host:port. None means that JAX finds the address."""
     count: int | None = None
+    """Number of processes; None if it is not known."""
     index: int | None = None
+    """Number of this process, counted from 0; None if it is not known."""
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster in `environ`, None for one process; UserError if variables are unfit."""
+    """Return the cluster in `environ`, or None for one process. Wrong variables are a UserError."""
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
-    # An address by itself replaces the address that the cluster reports; JAX reads it.
+    # If only the address is given, JAX uses it instead of the address that the cluster reports.
     if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
         found: Cluster | None = _from_variables(environ, given)
     elif slurm:
-        # A shell of `salloc` is a step of one task, though the job has several.
+        # A shell of `salloc` is a job step with one task, even if the job has several tasks.
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         found = Cluster(
             "Slurm", "slurm", count=_number(environ, tasks), index=_number(environ, "SLURM_PROCID")
@@ -83,17 +85,17 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 
 
 def join(mode: Mode, timeout_seconds: int = 300) -> None:
-    """Join the other processes of the run; do nothing if there are none.
+    """Join the other processes of the run. If there are none, do nothing.
 
-    Afterwards `jax.devices()` lists the devices of all processes, only process 0 logs below errors,
-    and Ctrl-C asks for a stop as SIGTERM does: all processes save after the same step. After an
+    Afterwards, `jax.devices()` lists the devices of all processes. Processes other than 0 log only
+    errors. Ctrl-C acts like SIGTERM: all processes save after the same step and stop. After an
     error, end the process with `leave`.
 
-    "auto" joins if the environment names other processes; "on" refuses to run if it names none;
-    "off" uses only the devices of this process.
+    The mode "auto" joins if the environment names other processes. "on" refuses to run if the
+    environment names none. "off" uses only the devices of this process.
 
     Raises:
-        UserError: The timeout is below 1, the environment is wrong, or "on" finds no processes.
+        UserError: The timeout is below 1, a variable is wrong, or "on" finds no processes.
         JoinError: Not all processes joined in time, or JAX failed to connect them.
     """
     if mode == "off":
@@ -104,8 +106,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     if cluster is None:
         if mode == "auto":
             return
-        cluster = Cluster("--distributed=on", None)  # JAX detects more kinds than `find_cluster`
-    # In a thread, because the wait is in C++, which handles no signals and keeps no timeout.
+        cluster = Cluster("--distributed=on", None)  # JAX may detect another kind of cluster
+    # A thread waits, because the wait is in C++, which handles neither signals nor our timeout.
     failed: list[BaseException] = []
     worker = threading.Thread(
         target=_initialize, args=(cluster, timeout_seconds, failed), daemon=True
@@ -120,7 +122,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         raise JoinError(
             f"{me} waited {timeout_seconds} s{where}, but not all processes of the run joined "
             f"(found by {cluster.source}). Start the command on every host within --join-timeout "
-            "seconds; each host must resolve the name of process 0's host and reach its port. "
+            "seconds. Each host must resolve the name of process 0's host and reach its port. "
             "To run only on this machine: --distributed=off"
         )
     nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
@@ -137,7 +139,7 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
             f"joining processes (found by {cluster.source}) failed: {type(failed[0]).__name__}: "
             f"{line}. To run only on this machine: --distributed=off"
         ) from failed[0]
-    if nowhere or jax.process_count() == 1:  # one host with TPU chips: nobody to wait for
+    if nowhere or jax.process_count() == 1:  # one host with TPU chips is the only process
         _here.joined = False
         return
     _here.index = jax.process_index()
@@ -148,14 +150,14 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
 
 
 def label() -> str:
-    """Return "process N" if this process has joined others or tried to, else ""."""
+    """Return "process N" if this process has joined others or has tried to, else ""."""
     return f"process {_here.index}" if _here.joined else ""
 
 
 def leave(code: int) -> None:
-    """End this process at once with `code`, if it is one of several; for use after an error.
+    """End this process at once with `code` after an error, if it is one of several processes.
 
-    A normal exit would wait for the other processes, which wait for this process within a step.
+    A normal exit would wait for the other processes, which may wait for this process in a step.
     """
     if not _here.joined:
         return
@@ -165,7 +167,7 @@ def leave(code: int) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process with `code` without unwinding; process 0 of several waits a moment first."""
+    """End this process with `code`, without cleaning up. Process 0 of several waits 2 s first."""
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
     os._exit(code)
@@ -175,8 +177,8 @@ _here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:
-    """Return true if this machine has TPU chips that jax_platforms allows; start no backend."""
-    # A private module, but otherwise we would search the PCI bus with a second list of chips.
+    """Tell, without starting a backend, whether there are TPU chips that jax_platforms allows."""
+    # This module of JAX is private. Without it, we would need our own list of chips on the PCI bus.
     from jax._src import cloud_tpu_init
 
     platforms = getattr(jax.config, "jax_platforms", None) or ""
@@ -190,8 +192,8 @@ def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
         raise UserError(
             f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set but "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. A process of a "
-            "run needs all three: host:port of process 0, the number of processes, and its own "
-            "number from 0. To run only on this machine: --distributed=off"
+            "run needs all three: host:port of process 0, the number of processes, and the "
+            "process's number, from 0. To run only on this machine: --distributed=off"
         )
     address = environ[ADDRESS]
     host, _, port = address.rpartition(":")
@@ -208,7 +210,7 @@ def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
 def _from_tpu(environ: Mapping[str, str]) -> Cluster | None:
     hosts = next((environ[name] for name in _TPU_HOSTS if environ.get(name)), None)
     if hosts is None:
-        # Without the metadata server there is nobody to ask for other hosts.
+        # If the metadata server must not be asked, other hosts cannot be found.
         return None if "TPU_SKIP_MDS_QUERY" in environ else Cluster("this TPU VM's metadata", None)
     slices = _number(environ, "MEGASCALE_NUM_SLICES") if "MEGASCALE_NUM_SLICES" in environ else 1
     return Cluster("the TPU_* variables", None, count=len(hosts.split(",")) * slices)
@@ -222,7 +224,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseException]) -> None:
-    # Slurm and MPI also choose the GPUs of a process, and a TPU slice numbers its hosts itself.
+    # For Slurm and MPI, JAX also chooses the GPUs of a process; a TPU slice numbers its own hosts.
     explicit = cluster.method == "deactivate"
     try:
         jax.distributed.initialize(
@@ -237,7 +239,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler; the first SIGINT becomes a SIGTERM, which all processes get."""
+    """Return a SIGINT handler. The first SIGINT becomes a SIGTERM, which stops all processes."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

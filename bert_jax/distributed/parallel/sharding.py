@@ -1,4 +1,4 @@
-"""The device mesh, and how every array of training is sharded over it."""
+"""The device mesh, and the sharding over it of every array in training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from bert_jax.model.layout import LogicalAxes
 
 AXES = ("data", "fsdp", "tensor")
 TRIAL = "trial"
-"""Mesh axis over which a sweep's trials are spread; it precedes the other axes."""
+"""First mesh axis in a sweep, over which the trials of the sweep are distributed."""
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
@@ -29,7 +29,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-"""Mesh axes that split each logical axis; this is decided nowhere else."""
+"""Mesh axes that split each logical axis. Code elsewhere must use these rules."""
 
 _SIZE_FIELDS = {
     "embed": "model.hidden_dim",
@@ -44,22 +44,22 @@ AxisSize = Annotated[int, AtLeast(1), Or(-1, "the devices that the other axes le
 
 @dataclass(frozen=True)
 class MeshConfig(Bounded, section="mesh"):
-    """Arrangement of the devices; data x fsdp x tensor is the number of devices.
+    """Shape of the device mesh. data x fsdp x tensor must equal the number of devices.
 
-    `(n, 1, 1)` is plain data parallelism; `fsdp` also splits parameters and optimizer state by
-    their embed axis; `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
-    -1: it takes the devices that the others leave.
+    `(n, 1, 1)` is plain data parallelism. `fsdp` also splits parameters and optimizer state by
+    their embed axis. `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
+    -1, which means all devices that the other two leave.
     """
 
     data: AxisSize = -1
-    """Number of device groups that split the batch; each group holds all parameters."""
+    """Number of device groups that split the batch. Each group holds all parameters."""
     fsdp: AxisSize = 1
     """Number of devices that split the batch, parameters and optimizer state."""
     tensor: AxisSize = 1
     """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """Number of TPU slices, which a slower network connects; 0: the actual number. A positive
-    number divides the devices, in order, into equal groups, so that one slice acts as several."""
+    """Number of TPU slices, which are connected by a slower network. 0 means the actual number. A
+    positive number divides the devices, in order, into that many equal groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,15 +68,16 @@ class MeshConfig(Bounded, section="mesh"):
 
     @property
     def fields(self) -> str:
-        """The three sizes, for messages."""
+        """The three sizes as text, for messages."""
         return ", ".join(f"mesh.{name}={getattr(self, name)}" for name in AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Make the mesh of `config` over `devices` (default: all).
+    """Create the mesh of `config` over `devices`, by default all devices.
 
     Raises:
-        UserError: The sizes do not fill the devices, an axis crosses slices, or slices are unequal.
+        UserError: The product of the sizes differs from the number of devices, an axis other than
+            `data` would cross slices, or the slices cannot have equal sizes.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
@@ -98,18 +99,18 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"must lie inside a slice: let their product be one of {_divisors(per_slice)}"
         )
     sizes[0] //= len(slices)
-    # Inside a slice, the order of devices suits the network between chips; a mesh axis may take
-    # part of a network dimension (tensor=2 of 4x4x8), which jax.make_mesh refuses.
+    # Order the devices of a slice to suit the network between chips. Unlike jax.make_mesh, this
+    # allows a mesh axis along a part of a network dimension (tensor=2 of 4x4x8).
     parts = [create_device_mesh(sizes, part, allow_split_physical_axes=True) for part in slices]
-    # The step relies on the compiler to propagate shardings (Auto); by default, axes would be
-    # Explicit, and the sharding of every intermediate would be part of its type.
+    # The training step relies on the compiler to propagate shardings (Auto). The default, Explicit,
+    # would make the sharding of every intermediate array a part of its type.
     return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Make a mesh (trial, data, fsdp, tensor) of all devices, with as many trials as possible.
+    """Create a mesh (trial, data, fsdp, tensor) of all devices, with as many trials as possible.
 
     The number of trials on the mesh divides `num_trials`. Raise a UserError if sizes do not fit.
     """
@@ -139,7 +140,7 @@ def _groups(devices: list[Any], count: int) -> list[list[Any]]:
 
 
 def _slices(devices: list[Any], count: int) -> list[list[Any]]:
-    """Group `devices` by TPU slice; `count` is `MeshConfig.num_slices`."""
+    """Group `devices` by TPU slice. `count` is `MeshConfig.num_slices`."""
     if count:
         if len(devices) % count:
             raise UserError(
@@ -149,18 +150,18 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
         return _groups(devices, count)
     groups: dict[int, list[Any]] = {}
     for device in devices:
-        # On other platforms, slice_index may count hosts, which no slow network separates.
+        # On other platforms, slice_index may count hosts, which are not slices.
         index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
         groups.setdefault(index, []).append(device)
     return [groups[index] for index in sorted(groups)]
 
 
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
-    """Return the spec of an array with these logical axes; the spec has an entry per dimension.
+    """Return the partition spec of an array with these logical axes, with an entry per dimension.
 
-    A mesh axis splits only one dimension: if two dimensions ask for it (a D x D kernel), the first
-    gets it. A parameter with a single dimension per layer (a bias, a norm), or with a row per
-    position, is not split over `fsdp`: gathering it would cost a collective for little memory.
+    A mesh axis splits only one dimension. If `RULES` names it for two (a D x D kernel), it splits
+    the first. A parameter that has only one dimension besides layers and positions (a bias, a norm,
+    a position table) is not split over `fsdp`: that would cost a collective for little memory.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
     taken: set[str] = set()
@@ -175,17 +176,17 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 
 
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
-    """Return a NamedSharding per parameter, as a tree like `shapes`.
+    """Return a NamedSharding for each parameter, as a tree like `shapes`.
 
-    `logical_axes` has each parameter's tuple of axis names. If a dimension does not divide over its
-    mesh axes, a UserError names the dimension, and sizes that would divide.
+    `logical_axes` has a tuple of axis names for each parameter. If a dimension does not divide over
+    its mesh axes, a UserError names the dimension and sizes that would divide.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
         spec = partition_spec(axes, parameter=True)
-        # The token table is split over `fsdp` by rows, unless `tensor` splits these. The gradient
-        # is a scatter with columns innermost in memory: if columns were split, XLA would reduce the
-        # whole gradient and then cut it, which moves twice the bytes.
+        # Split the rows of the token table over `fsdp`, unless `tensor` splits the rows. The
+        # gradient is a scatter with the columns innermost in memory. If the columns were split, XLA
+        # would reduce the full gradient and then cut it, which moves twice the bytes.
         divides = mesh.shape["tensor"] == 1 and shape.shape[0] % mesh.shape["fsdp"] == 0
         if axes == ("vocab", "embed") and divides:
             spec = PartitionSpec("fsdp", None)
@@ -212,9 +213,9 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a NamedSharding per leaf: moments follow their parameters, the rest is replicated."""
+    """Return a NamedSharding per leaf: for moments that of the parameter, else replicated."""
 
-    def is_hole(leaf: Any) -> bool:  # the optimizer keeps nothing here for a parameter
+    def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)
 
     return optax.tree_map_params(
@@ -228,16 +229,16 @@ def opt_state_shardings(
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding that puts the whole value on every device."""
+    """Return the sharding that places a complete copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 ROW_SPEC = partition_spec(("batch",))
-"""Spec of arrays with rows on axis 0."""
+"""Partition spec of arrays with the rows of a batch on axis 0."""
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return a batch's sharding: rows over `data` and `fsdp`, preceded by any axis of trials."""
+    """Return the sharding of a batch: rows over `data` and `fsdp`, after any axis of trials."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *ROW_SPEC))
 
@@ -250,7 +251,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Raise a UserError if micro-batches do not divide over `mesh`, a mesh or a shard count."""
+    """Raise a UserError if micro-batches do not divide over the mesh (or number of shards)."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -262,11 +263,11 @@ def check_batch_size(
 
 
 def data_shard(mesh: Mesh) -> tuple[int, int]:
-    """Return (index, count): this process supplies slice `index` of a batch cut into `count`.
+    """Return (index, count): this process loads slice `index` of a batch cut into `count` slices.
 
     Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
-    same index; other overlaps raise a UserError. Rows go to devices in the order of the slices; the
-    step does not depend on which device holds which row.
+    same index. Other overlaps raise a UserError. Devices get rows in the order of the slices; the
+    training step does not depend on which device has which row.
     """
     # One row per shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)
@@ -284,7 +285,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Put this process's rows, in the order of `data_shard`, into global arrays without a copy."""
+    """Make global arrays, without a copy, from this process's rows (its slice by `data_shard`)."""
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

@@ -1,1 +1,1 @@
-"""Readers that refuse untrusted files beyond their limits, which `SECURITY.md` lists."""
+"""Readers of untrusted files. They refuse files beyond the limits that `SECURITY.md` lists."""

@@ -1,7 +1,8 @@
-"""Unpacking untrusted zip and tar archives.
+"""Unpacking of untrusted zip and tar archives.
 
-`zipfile` and `tarfile` parse the archives; this module limits their reads, checks each name, kind
-and declared size before a byte is written, and lets the target appear complete or not at all.
+`zipfile` and `tarfile` parse the archives. This module limits how much they read. It checks the
+name, kind and declared size of each entry before it writes a byte. The target directory appears
+only when it is complete.
 """
 
 import contextlib
@@ -30,15 +31,15 @@ MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
-"""Unpacked bytes that are allowed at any ratio; a small archive of repeated bytes is no attack."""
+"""Number of unpacked bytes that are always allowed, since small archives may have a high ratio."""
 _ENTRY_BYTES = 256
-"""Bytes allowed for a zip's central directory, per allowed entry."""
+"""Bytes allowed for the central directory of a zip archive, per allowed entry."""
 _HEADER_BYTES = 1 << 16
-"""Bytes allowed for a tar member's header, extended headers included."""
+"""Bytes allowed for the header of a tar member, extended headers included."""
 _MAX_GLOBAL_HEADERS = 1000
 _MAX_DEPTH = 16
 
-# Exceptions that the parsers of the standard library raise on bytes that are no archive.
+# Exceptions that the parsers of the standard library raise if a file is not a valid archive.
 _PARSER_ERRORS = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError,
     ArithmeticError, LookupError, RuntimeError, struct.error,
@@ -51,8 +52,8 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The limits on the size of all files are `max_bytes` and `max_ratio` times the archive's size.
-    If an entry is damaged, unsafe or too large, a UserError names it and no `target` is left.
+    The files may have `max_bytes` in total and `max_ratio` times the bytes of the archive. If an
+    entry is damaged, unsafe or too large, a UserError names the entry, and `target` is not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -74,7 +75,7 @@ def _extract(
             raise
         except (*_PARSER_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise  # an error of the disk, not of the archive
+                raise  # the disk failed; the archive is not at fault
             entry = f", {unpacked.entry[:80]!r}" if unpacked.entry else ""
             raise UserError(
                 f"{path}{entry}: not a sound archive: {type(error).__name__}: {error}"
@@ -85,13 +86,13 @@ def _extract(
 
 def _read_zip(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
     path = unpacked.path
-    # The parsers of the standard library trust the sizes that a header declares.
+    # The parsers of the standard library trust the sizes that a header declares, so limit reads.
     reads = _BoundedReads(file, path, 2 * _BLOCK + unpacked.max_files * _ENTRY_BYTES)
     archive = zipfile.ZipFile(reads)
     entries = archive.infolist()
     unpacked.check_totals(len(entries), sum(entry.file_size for entry in entries))
     for entry in entries:
-        # `filename` is cut at a NUL; check the name as it was written.
+        # zipfile cuts `filename` at a NUL, so check the name as the archive has it.
         name = entry.orig_filename
         kind = stat.S_IFMT(entry.external_attr >> 16)
         is_directory = name.endswith("/")
@@ -126,10 +127,10 @@ def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
     archive = tarfile.TarFile(fileobj=reads, errors="strict")
     count = size = 0
     while member := archive.next():
-        archive.members.clear()  # type: ignore[attr-defined]  # else tarfile keeps them all
+        archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all headers
         name = unpacked.entry = member.name
         if member.size < 0 or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
-            raise UserError(f"{path}: not a sound archive: the header of {name[:80]!r}")
+            raise UserError(f"{path}: not a sound archive: the header of {name[:80]!r} is invalid")
         count, size = count + 1, size + member.size
         unpacked.check_totals(count, size)
         if member.isdir():
@@ -142,10 +143,10 @@ def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
                 "directories are unpacked"
             )
         reads.allow()
-    # tarfile mistakes a damaged header for the end.
+    # tarfile treats a damaged header as the end of the archive.
     if reads.last != bytes(tarfile.BLOCKSIZE):
         raise UserError(f"{path} is damaged or cut off: no end mark at byte {archive.offset:,}")
-    while reads.last:  # gzip checks its checksum only after the last byte
+    while reads.last:  # read to the end, where gzip verifies its checksum
         reads.allow()
         reads.read(_HEADER_BYTES)
 
@@ -155,7 +156,7 @@ extract_tar = functools.partial(_extract, _read_tar)
 
 
 class _Unpacked:
-    """Files unpacked so far, in a temporary directory, and the entry that is being read."""
+    """The files that were unpacked so far to a temporary directory, and the current entry."""
 
     def __init__(
         self, path: Path, root: Path, max_bytes: int, max_files: int, max_ratio: int
@@ -167,10 +168,10 @@ class _Unpacked:
         self._root = root
         self._max_bytes = max_bytes
         self._limit = min(max_bytes, max(_FREE_BYTES, max_ratio * path.stat().st_size))
-        self._seen: dict[str, bool] = {}  # whether each (folded) name is a directory
+        self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Refuse declared totals beyond the limits; readers never read past a declared size."""
+        """Refuse declared totals beyond the limits. Parsers never read past a declared size."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)
@@ -212,7 +213,7 @@ class _Unpacked:
             raise UserError(f"{said} has over {_MAX_NAME} characters, or 255 bytes in a part")
         if CONTROL.search(name):
             raise UserError(f"{said} holds a control character or is not text")
-        if name in (".", "./"):  # the directory itself, as `tar .` writes it
+        if name in (".", "./"):  # the top directory, which `tar .` writes as an entry
             return []
         if "\\" in name or re.match(r"[A-Za-z]:", name) or {"", ".", ".."} & set(parts):
             raise UserError(f"{said} may lead out of the target; give entries plain relative names")
@@ -221,7 +222,7 @@ class _Unpacked:
         return parts
 
     def _claim(self, parts: list[str], *, directory: bool) -> None:
-        """Refuse a name that was met before, even in other case or Unicode composition."""
+        """Refuse a name that occurred before, even in another case or Unicode composition."""
         for end in range(1, len(parts) + 1):
             name = "/".join(parts[:end])
             key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -248,7 +249,7 @@ class _BoundedReads(io.RawIOBase):
         self.allow()
 
     def allow(self) -> None:
-        """Start counting the bytes from 0 again."""
+        """Allow another `limit` bytes."""
         self._left = self._limit
 
     def seekable(self) -> bool:
@@ -261,8 +262,8 @@ class _BoundedReads(io.RawIOBase):
         self._left -= len(self.last)
         if self._left < 0:
             raise UserError(
-                f"{self._path}: a header or directory of more than {self._limit:,} bytes, which no "
-                "sound archive has"
+                f"{self._path}: a header or directory has more than {self._limit:,} bytes, which "
+                "no sound archive has"
             )
         return self.last
 

@@ -1,4 +1,4 @@
-"""Decompression of files in steps of limited size, whatever the compression ratio."""
+"""Decompression of files in blocks, with limited memory at any compression ratio."""
 
 import bz2
 import lzma
@@ -11,25 +11,25 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import read_bytes
 
 BLOCK = 1 << 20
-"""Bytes decompressed at a time."""
+"""Largest number of bytes that are yielded at a time."""
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _XZ_MEMORY = 512 << 20  # limit for the dictionary of an .xz file; `xz -9` needs 65 MiB
-# Compressed bytes per read. The unused rest of a read is copied at the end of each stream, and a
-# stream may have only 20 bytes; so reads are small.
+# Compressed bytes per read. Reads are small, because the unused rest of a read is copied at the end
+# of each stream, and a stream may have only 20 bytes.
 _SIP = 1 << 16
-# A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output: small reads keep
-# the worst case at 64 MiB.
+# A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
+# limit the output to 64 MiB.
 _ZSTD_SIP = 2048
 
 
 def plain_suffix(name: str) -> str:
-    """Return the suffix without any compression suffix, in lower case: `.csv` for `a.csv.gz`."""
+    """Return the suffix in lower case, ignoring a compression suffix: `.csv` for `a.csv.gz`."""
     path = Path(name)
     return Path(path.stem if path.suffix.lower() in SUFFIXES else path).suffix.lower()
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield bytes from `read`, decompressed as the suffix of `name` says; UserError if damaged."""
+    """Decompress the bytes of `read` by the suffix of `name`. Damaged data are a UserError."""
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -71,7 +71,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read a file and decompress it, to at most `max_bytes`; errors as in `read_bytes`."""
+    """Read and decompress a file of at most `max_bytes`. Errors are UserErrors."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()
@@ -84,7 +84,7 @@ def read_plain(path: Path, *, max_bytes: int) -> bytes:
 
 
 def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
-    """Return a suffix's format name, a function that makes a decoder, and the decoder's errors."""
+    """Return for a suffix: the format's name, a function that makes a decoder, and its errors."""
     if suffix == ".gz":
         return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
     if suffix == ".bz2":

@@ -1,7 +1,7 @@
-"""Reader of untrusted JSON, with limits on bytes, depth and number of values, and no ambiguity.
+"""Reader of untrusted JSON, with limits on bytes, depth and values. Ambiguous JSON is refused.
 
-`json.loads` itself recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
-turns 1e999 into `Infinity`, and for a file of empty lists needs 70 times the file's size in memory.
+By itself, `json.loads` recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
+and turns 1e999 into `Infinity`. A file of empty lists takes 70 times the file's size in memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 4_000_000
-"""Largest number of lists, objects and their members in a document; memory stays below 300 MB."""
+"""Largest number of lists, objects and their members. It keeps the memory below 300 MB."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -27,12 +27,12 @@ _BLOCK = 1 << 20
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
-    """Read a JSON file of at most `max_bytes`; errors as in `read_bytes` and `parse_json`."""
+    """Read a JSON file of at most `max_bytes`. Errors are as in `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
 def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
-    """Read a JSON file whose top level must be an object; errors as in `read_json`."""
+    """Read a JSON file whose top level must be an object. Other errors are as in `read_json`."""
     value = read_json(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise UserError(f"{path}: the top level is a {type(value).__name__}; expected an object")
@@ -40,10 +40,11 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Parse a JSON document into Python values; a UserError names `where` and, if known, the line.
+    """Parse a JSON document into Python values.
 
-    `max_depth` limits the nesting of lists and objects; `allow_nan` accepts `NaN`, `Infinity` and
-    numbers that a float64 cannot hold. An object that has a key twice is refused.
+    `max_depth` limits the nesting of lists and objects. `allow_nan` accepts `NaN`, `Infinity` and
+    numbers beyond the range of float64. An object that has a key twice is refused. A UserError
+    names `where` and, if known, the line.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
@@ -66,7 +67,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
     hooks: dict[str, Any] = {} if allow_nan else {"parse_constant": refuse, "parse_float": finite}
     try:
         value = json.loads(text, object_pairs_hook=unique, **hooks)
-        if _SURROGATE.search(raw):  # half of a pair is not text and could not be printed or hashed
+        if _SURROGATE.search(raw):  # half of a pair cannot be encoded: refuse it
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise UserError(
@@ -76,22 +77,22 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
         raise
     except json.JSONDecodeError as error:
         raise UserError(f"{where}, line {error.lineno}: not JSON ({error.msg})") from error
-    except ValueError as error:  # an integer of more digits than Python converts
+    except ValueError as error:  # an integer has more digits than Python converts
         raise UserError(f"{where}: not JSON ({error})") from error
-    except RecursionError as error:  # called from deep inside a program
+    except RecursionError as error:  # the caller had already used most of the stack
         raise UserError(f"{where}: JSON nested too deeply") from error
     return value
 
 
 def short(value: object) -> str:
-    """Describe a value for an error message, in at most one line."""
+    """Describe a value in at most one line, for an error message."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return "missing" if value is None else repr(value)[:80]
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Scan the bytes, before a parser sees them; refuse values that are too many or too deep."""
+    """Scan the bytes before they are parsed. Refuse too many values and too deep nesting."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

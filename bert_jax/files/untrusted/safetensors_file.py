@@ -1,7 +1,7 @@
-"""Reader of safetensors: the library checks the layout; this module adds limits.
+"""Reader of safetensors files. The library checks the layout, and this module adds limits.
 
-The library (0.8.0) accepts a header of 90 MB of spaces, a million empty tensors, the later of two
-equal names, and names like `../../x`.
+By itself, the library (0.8.0) accepts a header with 90 MB of spaces, a million empty tensors, two
+tensors of the same name (it keeps the later one), and names like `../../x`.
 """
 
 import math
@@ -39,7 +39,7 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Map a .safetensors file; return a read-only view of each tensor by name.
+    """Map a .safetensors file into memory; return a read-only view of each tensor by name.
 
     Raises:
         UserError: The file is missing, damaged, or beyond a limit.
@@ -56,7 +56,7 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
         _check_name(path, name)
         _check_entry(f"{path}, tensor {name!r}", entry)
     try:
-        # Copies nothing; refuses wrong sizes, overlaps, gaps and bytes that belong to no tensor.
+        # Without copying, this refuses wrong sizes, overlaps, gaps and bytes outside all tensors.
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
@@ -65,12 +65,12 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
-    """Return the position of the first tensor's bytes, and the header."""
+    """Return the offset at which the tensors begin, and the header."""
     length = int.from_bytes(mapped[:8].tobytes(), "little")
     if length > MAX_HEADER_BYTES:
         raise UserError(
-            f"{path}: a header of {length:,} bytes; the limit is {MAX_HEADER_BYTES:,} (or this is "
-            "not a safetensors file)"
+            f"{path}: the header has {length:,} bytes; the limit is {MAX_HEADER_BYTES:,}. Perhaps "
+            "this is not a safetensors file"
         )
     if length > len(mapped) - 8:
         raise UserError(
@@ -78,9 +78,9 @@ def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
         )
     raw = mapped[8 : 8 + length].tobytes()
     if raw[:1] != b"{":
-        raise UserError(f"{path}: the header begins with {raw[:8]!r}; an object is needed")
+        raise UserError(f"{path}: the header begins with {raw[:8]!r}; it must be a JSON object")
     if _LONG_SPACE.search(raw):
-        raise UserError(f"{path}: more than {_MAX_PADDING:,} spaces in a row in the header")
+        raise UserError(f"{path}: the header has more than {_MAX_PADDING:,} spaces in a row")
     return 8 + length, parse_json(raw, where=f"{path}, header", max_depth=3)
 
 
@@ -98,15 +98,15 @@ def _check_name(path: Path, name: str) -> None:
 
 def _check_entry(where: str, entry: object) -> None:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise UserError(f"{where}: an object with dtype, shape and data_offsets is needed")
+        raise UserError(f"{where}: the entry must be an object with dtype, shape and data_offsets")
     dtype, shape = entry["dtype"], entry["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise UserError(f"{where}: the dtype is {dtype!r:.40}; {', '.join(DTYPES)} are read")
+        raise UserError(f"{where}: the dtype is {dtype!r:.40}; it must be {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise UserError(
             f"{where}: the shape is {shape!r:.80}; expected up to {MAX_DIMENSIONS} sizes"
         )
-    # numpy multiplies the other sizes of an empty array, too.
+    # Ignore sizes of 0: numpy multiplies the other sizes even if the array is empty.
     sizes = [n for n in shape if isinstance(n, int) and n > 0]
     if math.prod(sizes) * DTYPES[dtype].itemsize > _MAX_BYTES:
         raise UserError(f"{where}: the shape {shape!r:.80} is larger than any memory")
@@ -118,6 +118,6 @@ def _view(
     dtype, offset = DTYPES[entry["dtype"]], begin + entry["data_offsets"][0]
     view = np.ndarray(entry["shape"], dtype, buffer=mapped, offset=offset)
     if dtype == np.bool_ and view.size and view.view(np.uint8).max() > 1:
-        # numpy must not see a byte above 1 as a bool.
+        # A bool of numpy must not have a byte above 1.
         raise UserError(f"{path}: the BOOL tensor {name!r} has a byte above 1")
     return view

@@ -1,4 +1,4 @@
-"""Readers of untrusted CSV and parquet; a fault is a UserError that names the fault's place."""
+"""Readers of untrusted CSV and parquet files. A UserError says where a file is damaged."""
 
 import contextlib
 import csv
@@ -12,11 +12,11 @@ from bert_jax.files.urls import open_binary
 def csv_records(
     name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = ""
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield CSV records, each with its first line's number; fields may be double-quoted.
+    """Yield CSV records, each with the number of its first line. Fields may be double-quoted.
 
-    `lines` have no line ends. `name` is the file's name in messages; `hint` ends the message for a
-    stray quote or line end. `max_field` limits the characters of a field. The limit is the csv
-    module's, so it holds for all readers of the process until this generator ends.
+    `lines` have no line ends. Messages call the file `name`, and `hint` is added to the message
+    about a stray quote. `max_field` limits the characters of a field. This limit is global in the
+    csv module, so it applies to all CSV readers of the process until the generator ends.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, first = csv.field_size_limit(max_field), 1
@@ -38,7 +38,7 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a local or remote parquet file by pyarrow; damage, even in the body, is a UserError."""
+    """Open a local or remote parquet file with pyarrow. Damage found in the body is a UserError."""
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -47,7 +47,7 @@ def open_parquet(name: str) -> Iterator[Any]:
             with pq.ParquetFile(content) as parquet:
                 yield parquet
         except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-            # ValueError: text that is not UTF-8, a date that Python cannot hold.
-            if isinstance(error, UserError) or getattr(error, "errno", None):  # the disk's error
+            # ValueError: text that is not UTF-8, or a date that Python cannot represent.
+            if isinstance(error, UserError) or getattr(error, "errno", None):  # the disk failed
                 raise
             raise UserError(f"{name} is not a sound parquet file: {error}") from error

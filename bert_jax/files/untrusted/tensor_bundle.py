@@ -3,15 +3,16 @@
     PREFIX.index                      a sorted string table: name -> BundleEntryProto
     PREFIX.data-00000-of-0000N        the bytes of the tensors
 
-The protobuf messages (tensorflow/core/protobuf/tensor_bundle.proto) have few fields, so they are
-decoded here from the wire format. The data files are memory-mapped, and a tensor is checked against
-its CRC-32C when it is read. The index has LevelDB's format of sorted string tables:
+The protobuf messages (tensorflow/core/protobuf/tensor_bundle.proto) have few fields, so this module
+decodes them from the wire format. The data files are memory-mapped, and a tensor is checked against
+its CRC-32C when it is read. The index is a sorted string table in the format of LevelDB:
 
     [data block]... [metaindex block] [index block] [footer, 48 bytes]
 
-The footer has the positions of the last two blocks; the index block has, for each data block, a key
-and a position. In a block, a key is stored as the number of bytes that it shares with the previous
-key, and the other bytes. After each block come a byte for its compression, and a CRC-32C.
+The footer has the positions of the metaindex block and the index block. The index block has a key
+and a position for each data block. A key is stored as the number of bytes that it shares with the
+previous key of the block, followed by its other bytes. Each block is followed by a byte for the
+compression method and a CRC-32C.
 """
 
 import functools
@@ -42,7 +43,7 @@ DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
     14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
 }  # fmt: skip
-"""Types by TensorFlow's `DataType`; tensors of other types can be listed, but not read."""
+"""Data types by their number in TensorFlow. Tensors of other types can be listed, but not read."""
 MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
 _MASK_DELTA = 0xA282EAD8
@@ -51,7 +52,7 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class BundleTensor:
-    """One tensor; its bytes are read when `array` is used."""
+    """Description of one tensor. Its bytes are read when `array` is used."""
 
     name: str
     _mapped: Callable[[int], tuple[Path, np.ndarray]]
@@ -66,16 +67,16 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only view of the mapped file; a damaged or unsupported tensor is a UserError."""
+        """Read-only view of the mapped file. A damaged or unsupported tensor is a UserError."""
         where = self._where
         if self._slices:
             raise UserError(
-                f"{where} is stored in {self._slices} slices (a partitioned variable), which are "
-                "not read; save the checkpoint again without a partitioner"
+                f"{where} is stored in {self._slices} slices (a partitioned variable), which "
+                "cannot be read; save the checkpoint again without a partitioner"
             )
         dtype = DTYPES.get(self._type)
         if dtype is None:
-            raise UserError(f"{where} has TensorFlow's data type {self._type}, which is not read")
+            raise UserError(f"{where}: TensorFlow's data type {self._type} cannot be read")
         if (needed := math.prod(self.shape) * dtype.itemsize) != self._size:
             raise UserError(
                 f"{where}: {dtype} of shape {self.shape!r:.80} takes {needed:,} bytes, but the "
@@ -97,7 +98,7 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Read PREFIX.index; return its tensors by name (their data are read later).
+    """Read PREFIX.index; return its tensors by name. The data of the tensors are read later.
 
     Raises:
         UserError: The index is missing, damaged, beyond a limit, or of another format.
@@ -107,7 +108,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
         index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
     )
     if b"" not in table:
-        raise UserError(f"{index} has no header: it is no index of a TensorFlow checkpoint")
+        raise UserError(f"{index} has no header: it is not the index of a TensorFlow checkpoint")
     number = _num_shards(table.pop(b""), f"{index}, header")
 
     @functools.cache  # a data file is mapped when it is first used
@@ -131,7 +132,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
 
 
 def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
-    """Return the fields of a `BundleTensor` from `shape` to `_where`, its place in messages."""
+    """Return the fields of a `BundleTensor` from `shape` to `_where`, its name in messages."""
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
@@ -144,14 +145,14 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
             numbers[number] = value
     kind, shard, offset, size, crc = numbers.values()
     if not (slices or shard < num_shards):
-        raise UserError(f"{where} is in shard {shard:,}; the last shard is {num_shards - 1:,}")
+        raise UserError(f"{where} is in shard {shard:,}, but the last shard is {num_shards - 1:,}")
     if offset + size > _MAX_BYTES:
         raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
     return shape, kind, slices, shard, offset, size, crc, where
 
 
 def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the field numbers and values of a message; a nested message stays bytes."""
+    """Yield the field numbers and values of a protobuf message. Nested messages stay bytes."""
     at = 0
     while at < len(raw):
         tag, at = read_varint(raw, at, len(raw), where)
@@ -165,7 +166,7 @@ def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
-            raise UserError(f"{where}: no protobuf message (wire type {kind})")
+            raise UserError(f"{where}: not a protobuf message (wire type {kind})")
         content = raw[at : at + size]
         if len(content) < size:
             raise UserError(f"{where}: a field of {size:,} bytes is cut off")
@@ -181,7 +182,7 @@ def _num_shards(raw: bytes, where: str) -> int:
     if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
         raise UserError(f"{where}: {shards!r:.40} data files; 1 to {_MAX_SHARDS:,} are possible")
     if big_endian != 0:
-        raise UserError(f"{where}: the tensors are big-endian, which is not read")
+        raise UserError(f"{where}: the tensors are big-endian, which cannot be read")
     if not isinstance(needs, int) or needs > _VERSION:
         raise UserError(
             f"{where}: needs a reader of version {needs!r:.40}; this reader is version {_VERSION}"
@@ -212,7 +213,7 @@ def masked_crc32c(data: bytes | memoryview) -> int:
 
 
 def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
-    """Return a varint of up to 64 bits and the position after it; a UserError if damaged."""
+    """Return the varint (up to 64 bits) that begins at `at`, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:
@@ -230,13 +231,13 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 def read_sstable(
     path: Path, *, max_bytes: int, max_entries: int, max_key: int
 ) -> dict[bytes, bytes]:
-    """Read all entries of a sorted string table, in order; UserError if damaged or too large."""
+    """Read all entries of a sorted string table. A damaged or too large file is a UserError."""
     raw = read_bytes(path, max_bytes=max_bytes)
     end = len(raw) - _FOOTER
     if end < 0 or int.from_bytes(raw[-8:], "little") != MAGIC:
         raise UserError(
-            f"{path} does not end as a sorted string table does: it is cut off, or another kind of "
-            "file, such as a git-lfs pointer in place of the file"
+            f"{path} does not end like a sorted string table: it is cut off, or it is another kind "
+            "of file, such as a git-lfs pointer"
         )
     where = f"{path}, footer"
     at = end
@@ -250,7 +251,7 @@ def read_sstable(
         where = f"{path}, index block"
         offset, at = read_varint(value, 0, len(value), where)
         size, at = read_varint(value, at, len(value), where)
-        if offset < begin:  # otherwise a small file could name a block a million times
+        if offset < begin:  # a small file must not use the same block a million times
             raise UserError(f"{where}: the block at byte {offset:,} overlaps the one before it")
         begin = offset + size + _TRAILER
         where = f"{path}, block at byte {offset:,}"
@@ -274,14 +275,14 @@ def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
     if kind:
         method = "Snappy" if kind == 1 else f"method {kind}"
         raise UserError(
-            f"{where}: a block at {offset:,} is compressed with {method}; TensorFlow does not "
-            "compress blocks, and such blocks are not read"
+            f"{where}: a block at {offset:,} is compressed with {method}; only blocks without "
+            "compression, as TensorFlow writes them, can be read"
         )
     return raw[offset:stop]
 
 
 def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a block's keys and values; skip its restart points, which serve binary search."""
+    """Yield the keys and values of a block, without the restart points for binary search."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if len(block) < 4 or end < 0:
@@ -293,9 +294,9 @@ def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, by
         size, at = read_varint(block, at, end, where)
         if shared > len(key) or at + rest + size > end or shared + rest > max_key:
             raise UserError(
-                f"{where}: a key of {shared:,} + {rest:,} bytes with a value of {size:,} at "
-                f"{at:,} does not fit (the block has {end:,}; a key has at most {max_key:,}, the "
-                f"previous key has {len(key):,})"
+                f"{where}: a key of {shared:,} + {rest:,} bytes with a value of {size:,} bytes at "
+                f"{at:,} does not fit (the block has {end:,} bytes, a key has at most {max_key:,}, "
+                f"and the previous key has {len(key):,})"
             )
         key = key[:shared] + block[at : at + rest]
         at += rest

@@ -1,4 +1,4 @@
-"""Readers of whole files: they check the size before the first byte, and that text is UTF-8."""
+"""Readers of complete files, which limit the size and require that text is UTF-8."""
 
 import os
 import re
@@ -10,21 +10,21 @@ import numpy as np
 from bert_jax.errors import UserError
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that no name may have: control characters, line separators, lone surrogates."""
+"""Characters that are forbidden in names: control characters, line separators, lone surrogates."""
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """Read a file; a UserError if it is no regular file, empty, or larger than `max_bytes`."""
+    """Read a file. Raise a UserError if it is not regular, is empty, or exceeds `max_bytes`."""
     try:
-        # Not blocking: opening a pipe that nobody writes to would wait for ever.
+        # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{path} is not a regular file; name one")
-            # read(n) allocates n bytes, however few the file has, so n is based on the file's size.
+                raise UserError(f"{path} is not a regular file; name a regular file")
+            # read(n) always allocates n bytes, so n depends on the size of the file.
             raw = file.read(min(status.st_size, max_bytes) + 1)
-            if status.st_size < len(raw) <= max_bytes:  # longer than the file system says
+            if status.st_size < len(raw) <= max_bytes:  # longer than the reported size
                 raw += file.read(max_bytes + 1 - len(raw))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, UserError):
@@ -38,23 +38,23 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file as bytes (n,); `what` ends the message of the UserError for a missing file."""
+    """Map a file into memory as bytes (n,). `what` ends the error message for a missing file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:
-        empty = path.stat().st_size == 0  # which cannot be mapped
+        empty = path.stat().st_size == 0  # an empty file cannot be mapped
         return np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_text(path: Path, *, max_bytes: int) -> str:
-    """Read a UTF-8 file of at most `max_bytes`; errors as in `read_bytes` and `decode_text`."""
+    """Read a UTF-8 file of at most `max_bytes`. Errors: see `read_bytes` and `decode_text`."""
     return decode_text(read_bytes(path, max_bytes=max_bytes), where=f"{path}")
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8, dropping a byte order mark; a UserError names the line of a NUL or bad byte."""
+    """Decode UTF-8 without a byte order mark. A UserError names the line of a NUL or bad byte."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

@@ -1,12 +1,12 @@
 "use strict";
-// What the page knows, what is chosen, and the panel that chooses it.
+// The data of the page, the user's choices, and the panel in which the user chooses.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const { layers, heads, windows, tokens, words, special, fills } = data;
 const secondStart = data.second_start;
 const count = tokens.length;
 const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0));
-// A byte is 255 times the square root of a weight: small weights keep their digits.
+// A byte is 255 times the square root of a weight, so that small weights stay precise.
 const WEIGHT_OF = Float64Array.from({ length: 256 }, (_, byte) => (byte / 255) ** 2);
 
 const chosen = { layer: 0, heads: [0], hideSpecial: false, stretch: false, mapOf: "mean" };
@@ -17,17 +17,17 @@ function byteOf(layer, head, from, to) {
   return bytes[((layer * heads + head) * count + from) * count + to];
 }
 
-/** The share of `from`'s attention that a head gives to `to`. */
+/** Returns the attention weight of a head from the token `from` to the token `to`. */
 function weight(layer, head, from, to) {
   return WEIGHT_OF[byteOf(layer, head, from, to)];
 }
 
-/** Whether `to` is farther from `from` than a local layer sees: no weight can be there. */
+/** Tells whether `to` is outside the window of `from` in a local layer, so the weight must be 0. */
 function outside(layer, from, to) {
   return windows[layer] !== null && Math.abs(from - to) > windows[layer];
 }
 
-/** The mean of some heads of the chosen layer; 0 where a token is left out. */
+/** Returns the mean weight of some heads of the chosen layer; 0 if a token is left out. */
 function meanWeight(ofHeads, from, to) {
   if (leftOut(from) || leftOut(to)) return 0;
   let sum = 0;
@@ -35,13 +35,13 @@ function meanWeight(ofHeads, from, to) {
   return sum / ofHeads.length;
 }
 
-/** As precise as the stored bytes are. */
+/** Formats a weight as a percentage with no more digits than the stored bytes justify. */
 function percent(share) {
   const value = 100 * share;
   return `${value >= 9.95 ? value.toFixed(0) : value.toFixed(1)}\u00a0%`;
 }
 
-/** A tag with a class and children; text is never read as HTML. */
+/** Creates an element with a class and children. Text is inserted as text, never as HTML. */
 function make(tag, className = "", ...children) {
   const element = document.createElement(tag);
   if (className) element.className = className;
@@ -49,10 +49,10 @@ function make(tag, className = "", ...children) {
   return element;
 }
 
-/** A token, in its own writing direction as everything in a bdi. */
+/** Creates an element for a token. A bdi element has its own writing direction. */
 const tokenText = (index) => make("bdi", "", tokens[index]);
 
-// Hues far apart for neighbours: steps of about 0.4 of the circle that meet every hue once.
+// Neighbouring heads get distant hues: steps of about 0.4 of the circle visit every hue once.
 const HUE_STEP = (() => {
   const divisor = (a, b) => (b ? divisor(b, a % b) : a);
   let step = Math.max(1, Math.round(heads * 0.4));
@@ -62,7 +62,7 @@ const HUE_STEP = (() => {
 const hue = (head) => (255 + (360 * ((head * HUE_STEP) % heads)) / heads) % 360;
 const headColour = (head) => `oklch(var(--lightness) var(--chroma) ${hue(head).toFixed(1)})`;
 
-/** The red, green and blue of a CSS colour under the theme of now. */
+/** Returns red, green and blue of a CSS colour under the current theme. */
 function rgb(colour) {
   const probe = make("i");
   probe.style.color = colour;
@@ -74,7 +74,7 @@ function rgb(colour) {
   return context.getImageData(0, 0, 1, 1).data;
 }
 
-/** Paints shares as the opacity of a colour, a pixel each; `most` is opaque, `hidden` cells grey. */
+/** Paints each weight as a pixel; its opacity is share / `most`. `hidden` cells are grey. */
 function paint(canvas, colour, size, most, share, hidden) {
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
@@ -88,7 +88,7 @@ function paint(canvas, colour, size, most, share, hidden) {
   context.putImageData(image, 0, 0);
 }
 
-// A small map of a long text shows the strongest weight of each block of this many tokens.
+// In the small maps, a pixel shows the strongest weight of BLOCK x BLOCK tokens.
 const BLOCK = Math.ceil(count / 48);
 
 function paintSmallMap(canvas, layer, head, colour) {
@@ -103,7 +103,7 @@ function paintSmallMap(canvas, layer, head, colour) {
       if (share > most) most = share;
     }
   }
-  // The nearest tokens of two blocks, if they are not one.
+  // Distance between the nearest tokens of two different blocks.
   const gap = (from, to) => (Math.abs(from - to) - 1) * BLOCK + 1;
   paint(canvas, colour, size, most, (from, to) => strongest[from * size + to],
     (from, to) => from !== to && outside(layer, 0, gap(from, to)));
@@ -169,12 +169,12 @@ function buildHeads() {
 function toggleHead(head) {
   const rest = chosen.heads.filter((other) => other !== head);
   const added = rest.length === chosen.heads.length;
-  // One at least stays chosen.
+  // The last chosen head cannot be removed.
   if (added) choose({ heads: [...rest, head].sort((a, b) => a - b) });
   else choose({ heads: rest.length ? rest : [head] });
 }
 
-/** Changes what is chosen and shows it everywhere. */
+/** Changes the choices and updates the page. */
 function choose(changes) {
   Object.assign(chosen, changes);
   if (!chosen.heads.includes(Number(chosen.mapOf))) chosen.mapOf = "mean";
@@ -198,7 +198,7 @@ function choose(changes) {
   drawMap();
 }
 
-/** The head whose words look most at one word each that is no neighbour: something to see. */
+/** Finds the head to show first: its words attend most strongly to words that are not adjacent. */
 function mostTelling() {
   let best = { score: -1, layer: 0, head: 0 };
   for (let layer = 0; layer < layers; layer += 1) {

@@ -1,6 +1,6 @@
-// The lines from a token to what it attends to.
+// The panel with lines from each token to the tokens that it attends to.
 
-// The strongest are drawn while no token is looked at, and all of one that is.
+// While no token is selected, only the strongest lines are drawn; else all lines of the token.
 const MOST_LINES = 3000;
 const SHOWN = 5;
 let looked = null; // {side: "from" or "to", token, kept}
@@ -59,7 +59,7 @@ function look(now) {
   drawLines();
 }
 
-/** Calls `visit(byte, head, from, to)` for the lines of what is looked at, or of all tokens. */
+/** Calls `visit(byte, head, from, to)` for each line of the selected token, else of all tokens. */
 function eachLine(visit) {
   const tokensOf = (side) =>
     looked?.side === side ? [looked.token] : Array.from({ length: count }, (_, token) => token);
@@ -74,7 +74,7 @@ function eachLine(visit) {
   }
 }
 
-/** The lines to draw, the strongest last, and how many there are. */
+/** Returns the lines to draw, the strongest last, and the total number of lines. */
 function linesToDraw() {
   const having = new Array(256).fill(0);
   eachLine((byte) => { having[byte] += 1; });
@@ -82,7 +82,7 @@ function linesToDraw() {
   let least = 255;
   let above = 0;
   while (least > 1 && (looked || above + having[least] <= MOST_LINES)) above += having[least--];
-  // Of the weakest that are drawn, equal ones, every so many: not those of the first tokens.
+  // Not all lines of the weakest weight fit; take every n-th, not only those of the first tokens.
   const every = looked ? 1 : Math.max(1, Math.ceil(having[least] / (MOST_LINES - above)));
   const lines = [];
   let equal = 0;
@@ -97,7 +97,7 @@ function linesToDraw() {
 function drawLines() {
   const { lines, total } = linesToDraw();
   const most = chosen.stretch && lines.length ? lines[lines.length - 1][0] : 1;
-  // The lines of several heads lie beside each other.
+  // Lines of different heads are drawn beside each other.
   const gap = Math.min(0.1, 0.7 / chosen.heads.length);
   const curves = lines.map(([share, head, from, to]) => {
     const aside = 0.5 + gap * (chosen.heads.indexOf(head) - (chosen.heads.length - 1) / 2);
@@ -138,7 +138,7 @@ function showTokens() {
   }
 }
 
-/** Between the token that is looked at and another, in the direction of attention. */
+/** Returns the mean weight between the selected token and another, in the chosen direction. */
 function sharesOfLooked(other) {
   const [from, to] = looked.side === "from" ? [looked.token, other] : [other, looked.token];
   return meanWeight(chosen.heads, from, to);
@@ -148,9 +148,9 @@ function showSentence(hidden) {
   const note = at("lines-note");
   if (!looked) {
     const drawn = hidden
-      ? "Only the strongest lines are drawn. Point at a token for all of its; "
-      : "Opacity is weight. Point at a token to see its lines alone; ";
-    note.replaceChildren(`${drawn}click to keep it.`);
+      ? "Only the strongest lines are drawn. Point at a token to see all its lines; "
+      : "The opacity of a line is its weight. Point at a token to see only its lines; ";
+    note.replaceChildren(`${drawn}click to keep the token selected.`);
     return;
   }
   const others = Array.from({ length: count }, (_, token) => token)

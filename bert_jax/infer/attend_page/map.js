@@ -1,4 +1,4 @@
-// The whole map of weights: a row for each attending token.
+// The panel with the map of all weights: a row for each attending token.
 
 let cursor = null; // [from, to]
 
@@ -20,7 +20,7 @@ function buildMap() {
   cells.addEventListener("pointermove", follow);
   cells.addEventListener("pointerdown", follow);
   cells.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "touch") point(null); // a finger that leaves has only tapped
+    if (event.pointerType !== "touch") point(null); // a tap ends here too; keep what it selected
   });
   cells.addEventListener("blur", () => point(null));
   cells.addEventListener("focus", () => {
@@ -39,7 +39,7 @@ function buildMap() {
   new ResizeObserver(fitMap).observe(at("map-panel"));
 }
 
-/** Cells as large as the panel allows; a long text scrolls. */
+/** Makes the cells as large as the panel allows. The map of a long text scrolls. */
 function fitMap() {
   const style = document.documentElement.style;
   const width = at("map-panel").clientWidth - 32;
@@ -89,9 +89,9 @@ function point(cell) {
   if (!cell) {
     const window = windows[chosen.layer];
     const local = window === null ? ""
-      : ` Grey: this layer is local, a token sees ${window} tokens on each side.`;
-    note.textContent = "A row is an attending token, a column what it attends to. Point at a "
-      + `cell for its weight.${local}`;
+      : ` This layer is local: a token sees ${window} tokens on each side, and the rest is grey.`;
+    note.textContent = "Rows are attending tokens, columns the tokens that they attend to. Point "
+      + `at a cell to see its weight.${local}`;
     return;
   }
   const [from, to] = cell;

@@ -1,1 +1,1 @@
-"""Search over texts by vectors: an index of files, hard negatives, and scores on test sets."""
+"""Search of texts by vectors: an index of files, hard negatives, and scores on test sets."""

@@ -1,4 +1,4 @@
-"""Scores of a model's vectors, at full width and cut to fewer dimensions, on labelled data."""
+"""Evaluation of text vectors on labelled data, at full width and cut to fewer dimensions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,25 +23,25 @@ from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
-"""Number of runs of k-means, each with other initial centres."""
+"""Number of runs of k-means, each with different initial centres."""
 
 Result = dict[str, Any]
-"""Counts of the data, "scores" by width (or method) and metric, and a "warning" about cut texts."""
+"""Counts of the data; "scores" by width or method, then by metric; "warning" about cut texts."""
 
 
 @dataclass
 class Evaluation:
-    """Scorer of a model's vectors, at full width and cut to fewer dimensions."""
+    """Evaluator of a model's text vectors, at full width and cut to fewer dimensions."""
 
     model: SavedModel
-    """Model on a device."""
+    """Model from `forward.on_device`."""
     dimensions: Sequence[int]
     """Widths to score in addition to the full width."""
     advance: Callable[[int], object]
-    """Function that is called after each part of the texts with the number of texts in it."""
+    """Function that is called after each part of the texts with the number of texts in the part."""
 
     def __post_init__(self) -> None:
-        """Refuse widths that the vectors do not have."""
+        """Refuse widths below 1 or above the width of the vectors."""
         whole = self.model.config.hidden_dim
         for width in self.dimensions:
             if not 1 <= width <= whole:
@@ -52,10 +52,10 @@ class Evaluation:
     def retrieval(
         self, collection: Collection, reranker: Reranker | None = None, candidates: int = 100
     ) -> Result:
-        """Score the rankings of a collection by cosine and, for comparison, by BM25.
+        """Rank the documents for each query by cosine and, for comparison, by BM25; score both.
 
-        Documents with equal cosines keep the order of the corpus. A document with the id of the
-        query is left out of the query's ranking, as in BEIR. The reranker reorders the first
+        Documents with equal cosines keep the order of the corpus. As in BEIR, a document is left
+        out of the ranking of the query that has the same id. A reranker reorders the first
         `candidates` documents of the ranking at full width.
         """
         texts, queries = [*collection.documents.values()], [*collection.queries.values()]
@@ -78,8 +78,8 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
-        `columns` name the first text (a query), the second text (a document) and the score in the
-        table `source`; `written` are fields of `TableConfig` such as `header`.
+        `source` is a table. `columns` name the columns of the first text (a query), the second text
+        (a document) and the score. `written` has fields of `TableConfig` such as `header`.
 
         Raises:
             UserError: The file or a column cannot be read, or there are no scores.
@@ -100,9 +100,9 @@ class Evaluation:
     def clustering(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Compare k-means clusters of text vectors with labelled classes, by V-measure.
 
-        There are as many clusters as classes; the scores are the mean and standard deviation over
-        `CLUSTERINGS` runs. `columns` name the text (a document) and the class; `source` and
-        `written` are as in `similarity`.
+        There are as many clusters as classes. The scores are the mean and standard deviation over
+        `CLUSTERINGS` runs. `columns` name the columns of the text (a document) and of the class.
+        `source` and `written` are as in `similarity`.
 
         Raises:
             UserError: The file or a column cannot be read, or there is only one class.
@@ -113,7 +113,7 @@ class Evaluation:
         count = len(np.unique(classes))
         if count < 2:
             raise UserError(
-                f"{source} has {count} class in column {label!r}; it must have at least 2"
+                f"{source} has {count} class in column {label!r}; name a column with at least 2"
             )
         vectors = self._vectors([each.text for each in data.examples], "document")
         scores = {}
@@ -162,7 +162,7 @@ def score_lines(result: Result) -> list[str]:
 
 
 def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, list[str]]:
-    """Return each query's ranking as document ids, leaving out the query's own id."""
+    """Return each query's ranking as document ids, without the id of the query."""
     ids = [*collection.documents]
     return {
         query: [ids[number] for number in row if ids[number] != query]

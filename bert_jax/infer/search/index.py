@@ -1,4 +1,4 @@
-"""Index of passages and vectors in one parquet file, exact search in the index, and a reranker.
+"""Index of passages and their vectors in a parquet file, exact search in it, and a reranker.
 
 A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019, Passage
 Re-ranking with BERT).
@@ -30,14 +30,14 @@ from bert_jax.infer.search.passages import Passage
 Item = TypeVar("Item")
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
-"""Suffix of the symbolic link that lies beside an index and leads to its model. The model is read
-only from this link, which the user can see, never from the path inside the index."""
+"""Suffix of a symbolic link beside the index that points to the model. The model is read from this
+link, which the user can see, and never from the path stored inside the index file."""
 _SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
 class IndexedBy:
-    """The model that made the vectors of an index."""
+    """Description of the model that computed the vectors of an index."""
 
     model: str
     """Absolute path of the model's directory."""
@@ -70,18 +70,18 @@ def write_index(
     path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
     dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[int, str]:  # fmt: skip
-    """Write an index, whole or not at all.
+    """Write an index. The file appears only when it is complete.
 
-    The file has the columns id, source, text and vector (float32, of length 1), in row groups of
-    `exact_search.BLOCK` passages, so that memory does not grow with their number.
+    The file has the columns id, source, text and vector (float32, of length 1). Its row groups have
+    `exact_search.BLOCK` passages, so that memory does not grow with the number of passages.
 
     Args:
         path: File to write.
-        model: Model on a device.
+        model: Model from `forward.on_device`.
         place: Directory of the model.
         passages: Passages to index.
-        dimensions: Number of leading values of each vector to keep; None: all.
-        advance: Function that is called after each part with the number of passages in it.
+        dimensions: Number of leading values of each vector to keep. None means all values.
+        advance: Function that is called after each part with the number of passages in the part.
 
     Returns:
         The number of passages, and a warning about cut passages, which may be empty.
@@ -120,15 +120,15 @@ def write_index(
 
 
 class Index:
-    """An index on disk; vectors are read block by block, passages only when they are found."""
+    """An index on disk. A search reads the vectors in blocks, then the passages that it found."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raise a UserError if it is missing, damaged or not an index."""
+        """Open the file. Raise a UserError if it is missing, damaged or not an index."""
         pa, pq = _arrow()
         self.path = path
         self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
         if not path.is_file():
-            raise UserError(f"there is no file {path}; `bert-jax index` writes one")
+            raise UserError(f"there is no file {path}; create it with `bert-jax index`")
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except self._damage as error:
@@ -156,17 +156,17 @@ class Index:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_model(self, model: SavedModel) -> None:
-        """Raise a UserError if a model other than `model` made the index."""
+        """Raise a UserError if the index was made with a model other than `model`."""
         if model_digest(model) != self.by.digest:
             raise UserError(
-                f"{self.path} was made with {self.by.model} as it was then, not with {model.name}; "
-                "name the model that made the index (--model), or rerun `bert-jax index`"
+                f"{self.path} was made with {self.by.model}, as it was at that time, not with "
+                f"{model.name}; name the model that made it (--model), or rerun `bert-jax index`"
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the `top` passages nearest to each query, best first, by exact search.
+        """Find the `top` passages nearest to each query by exact search, best first.
 
-        Queries are vectors of length 1.
+        `queries` are vectors of length 1.
 
         Raises:
             UserError: The file is damaged.
@@ -187,7 +187,7 @@ class Index:
             yield flat.reshape(-1, self.by.dimensions)
 
     def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
-        """Read passages by number; read each row group that contains any of them once."""
+        """Read the passages with these numbers. Each row group is read at most once."""
         wanted = np.unique(numbers)
         groups = np.searchsorted(self._ends, wanted, side="right")
         found: dict[int, Passage] = {}
@@ -208,7 +208,7 @@ class Index:
             found = {name: _digest(table, name) for name in columns if self._digests}
             rows = self._file.metadata.row_group(group).num_rows
             if len(table) != rows or any(self._digests[group][n] != d for n, d in found.items()):
-                raise ValueError(f"row group {group} is not as it was written")
+                raise ValueError(f"row group {group} differs from what was written")
         except self._damage as error:
             raise self._damaged(f"{error}") from error
         return table
@@ -218,10 +218,10 @@ class Index:
 
 
 class Reranker:
-    """A model with a score, or with two classes, the second for passages that answer the query."""
+    """Scorer of a query and a passage, by a model with a score or with two classes (no, yes)."""
 
     def __init__(self, model: SavedModel) -> None:
-        """Take a model on a device; raise a UserError if its head has other outputs."""
+        """Take a model from `forward.on_device`. Raise a UserError if its head does not fit."""
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # `Classifier` checks it
@@ -237,7 +237,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Score each pair, higher is better: by the model's score or the second class's log odds.
+        """Return the score of each pair, or the log odds of the class "yes"; higher is better.
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """
@@ -249,19 +249,19 @@ class Reranker:
         return np.concatenate(found)
 
     def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return the hits of a query with the reranker's scores, best first."""
+        """Replace the scores of a query's hits by the reranker's scores; sort, best first."""
         scores = self.scores([query] * len(hits), [hit.passage.text for hit in hits])
         scored = zip(scores, hits, strict=True)
         return reranked(scores, [Hit(float(score), hit.passage) for score, hit in scored])
 
 
 def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[Item]:
-    """Sort a ranking by descending scores; entries with equal scores keep their order."""
+    """Sort a ranking by descending scores. Entries with equal scores keep their order."""
     return [ranking[place] for place in np.argsort(-scores, kind="stable")]
 
 
 def model_digest(model: SavedModel) -> str:
-    """Compute the SHA-256 of all that vectors depend on: weights, tokenizer, options, length."""
+    """Compute the SHA-256 of what the vectors depend on: weights, tokenizer, settings, length."""
     own = None if model.embedding is None else asdict(model.embedding)
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}

@@ -1,7 +1,7 @@
-"""Hard negatives: documents that are near a query but do not answer it.
+"""Mining of hard negatives: documents that are near a query but do not answer it.
 
-Source: Moreira et al. 2024 (NV-Retriever), section 4: a threshold below the positive's score
-excludes documents that answer the query although nobody labelled them as answers.
+Source: Moreira et al. 2024 (NV-Retriever), section 4. Documents with a score near that of the
+positive are excluded, because they may be answers that nobody labelled.
 """
 
 import json
@@ -29,11 +29,11 @@ class MineConfig:
     """Rules for choosing negatives."""
 
     negatives: int = 5
-    """Largest number of negatives for each pair; the nearest are taken."""
+    """Largest number of negatives for each pair. The nearest documents are taken."""
     margin: float = 0.05
-    """Smallest amount by which a negative's cosine is below the pair's cosine; may be negative."""
+    """Smallest difference between the pair's cosine and a negative's cosine; may be below 0."""
     first: int = 1
-    """First rank of negatives; above 1, the nearest documents, likely answers, are left out."""
+    """First rank of negatives. A value above 1 skips the nearest documents, likely answers."""
     last: int = 100
     """Last rank of negatives."""
 
@@ -56,14 +56,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Mined:
-    """Pairs with their negatives, and counts to print."""
+    """Result of mining: pairs with their negatives, and counts to print."""
 
     pairs: Sequence[Pair]
     negatives: Sequence[Sequence[str]]
     documents: int
     """Number of distinct documents that were searched."""
     too_near: int
-    """Number of documents that the margin excluded, summed over all pairs."""
+    """Number of documents that the margin excluded, as a sum over all pairs."""
     warning: str = ""
     """Warning about cut texts; may be empty."""
 
@@ -84,9 +84,9 @@ class Mined:
 def read_pairs(
     source: str, query: str = "query", document: str = "document", **written: Any
 ) -> list[Pair]:
-    """Read the pairs of a CSV, TSV, JSON lines or parquet file; skip rows with an empty text.
+    """Read the pairs of a CSV, TSV, JSON lines or parquet file, without rows with an empty text.
 
-    `query` and `document` name columns; `written` are fields of `TableConfig` such as `header`.
+    `query` and `document` name columns. `written` has fields of `TableConfig` such as `header`.
 
     Raises:
         UserError: The file or a column cannot be read.
@@ -100,11 +100,11 @@ def mine(
     model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
-    """Find hard negatives for pairs by exact search in the pairs' documents and a `corpus`.
+    """Find hard negatives for pairs by exact search in the documents of the pairs and in `corpus`.
 
-    The query's own text and all documents paired with the query are never negatives; texts that
-    differ only in case and white space count as equal. The result is deterministic. `advance` is
-    called after each part with the number of texts in it.
+    The text of the query and all documents that are paired with the query are never negatives.
+    Texts that differ only in case and white space count as equal. The result is deterministic.
+    `advance` is called after each part with the number of texts in the part.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
@@ -139,8 +139,8 @@ def mine(
 def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
     """Write JSON lines with query, document and negatives, for `task.kind=embedding`.
 
-    With `labelled`, each pair and each negative is a line with the label 1 or 0, for training a
-    reranker with `task.kind=table`.
+    If `labelled` is set, each pair is a line with the label 1, and the query with each negative is
+    a line with the label 0. This is for training a reranker with `task.kind=table`.
     """
     rows: list[dict[str, Any]] = []
     for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):

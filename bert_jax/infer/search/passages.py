@@ -1,4 +1,4 @@
-"""Documents cut into passages that fit a model."""
+"""Cutting of documents into passages that fit in the model's largest number of tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 READ_SUFFIXES = (
     ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
 )  # fmt: skip
-"""Suffixes of the files that are read in a directory; other files are skipped."""
+"""Suffixes of the files that are read in a directory. Other files are skipped."""
 
 
 class Passage(NamedTuple):
     """A text that has a vector in an index."""
 
     id: str
-    """Id of the document, followed by #2, #3, ... from the document's second passage on."""
+    """Id of the document. The second passage of a document has #2 after the id, and so on."""
     source: str
     """Name of the file or other source."""
     text: str
@@ -31,8 +31,9 @@ class Passage(NamedTuple):
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    The second value counts the files skipped in directories: empty files and other kinds of files.
-    Hidden files are skipped but not counted. `field` of JSON lines and tables holds the text.
+    The second value counts the files skipped in directories because they are empty or have other
+    suffixes. Hidden files are skipped but not counted. `field` names the field of JSON lines and
+    tables that holds the text.
 
     Raises:
         UserError: There is no file to read, or a source is unknown.
@@ -59,9 +60,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    A passage ends after a paragraph; if a paragraph does not fit, after a sentence; else between
-    two words. It takes as much as fits. A text file is one document. Each row of JSON lines or of a
-    table is a document, whose id is in the field `id`.
+    Each passage takes as much as fits. It ends after a paragraph. A paragraph that does not fit is
+    cut after sentences, and a sentence that does not fit between words. A text file is one
+    document. Each line of JSON lines or row of a table is a document with its id in the field `id`.
     """
     for id, texts in _documents(source):
         pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
@@ -80,7 +81,7 @@ def _documents(source: Source) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 class _Piece(NamedTuple):
-    """A part of a document that stays in one passage."""
+    """A part of a document that is not divided between passages."""
 
     text: str
     size: int
@@ -120,7 +121,7 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:
-    """Cut a sentence between words (a longer word anywhere) into parts of at most `room` tokens."""
+    """Cut a sentence between words into parts of at most `room` tokens; cut longer words, too."""
     encoding = tokenizer.encode(sentence)
     whole = ~tokenizer.continues_word[encoding.ids]
     begin = 0

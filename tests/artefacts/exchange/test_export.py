@@ -311,7 +311,7 @@ def _end_with(signal, out):
 
 def test_what_is_there_is_left_alone(source, tmp_path):
     for place, said in (
-        (source, "left alone"),
+        (source, "not overwritten"),
         (source / "config.json", "is a file"),
         ("gs://bucket/out", "bucket"),
     ):

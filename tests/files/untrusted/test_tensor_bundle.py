@@ -123,7 +123,7 @@ def test_no_table(tmp_path: Path) -> None:
     index = tmp_path / "x.index"
     for raw in (b"version https://git-lfs.github.com/spec/v1\n", bytes(100)):
         index.write_bytes(raw)
-        assert "does not end as a sorted string table does" in refused(index)
+        assert "does not end like a sorted string table" in refused(index)
     index.write_bytes(b"")
     assert "is empty" in refused(index)
     index.write_bytes(table([(b"a", b"")]))
@@ -137,17 +137,17 @@ def test_what_tensorflow_does_not_write(tmp_path: Path) -> None:
     twice = [(b"a", entry(array, 0, 0))] * 2
     assert "the key b'a' is not after" in refused(write_index(tmp_path, *twice))
     shard = (b"a", entry(array, 1, 0))
-    assert "is in shard 1; the last shard is 0" in refused(write_index(tmp_path, shard))
+    assert "is in shard 1, but the last shard is 0" in refused(write_index(tmp_path, shard))
     sliced = (b"a", entry(array, 0, 0) + field(7, b"") + field(7, b""))
     assert "is stored in 2 slices" in refused(write_index(tmp_path, sliced))
     text = (b"a", field(1, 7) + field(5, 10))
-    assert "data type 7, which is not read" in refused(write_index(tmp_path, text))
+    assert "data type 7 cannot be read" in refused(write_index(tmp_path, text))
     for head, said in (
         (header(0), "0 data files"),
         (header(1 << 40), "1099511627776 data files"),
         (header(endianness=1), "big-endian"),
         (header(min_consumer=2), "needs a reader of version 2"),
-        (field(3, b"\x0f"), "no protobuf message (wire type 7)"),
+        (field(3, b"\x0f"), "not a protobuf message (wire type 7)"),
         (varint(1 << 3 | 2) + b"\x05ab", "a field of 5 bytes is cut off"),
         (b"\x08" + b"\xff" * 9, "is cut off or too long"),
         (b"\x08" + b"\xff" * 11, "is cut off or too long"),

@@ -180,7 +180,7 @@ def test_two_classes_rerank_by_the_second(home):
 def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
     index = home / "index.parquet"
     refused = run("search", index, "a", "--model", home / "other")
-    assert (refused.code, "as it was then, not with " in refused.err) == (2, True)
+    assert (refused.code, "as it was at that time, not with " in refused.err) == (2, True)
     (home / "model").rename(home / "moved")
     try:
         refused = run("search", index, "a")
@@ -207,7 +207,7 @@ def test_what_is_no_index(home, run, tmp_path):
     data = index.read_bytes()
     (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
     for path, message in (
-        (tmp_path / "none.parquet", "`bert-jax index` writes one"),
+        (tmp_path / "none.parquet", "create it with `bert-jax index`"),
         (tmp_path / "cut.parquet", "is not a sound parquet file"),
     ):
         refused = run("search", path, "a")

@@ -285,7 +285,7 @@ def test_a_damaged_store_of_one_shard_is_named(url, corpus, tmp_path):
     data[7] ^= 1
     file.write_bytes(data)
     files().put(str(tmp_path / "one"), "gs://corpora/one", recursive=True, batch_size=1)
-    message = "gs://corpora/one is damaged: .*tokens.bin: the content is not what corpus.json"
+    message = "gs://corpora/one is damaged: .*tokens.bin: the content does not match corpus.json"
     with pytest.raises(UserError, match=message):
         open_corpus("gs://corpora/one", settings(tmp_path, window=0))
     assert not list((tmp_path / "cache").rglob("tokens.bin"))

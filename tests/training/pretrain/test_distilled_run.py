@@ -120,7 +120,7 @@ def test_teachers_that_do_not_fit(teacher):
     config = config_of(teacher)
     with pytest.raises(UserError, match=r"distil.teacher: the tokenizer of .* is not the token"):
         resolve_start(config, read_model, "0" * 64)
-    with pytest.raises(UserError, match=r"distil.teacher is empty; give"):
+    with pytest.raises(UserError, match=r"distil.teacher is empty; set"):
         resolve_start(config_of(""), read_model)
     with pytest.raises(UserError, match=r"is 'distilled_masked_lm'; .*--config.distil.teacher=DIR"):
         small_config(**SHORT, objective={"name": "distilled_masked_lm", "teacher": str(teacher)})

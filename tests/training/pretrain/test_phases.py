@@ -82,7 +82,7 @@ def corpus(tmp_path_factory) -> Corpus:
             r"phases\[1\]\.end_rate is 0.1; it must be at most the phase's peak .*, 0.001",
         ),
         ({"accumulation": 0}, r"phases\[1\]\.accumulation is 0; it must be at least 1, or None"),
-        ({"steps": 4}, r"phases\[1\] has 4 steps and a share, 0.5; give one"),
+        ({"steps": 4}, r"phases\[1\] has 4 steps and a share, 0.5; set only one"),
         (
             {"steps": 4, "share": 1.0},
             r"phases\[0\]\.steps is not set, but other phases have steps; give steps in all",

@@ -136,8 +136,8 @@ def test_the_lease_of_another_machine_lapses(tmp_path, start):
         assert time.monotonic() - before > QUICK.lapse
         assert leases(tmp_path) == ["lease-2.json"]
     assert leases(tmp_path) == []
-    assert "Waiting for its end, or for 1 s without a sign of life" in said[0]
-    assert "taken over" in said[1]
+    assert "Waiting until that process ends or shows no sign of life for 1 s" in said[0]
+    assert "taking over" in said[1]
     assert len(said) == 2
 
 
@@ -159,7 +159,7 @@ def test_a_live_holder_elsewhere_is_waited_for_and_then_respected(tmp_path, star
         pytest.fail("two runs hold the directory")
 
     second = start(tmp_path)
-    second.says("Waiting for its end")
+    second.says("Waiting until that process ends")
     first.process.send_signal(signal.SIGINT)  # leaves as a run that was stopped does
     second.says("held")
 
@@ -273,7 +273,7 @@ def test_two_that_create_at_once_both_retreat(tmp_path):
     held = Lease(Slow(tmp_path), "run", QUICK, say=said.append)
     while not held.take():
         time.sleep(0.01)
-    assert "held by another process" in said[0]
+    assert "in use by another process" in said[0]
     assert leases(tmp_path) == ["lease-8.json"]
     held.release()
 
