@@ -124,6 +124,8 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
             low, high = -ours.most if name in _SIGNED else 0.0, ours.most
             if theirs is not None:
                 low, high = low - high, high - low
+            if not low <= point <= high:
+                raise ValueError(f"{name} is {point:g}; a score is from {low:g} to {high:g}")
             share = (point - low) / (high - low)
             error = known.std() * math.sqrt(count / (count - 1)) / (high - low)
             half = stdtrit(count - 1, 0.5 + LEVEL / 2) * error / (share * (1 - share))

@@ -167,6 +167,14 @@ def test_few_units():
     assert found.found.keys() == {"accuracy"}
 
 
+@pytest.mark.parametrize(("name", "middle"), [("deviance", 1.4), ("fit", -0.2), ("pearson", -1.2)])
+def test_a_score_out_of_range_is_named(name, middle):
+    """Its interval, on the scale of log-odds, would not be a number."""
+    each = middle + np.linspace(-0.1, 0.1, 50)[:, None]
+    with pytest.raises(ValueError, match=rf"{name} is {middle}; a score is from (0|-1) to 1$"):
+        intervals(Grounds(means([name], each), np.arange(50)))
+
+
 def test_a_rare_class():
     truth = (np.arange(400) < 8).astype(int)
     guess = np.where(np.arange(400) % 5, truth, 1 - truth)
