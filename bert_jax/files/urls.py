@@ -19,7 +19,7 @@ class FileState(NamedTuple):
     """Size and version of a file. Equal states mean that the content has not changed."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str
     """Modification time in nanoseconds. For a URL: the store's version, such as a generation."""
 

@@ -102,8 +102,7 @@ class MaskFiller(TextPredictor):
         text, tokenizer = example.text, self.model.tokenizer
         if not mask_spans(text, tokenizer):
             raise UserError(
-                f"{example.origin}: the text {text[:60]!r} has no {MASK}; write {MASK} where a "
-                "token is to be predicted"
+                f"{example.origin}: the text {text[:60]!r} has no {MASK}; put one in the text"
             )
         ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
         limit = self.model.config.num_positions

@@ -120,7 +120,7 @@ def test_a_row_of_the_shortest_pairs_is_full(length, dtype):
 def test_stores_and_lengths_that_cannot_be():
     with pytest.raises(UserError, match="is running text; pairing 'translation' needs"):
         plan_translations(make_shard([[3, 4]]), 32, 32)
-    with pytest.raises(UserError, match="damaged: corpus.json says that it holds pairs"):
+    with pytest.raises(UserError, match=r"damaged: corpus\.json says that it holds pairs"):
         plan_translations(make_shard([[3], [4, 5, 6]], meta={"pairs": True}), 32, 32)
     for lengths, name in (((2, 32), "length is 2"), ((32, 1), "target_length is 1")):
         with pytest.raises(UserError, match=name):

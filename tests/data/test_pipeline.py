@@ -330,7 +330,7 @@ def test_num_passes_lengthen_the_plan():
         ({"num_passes": 0}, r"data\.num_passes is 0"),
         ({"num_threads": -1}, r"data\.num_threads is -1"),
         ({"prefetch_batches": 0}, r"data\.prefetch_batches is 0"),
-        ({"target_length": 64}, r"target_length is 64, but data\.pairing 'nsp' makes rows without targets"),
+        ({"target_length": 64}, r"64, but data\.pairing 'nsp' makes rows without targets"),
         ({"pairing": "translation", "target_length": 1}, r"target_length is 1; .* in \[2, 65535\]"),
     ],
 )
