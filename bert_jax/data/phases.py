@@ -69,7 +69,9 @@ class PhaseConfig:
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora of the phase and their weights, by default `data.mixture`."""
     mixture_temperature: Fraction | None = None
-    """Exponent in the share of a corpus, by default `data.mixture_temperature`."""
+    """Exponent of a corpus's size: its share of the phase is proportional to weight x size^exponent.
+
+    By default, `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
     """Number of steps with fewer rows at the start: 1/8, 1/4 and 1/2 of `batch_size`, in three
     equal parts. If it exceeds the steps of the phase, a tenth of these steps is used."""

@@ -118,8 +118,8 @@ class DistillationConfig(Bounded, section="distil"):
         }
         if any(width % count for width in widths):
             raise UserError(
-                f"distil.relation_heads is {count}; it must divide the widths of queries "
-                f"and keys of student and teacher: {', '.join(map(str, sorted(widths)))}"
+                f"distil.relation_heads is {count}; it must divide all widths of queries and keys "
+                f"in the student and the teacher: {', '.join(map(str, sorted(widths)))}"
             )
         return count
 

@@ -55,7 +55,7 @@ class Metric:
     short: str = ""
     """Name in printed lines and tables. If empty, lines and plots do not show the metric."""
     floor: str = ""
-    """Name of another evaluation result, the score of the best constant answer; may be empty."""
+    """Name of the evaluation result that holds the score of the best constant answer, if any."""
     baseline: str = ""
     """Description of `Objective.baseline`. Only the first metric has one."""
 

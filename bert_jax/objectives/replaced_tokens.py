@@ -150,7 +150,7 @@ class ReplacedTokens(Objective):
         }
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Sum losses (nats), right answers and counts of both models over the rows."""
+        """Sum the losses (nats), correct predictions and counts of both models over the rows."""
         generator = generator_params(params)
         logits = self.proposed_logits(generator, rows, seed, layout)
         sums = judged_sums("mlm", *cross_entropy(logits, rows["labels"]), rows["weights"])
@@ -243,7 +243,7 @@ def replace_tokens(
 def detection_sums(
     logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"], is_real: Bool[Array, "B L"]
 ) -> Scalars:
-    """Sum binary cross entropy (nats), right answers and counts over the real tokens."""
+    """Sum binary cross entropy (nats), correct predictions and counts over the real tokens."""
     loss = jax.nn.softplus(jnp.where(is_replaced, -logits, logits))
     answer = logits > 0
     total = lambda values: jnp.sum(jnp.where(is_real, values, 0).astype(jnp.float32))  # noqa: E731

@@ -55,7 +55,7 @@ class Rows:
     """Weight of each example in the loss, above 0; None means that every weight is 1."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if a list has too few or too many entries."""
+        """Raise a ValueError if `group` does not divide the rows, or if lengths differ."""
         if self.group < 1 or len(self.tokens) % self.group:
             raise ValueError(f"{len(self.tokens)} rows do not fill groups of {self.group}")
         for name in ("second_start", "text_ids"):

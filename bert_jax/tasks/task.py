@@ -230,7 +230,7 @@ class Split(ABC):
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Compute the scores of finite outputs; by default, use the data from `_examine`."""
+        """Compute the scores of finite outputs, here with the score function of `_examine`."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
@@ -256,7 +256,7 @@ class Split(ABC):
         return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
 
     def _stacked(self, outputs: Outputs, *shape: int, dtype: Any = np.float64) -> np.ndarray:
-        """Return the outputs as an array; a `ValueError` if their first axes are not `shape`."""
+        """Return the outputs as an array; raise a ValueError unless `shape` begins their shape."""
         found = np.asarray(outputs, dtype)
         if found.shape[: len(shape)] != shape:
             raise ValueError(

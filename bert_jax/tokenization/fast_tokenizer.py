@@ -244,7 +244,7 @@ class FastTokenizer(Tokenizer):
 
 
 def _spelling(token: AddedToken, byte_level: bool) -> str:
-    """Write an added token, with the space that it includes if any, in vocabulary characters."""
+    """Return an added token as the vocabulary spells it; with `lstrip`, it begins with a space."""
     if not byte_level:
         return SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

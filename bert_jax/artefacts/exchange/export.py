@@ -113,7 +113,7 @@ def export(
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
-            f"the license is {license[:80]!r}; it must be an abbreviation that the Hub uses, such "
+            f"the license is {license[:80]!r}; it must be a license identifier of the Hub, such "
             "as apache-2.0, cc-by-4.0, other or unknown"
         )
     name = name or Path(source).absolute().name

@@ -149,7 +149,10 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the prefix, such as "bert.", that a class without a head omits from names, or ""."""
+    """Return the prefix that tensor names lack in the family's class without a head, or "".
+
+    `BertModel` has `encoder.layer...`, for example, where `BertForMaskedLM` has `bert.encoder...`.
+    """
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
 

@@ -69,7 +69,7 @@ class Adapter:
                 continue
             found[there] = arrays[there].astype(np.float32) + np.float32(scale) * (b @ a)
         if wrong:
-            raise UserError(f"{self.directory} adapts another model: {first_few(wrong)}")
+            raise UserError(f"{self.directory} was made for another base model: {first_few(wrong)}")
         return found | {_name_in(arrays, name): array for name, array in self.tensors.items()}
 
 

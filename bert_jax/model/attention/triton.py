@@ -196,7 +196,7 @@ def _call(
 
 
 def _forward_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, out_ref, log_sum_ref):
-    """Attend from one block of queries to all keys, with a running softmax."""
+    """Attend from one block of queries to the keys that it sees, with a running softmax."""
     q, ids = refs["q"][...], refs["q_ids"][...]
     first = pl.program_id(0) // heads * tile.own
 

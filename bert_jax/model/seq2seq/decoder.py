@@ -48,11 +48,11 @@ class Source(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Keys and values of one layer, for the source tokens or for the target tokens of all beams.
+    """Cached keys and values of one layer, for G heads of width D.
 
-    Each of G heads of width D has one slot per token: S source tokens or S = T * K target tokens.
-    The K tokens that the beams write in one step are adjacent, and stay there when beams are
-    reordered.
+    Cross-attention caches the S source tokens. Self-attention caches the target tokens of all K
+    beams, where S is K times the number of steps: step t writes the slots from t * K on. Reordering
+    the beams moves no slots; the mask `Visible.target` says which slots belong to a beam.
     """
 
     keys: Float[Array, "B G D S"]

@@ -30,8 +30,8 @@ def read_columns(
 ) -> list[TaggedExample]:
     """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
-    If the first word's line has a tab, single tabs separate columns, and a word may contain spaces;
-    otherwise runs of spaces separate them. Quotes have no meaning, and a no-break space is part of
+    If the line of the first word contains a tab, single tabs separate columns, and a word may
+    contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a no-break space is part of
     a word.
 
     Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
@@ -39,8 +39,9 @@ def read_columns(
     skipped. Set it only if no word begins with it; some words of CoNLL-2003 begin with `#`.
 
     Raises:
-        UserError: the file is missing or not UTF-8, or has no words or no such column; or a line
-            has an unusual number of columns, an empty word or tag, or no prefix (all are counted).
+        UserError: the file is missing, is not UTF-8, has no words, or lacks a requested column; or
+            lines have an unusual number of columns, an empty word or tag, or a word without
+            `token_prefix` (the message says how many lines).
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

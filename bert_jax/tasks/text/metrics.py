@@ -88,7 +88,7 @@ def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, fl
 METRICS: Mapping[HeadKind, Callable[[ArrayLike, ArrayLike], dict[str, float]]] = {
     "single_label": class_metrics, "multi_label": label_set_metrics, "regression": correlations,
 }  # fmt: skip
-"""Functions of (labels, predictions) that compute metrics, by kind of head; higher is better."""
+"""Metrics by kind of head: functions of (labels, predictions). Higher values are better."""
 
 
 def _pair(

@@ -88,7 +88,7 @@ class HeldOut(Scorer):
     every: int = 0
     """Number of steps between two evaluations; 0 means that only `marks` are evaluated."""
     marks: Collection[int] = ()
-    """Last steps of the phases, after which the run is evaluated, too."""
+    """Steps at which phases end. The run is also evaluated after these steps."""
 
     @cached_property
     def _steps(self) -> list[Callable[[Any, Batch], Forward]]:

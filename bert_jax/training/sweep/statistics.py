@@ -2,8 +2,8 @@
 
 A single run on a small task says little: the score depends on the seed (Dodge et al. 2020), and
 some runs end no better than a constant prediction (Mosbach et al. 2021). So statistics cover many
-runs, and two initialisations are compared at equal seeds and learning rates. A run without a finite
-score is called lost, and counts as worse than every other run.
+runs, and two initialisations are compared at equal seeds, both at equal learning rates and at the
+best rate of each. A run without a finite score is called lost, and counts as the worst run.
 """
 
 import math

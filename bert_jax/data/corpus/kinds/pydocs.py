@@ -66,7 +66,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring as paragraphs, each a list of sentences.
 
     Doctests, code, tables, directives, types of parameters, headings, lists of references and
-    sentences that are mostly code are left out. A paragraph is split where a sentence was left out,
+    sentences that are not prose (see `is_prose`) are left out. A paragraph is split where a sentence was left out,
     so that consecutive sentences of the result were consecutive in the text.
     """
     paragraphs = []
@@ -144,7 +144,7 @@ def _blocks(text: str) -> list[str]:
             if _indent(line) > literal:
                 continue
             literal = None
-        if _UNDERLINE.match(following.strip()) and len(following.strip()) >= 3 and len(line) < 80:
+        if _UNDERLINE.match(following.strip()) and len(line) < 80:
             flush()
             skipping = line.strip().lower() in _SKIPPED_SECTIONS
             continue
