@@ -126,6 +126,13 @@ def test_every_field_is_listed_with_its_default():
     assert "one of nsp, sop, none" in text
 
 
+def test_a_field_of_several_values_says_how_they_are_written():
+    said = "      several values are separated by commas: 2e-5,3e-5"
+    lines = fields_help(FinetuneConfig()).splitlines()
+    where = lines.index(next(line for line in lines if "--config.sweep.learning_rates" in line))
+    assert said in lines[where : where + 6]
+
+
 @pytest.mark.parametrize("cls", [PretrainConfig, FinetuneConfig])
 def test_what_is_listed_can_be_pasted(tmp_path, cls):
     """Each line sets its default: None, several values and the entries of phases included."""

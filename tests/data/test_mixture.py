@@ -84,6 +84,19 @@ def test_rows_of_one_time_come_from_the_windows_of_all_corpora():
     assert PhaseRows(corpora, Mixing([1.0, 1.0], key=0)).most_shards == 5
 
 
+def test_the_next_window_is_planned_ahead_once():
+    planned = []
+    order = SimpleNamespace(
+        window=1, num_windows=3, places=lambda numbers: numbers,
+        window_of=lambda number: number // 10, shards_of=lambda window: [f"shard {window}"],
+    )  # fmt: skip
+    rows = SimpleNamespace(prepare=planned.append, batch=lambda places: {})
+    phase = PhaseRows([CorpusRows("", rows, order)], None)
+    for first in range(0, 16, 4):
+        phase.batch(np.arange(first, first + 4))
+    assert planned == [["shard 1"], ["shard 2"]]
+
+
 def test_weights_by_temperature():
     stores = (ONE, TWO)
     assert weights_of(stores, (2.0, 1.0), 0.0) == (2, 1)

@@ -1,5 +1,6 @@
 """Directories that appear complete or not at all, when a signal comes while one is made."""
 
+import errno
 import os
 import shutil
 import signal
@@ -89,6 +90,23 @@ def test_interrupted_replacement_is_undone(tmp_path):
     shutil.copytree(tmp_path / "out", tmp_path / "out.old-1234")
     fill(tmp_path / "out", "second", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_another_user_left_is_kept(tmp_path, monkeypatch):
+    """Its lock cannot be opened: the user's process may live."""
+    left = tmp_path / "out.tmp-1"
+    left.mkdir()
+    (left / staging._LOCK).touch()
+    before = os.open
+
+    def refused(path, *arguments, **options):
+        if Path(path).parent == left:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return before(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    fill(tmp_path / "out", "first")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", left.name]
 
 
 def test_signals_do_not_wait_in_other_threads(tmp_path):

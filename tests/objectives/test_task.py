@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.objectives.task import HEADS, ClassLoss
+from bert_jax.model.config import ModelConfig
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.rows import NO_LABEL
 
 RNG = np.random.default_rng(0)
@@ -54,6 +56,13 @@ def test_sum_and_count_of_each_objective(objective):
     losses = np.asarray(jax.jit(head.losses)(np.float32(logits), labels, SEGMENT_IDS))
     np.testing.assert_allclose(np.sum(losses * counted), sum(expected), rtol=1e-5)
     assert np.sum(counted) == len(expected)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_without_labels_do_not_count(kind):
+    rows = {"tokens": SEGMENT_IDS, "segment_ids": SEGMENT_IDS, "weights": WEIGHTS}
+    objective = TaskObjective(ModelConfig(), TaskHeadConfig("classification"), kind)
+    assert objective.counts(rows)["count"] == 0
 
 
 CLASSES = ["single_label", "multi_label", "tags"]

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 from made_plans import made_plan
 
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
-from bert_jax.plan import planner, search, topology
+from bert_jax.plan import output, planner, search, topology
 
 
 class Answer(NamedTuple):
@@ -97,6 +98,22 @@ def test_comparison_and_picture(run: Run, tmp_path):
     table = answer.out.splitlines()[-3:]
     assert [row.split()[0] for row in table] == ["topology", "v5e:4x4", "v6e:16x16"]
     assert where.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_many_plans_hides_none(run: Run, tmp_path, monkeypatch):
+    """Names do not overlap; the colours are explained below the bars."""
+    figures: list[Any] = []
+    monkeypatch.setattr(output, "write_picture", lambda figure, path: figures.append(figure))
+    places = [f"--topology=v5e:{n}x{n}" for n in (4, 8, 16)]
+    assert run(*places, "--phase=all", f"--plot={tmp_path / 'x.png'}").code == 0
+    (figure,) = figures
+    figure.draw_without_rendering()
+    names = [each.get_window_extent() for each in figure.axes[0].get_yticklabels()]
+    assert len(names) == 6
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(names))
+    for axes in figure.axes:
+        colours = axes.get_legend().get_window_extent()
+        assert 0 <= colours.y0 < colours.y1 <= axes.get_window_extent().y0
 
 
 def test_what_does_not_fit_and_what_does(run: Run):

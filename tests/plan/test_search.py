@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from bert_jax.config.command_line import load_config
@@ -270,3 +271,17 @@ def test_the_pace_of_two_layers_is_that_of_the_whole_model(monkeypatch, layers, 
     monkeypatch.setattr(Planner, "plan", plan)
     planner.pace(settings_of(config, 0, 16))
     assert set(depths) == {first}
+
+
+def test_a_mesh_is_possible_if_its_axes_multiply_to_the_devices(monkeypatch):
+    """The eight CPU devices of the tests stand for those of the slice."""
+    monkeypatch.setattr("bert_jax.plan.planner.devices", lambda topology: jax.devices())
+    config = with_batch(256)
+    planner = Planner(config, 0, parse_topology("v5e:2x4"), cache=None)
+    settings = settings_of(config, 0, 8)
+    found = [
+        fsdp
+        for fsdp in range(1, 9)
+        if planner._mesh_is_possible(dataclasses.replace(settings, fsdp=fsdp, tensor=2))
+    ]
+    assert found == [1, 2, 4]

@@ -1,6 +1,7 @@
 """The chain from an export to the text it came from, in directories that are moved and changed."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from small_run import TOKENIZER, small_config
 from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
-from bert_jax.artefacts.saved.ancestors import RECORD, Ancestor
+from bert_jax.artefacts.saved.ancestors import RECORD, Ancestor, weights_entry
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
@@ -224,6 +225,17 @@ def test_the_content_is_compared_with_what_the_descendant_recorded(
     said = said * 64 if len(said) == 1 else said
     state, said = _compared(ancestor, state, said)
     assert (state, said.replace("a" * 12, "a").replace("b" * 12, "b")) == expected
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_files_of_weights_have_one_digest(tmp_path: Path, count: int) -> None:
+    """The digest of a list that `sha256sum` would print; a renamed file is another model."""
+    files = [tmp_path / f"{n}.safetensors" for n in range(count)]
+    for path in files:
+        path.write_text(path.stem)
+    lines = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    expected = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    assert weights_entry("it", reversed(files))["digest"] == expected
 
 
 def test_the_directory_itself_needs_no_record() -> None:

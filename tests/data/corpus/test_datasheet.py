@@ -95,6 +95,13 @@ def test_a_corpus_of_an_older_version_has_a_datasheet_too() -> None:
     assert "None: neither a filter" in text
 
 
+def test_the_datasheet_names_the_splitter_of_text_and_none_of_pairs() -> None:
+    header = {"splitter": "rules"}
+    said = "The splitter `rules` made the sentences."
+    assert said in datasheet({"train": header})
+    assert said not in datasheet({"train": {**header, "pairs": True}})
+
+
 @pytest.mark.parametrize("name", ["a|b", "a\nb", "`a`"])
 def test_names_cannot_break_the_tables(tmp_path: Path, name: str) -> None:
     source = {"name": name, "bytes": 1, "sha256": "ab"}

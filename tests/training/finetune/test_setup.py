@@ -57,6 +57,11 @@ def test_a_run_of_too_many_steps_is_refused(files, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_distillation_without_a_teacher_is_refused(files):
+    with pytest.raises(UserError, match=r"section distil is set, but distil\.teacher is empty"):
+        set_up(small_config(files, distil__temperature=3.0))
+
+
 def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):
     class Said(BaseException):
         """Ends the run before its first step."""
