@@ -69,7 +69,7 @@ class PhaseConfig:
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora of the phase and their weights, by default `data.mixture`."""
     mixture_temperature: Fraction | None = None
-    """Exponent of a corpus's size: its share of the phase is proportional to weight x size^exponent.
+    """Exponent of the sizes of corpora: shares are proportional to weight x size^exponent.
 
     By default, `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0

@@ -31,8 +31,8 @@ def read_columns(
     """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
     If the line of the first word contains a tab, single tabs separate columns, and a word may
-    contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a no-break space is part of
-    a word.
+    contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a
+    no-break space is part of a word.
 
     Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment` (if set) are

@@ -66,8 +66,8 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring as paragraphs, each a list of sentences.
 
     Doctests, code, tables, directives, types of parameters, headings, lists of references and
-    sentences that are not prose (see `is_prose`) are left out. A paragraph is split where a sentence was left out,
-    so that consecutive sentences of the result were consecutive in the text.
+    sentences that are not prose (see `is_prose`) are left out. A paragraph is split where a
+    sentence was left out, so that consecutive sentences of the result were consecutive in the text.
     """
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring)):
