@@ -390,7 +390,7 @@ class ParsingConfig(FileTaskConfig):
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
     """Relations in the order of the model's outputs. If empty, the relations of the training file
-    are used. An unlisted relation is an error in the training file and counts as wrong in others."""
+    are used. An unlisted relation is an error in the training file and wrong in other files."""
 
 
 TaskConfig.VARIANTS = {
