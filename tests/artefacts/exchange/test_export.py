@@ -97,6 +97,11 @@ def test_an_export_is_whole_and_proven(source, tmp_path, capsys):
     assert named["model_max_length"] == 40
 
 
+def test_the_file_of_weights_says_that_its_names_are_those_of_pytorch(source):
+    with safetensors.safe_open(source / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
 def test_padded_rows_are_trimmed_and_values_in_them_do_no_harm():
     saved = model_of("pretraining")
     saved.params["encoder"]["embeddings"]["token"][saved.config.vocab_size :] = 9

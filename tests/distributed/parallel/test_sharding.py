@@ -158,6 +158,9 @@ def test_batch_sizes():
         check_batch_size(24, mesh, accumulation=4)
     with pytest.raises(UserError, match=r"phases\[1\].batch_size is 2; .*4 would work"):
         check_batch_size(2, mesh, where="phases[1].batch_size")
+    for size in (0, -4):
+        with pytest.raises(UserError, match=f"batch_size is {size}; .*: 4 would work"):
+            check_batch_size(size, mesh)
 
 
 def test_batches_are_split_over_data_and_fsdp():

@@ -79,6 +79,12 @@ def test_trip_counts(start, end, step, direction, operation, expected, monkeypat
     assert trips(text) == expected
 
 
+@pytest.mark.parametrize("part", ["cond", "body"])
+def test_a_loop_with_a_part_that_is_not_there_has_an_unknown_length(part):
+    text = LOOP.format(start=0, end=12, step=1, direction="LT", operation="add")
+    assert trips(text.replace(f"=%{part}", "=%elsewhere")) is None
+
+
 def test_trip_count_through_fusions_copies_and_the_state():
     """The bound is an element of the state, condition and increment are fused."""
     text = """

@@ -251,6 +251,12 @@ def test_mistakes_are_the_surest_first():
     assert len(shortened("a" * 10_000)) < 700
 
 
+def test_only_the_middle_of_a_long_text_is_cut_out():
+    longest = "b" * 300 + "e" * 300
+    assert shortened(longest) == longest
+    assert shortened(f"{longest[:300]}middle{longest[300:]}") == "b" * 300 + " … " + "e" * 300
+
+
 def test_labels_and_texts_stay_text():
     label = "a|b\x1b[31m`<img src=http://x>\u202e![p](http://x)\u200d"
     report_figure(

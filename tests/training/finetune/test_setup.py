@@ -15,9 +15,11 @@ from bert_jax.artefacts.saved.model import digest_of
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
+from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.settings import Schedule, encoder_of
 from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.finetune.start import read_inits
 from bert_jax.training.finetune.train import finetune
 
 
@@ -60,6 +62,21 @@ def test_a_run_of_too_many_steps_is_refused(files, tmp_path):
 def test_distillation_without_a_teacher_is_refused(files):
     with pytest.raises(UserError, match=r"section distil is set, but distil\.teacher is empty"):
         set_up(small_config(files, distil__temperature=3.0))
+
+
+def test_a_baseline_has_the_tokenizer_of_init(files):
+    saved = small_saved("mlm")
+    models = {files["init"]: saved, "other": saved}
+    config = small_config(files, sweep__baseline="other")
+
+    def read(name, encoder_only):
+        return models[name]
+
+    assert list(read_inits(config, read)[1]) == list(models)
+    cased = WordPieceTokenizer(saved.tokenizer.vocab, WordPieceOptions(lowercase=False))
+    models["other"] = dataclasses.replace(saved, tokenizer=cased)
+    with pytest.raises(UserError, match=r"baseline other differs from init \(the tokenizers\)"):
+        read_inits(config, read)
 
 
 def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):

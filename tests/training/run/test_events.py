@@ -1,5 +1,7 @@
 import json
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 from full_disk import files_of_at_most
 
@@ -99,3 +101,12 @@ def test_a_run_records_what_the_choice_of_attention_costs(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "scores in float32", "after the run",
     ]  # fmt: skip
+
+
+def test_a_save_first_flushes_the_metrics_and_confirms_the_lease(tmp_path):
+    done = []
+    work = replace(open_workdir(str(tmp_path)), confirm=lambda: done.append("lease"))
+    session = Session(work, stall_seconds=0.0)
+    session.out = SimpleNamespace(sync=lambda: done.append("metrics"))
+    with session.saving("a save"):
+        assert done == ["metrics", "lease"]

@@ -286,6 +286,20 @@ def test_duplicates_are_dropped_across_shards(texts, tmp_path, shard_bytes):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == CORPUS
 
 
+def test_what_was_read_for_duplicates_is_not_read_again(texts, tmp_path, monkeypatch):
+    recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
+
+    def ends_early(*_):
+        raise UserError("the machine goes down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_build, "make_shard", ends_early)
+        with pytest.raises(UserError, match="goes down"):
+            build(texts, tmp_path / "out", recipe)
+    monkeypatch.setattr(shard_build, "scan", lambda *_, **__: pytest.fail("read again"))
+    build(texts, tmp_path / "out", recipe)
+
+
 @pytest.mark.parametrize("filters", [(), ("words=999:",)])  # of the build before
 def test_a_shard_is_made_again_where_other_documents_are_duplicates_now(
     tmp_path, monkeypatch, filters
