@@ -126,7 +126,7 @@ def open_workdir(path: str | Path) -> WorkDir:
 
 
 class _Mirror:
-    """A local copy of the small files below a URL."""
+    """A local copy of the files under a URL, except the checkpoints."""
 
     def __init__(self, url: str):
         self._url, self.files = url, file_system(url)

@@ -178,7 +178,7 @@ class SelfAttention(Attention):
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
     ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
-        """Compute queries (at `places`, if given) and keys, rotated if `letter` has rotations."""
+        """Compute queries (at `places`, if given) and keys, rotated if layers `letter` rotate."""
         query, key = self.query(_taken(x, places)), self.key(x)
         if letter in context.rotations:
             cos, sin = context.rotations[letter]

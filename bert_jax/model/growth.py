@@ -130,7 +130,10 @@ def _copies(sources: np.ndarray) -> np.ndarray:
 
 
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
-    """Return the old layer that each new layer copies; halves are rounded to even, as in Python."""
+    """Return, for each new layer, the number of the old layer that it copies.
+
+    That layer has the same relative depth, rounded as `round` does (a half goes to even).
+    """
     ratio = old.num_layers / new.num_layers
     nearest = [round(layer * ratio) for layer in range(new.num_layers)]
     return np.minimum(nearest, old.num_layers - 1)

@@ -150,9 +150,10 @@ class FastTokenizer(Tokenizer):
         return [np.array(each.ids, np.int32) for each in found]
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each word after a space, as Transformers does with `add_prefix_space`.
+        """Encode each word as if a space preceded it, like `add_prefix_space` in Transformers.
 
-        A word that is an added token, or begins with one, gets no space.
+        With a plain byte-level pre-tokenizer, as in GPT-2, a word that is an added token or begins
+        with an added token gets no space.
         """
         if self._spaced is None:
             return super().encode_words(words)

@@ -96,6 +96,6 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
 
 
 def _begins_with_run(terms: list[_Term], atom: str) -> bool:
-    """Return true if an alternative's first required part is a run of `atom`."""
+    """Return true if the first required term is `atom`, repeated without limit."""
     first = next((term for term in terms if term.required), None)
     return first is not None and first.unbounded and first.atom == atom

@@ -108,7 +108,7 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return true if a class of Transformers computes an encoder."""
+    """Return true if a model has a class, in Transformers or ours (see `class_name`)."""
     return class_name(saved) != "none"
 
 

@@ -1,1 +1,1 @@
-"""Checkpoint formats of other libraries: names of parameters, fields and layouts of files."""
+"""Checkpoint formats of other libraries: parameter names, configuration fields, file layouts."""

@@ -183,7 +183,7 @@ def decoder_of(decoder: str, bias: str) -> tuple[Entry, ...]:
 
 
 def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
-    """Convert a field's value for the field `ours` of `ModelConfig`.
+    """Convert the value of a field of the file to a value of the `ModelConfig` field `ours`.
 
     A value that does not fit becomes None, and `wrong` gets an entry that says what would fit.
     """

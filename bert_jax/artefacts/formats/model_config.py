@@ -18,7 +18,7 @@ from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 
 _REQUIRED = {"vocab_size", "num_positions", "hidden_dim", "num_layers", "num_heads", "mlp_dim"}
-"""Fields that a file of a modern family must have."""
+"""Our fields that a `config.json` must set, unless its family is like BERT (`Family.like_bert`)."""
 _LETTERS = {"full_attention": "G", "sliding_attention": "L"}
 _THETAS = (
     ("full_attention", "global_rope_theta", "rope_theta", 160_000.0),

@@ -86,7 +86,7 @@ def evaluate_pairs(
 
 
 def translation_lines(found: dict[str, Any]) -> list[str]:
-    """Format the result of `evaluate_pairs` for people."""
+    """Format the result of `evaluate_pairs` as readable lines."""
     lines = [f"{found['pairs']:,} pairs, step {found['step']:,}"]
     for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         signature = found[f"{name}_signature"]

@@ -71,7 +71,11 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read and decompress a file of at most `max_bytes`. Errors are UserErrors."""
+    """Return the content of a file, decompressed if its suffix says so.
+
+    Raises:
+        UserError: The decompressed content exceeds `max_bytes`, or the data are damaged.
+    """
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()

@@ -42,9 +42,9 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
     If `is_impossible` is true, the question has no answer (`answers=()`). Otherwise, a question
     that lists no answers has `answers=None`: they are unknown, as in SQuAD's test set.
 
-    `misplaced` is the treatment of answers that are not at their offsets. `fail`: an error. `skip`:
-    the answer is left out, and so is a question with no other answer. `keep`: the answer stays for
-    scores, which compare only texts; a question with no answer at its offset is not trained on.
+    `misplaced` says what happens to answers that are not at their offsets. `fail`: an error.
+    `skip`: they are left out, and so is a question with no other answer. `keep`: they are kept for
+    scores, which need no offsets; a question with no answer at its offset is not trained on.
 
     Raises:
         UserError: the file cannot be read, has no questions, or has faults; the message counts the

@@ -180,8 +180,8 @@ class SpanTask(Task[SquadConfig]):
 def _saved_threshold(scores: SplitScores) -> float:
     if _THRESHOLD not in scores:
         raise UserError(
-            f"the saved scores have no {_THRESHOLD}, which decides that a question has no answer; "
-            "evaluate the model on a file with answers first"
+            f"the saved scores have no {_THRESHOLD}, which is needed to decide whether a question "
+            "has an answer; evaluate the model on a file with answers first"
         )
     return scores[_THRESHOLD]
 

@@ -150,7 +150,9 @@ def score_range(scores: Sequence[float | None]) -> str:
 
 
 def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
-    """Compute the goal of a run: at most about 5% of guesses without reading the text exceed it.
+    """Compute the goal of a run: the score that a trial must exceed to count as having learned.
+
+    A model that guesses without reading the text exceeds the goal in at most about 5% of cases.
 
     Such guesses have an expected score of at most `constant_score`; for macro F1, labels drawn as
     often as they occur give 1 / `num_labels`. The goal is the 95% quantile of a binomial proportion

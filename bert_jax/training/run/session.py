@@ -34,7 +34,7 @@ _asked = itertools.count(1)  # JAX needs consecutive numbers; step numbers may j
 
 
 class StopRequest:
-    """Context manager that stops a run after the current step at SIGTERM or SIGINT (Ctrl-C).
+    """Context manager: on SIGTERM or SIGINT (Ctrl-C), the run stops after the current step.
 
     A second signal ends the process at once. If there are several processes, JAX's preemption
     service watches for SIGTERM instead: a signal to one process stops all processes after the same

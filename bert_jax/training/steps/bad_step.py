@@ -102,7 +102,7 @@ class Comparison:
 def compute_again(
     train_step: Any, state: Any, batch: Any, first: Mapping[str, np.ndarray]
 ) -> Comparison:
-    """Compute the step that halted the run a second time, and compare the metrics.
+    """Repeat the step that halted the run, and compare its metrics with the first result.
 
     All processes must call this function. The halted step returned `state`, which is donated here,
     and the metrics `first`; `batch` is the batch of this step.

@@ -572,6 +572,15 @@ def test_one_run_that_diverges_stops(files, tmp_path, capsys):
     assert "the loss of batch 1 is nan" in capsys.readouterr().out
 
 
+def test_a_run_of_a_sweep_that_diverges_fails_once_and_the_others_go_on(files, tmp_path):
+    rates = {"learning_rates": (1e30, 3e-4)}
+    config = small_config(files, sweep=rates, training__num_epochs=1.0)
+    assert finetune(config, tmp_path / "work", echo=quiet).finished
+    bad = [e for e in read_events(tmp_path / "work" / "events.jsonl") if e["kind"] == "bad_step"]
+    assert [(event["trial"], event["batch"]) for event in bad] == [(0, 1)]
+    assert bad[0]["message"].endswith("this run has failed")
+
+
 def test_a_run_that_skips_its_bad_steps_ends(files, tmp_path):
     config = small_config(
         files, optimizer__learning_rate=1e30, guard={"on_bad_step": "skip", "max_skips": 99}

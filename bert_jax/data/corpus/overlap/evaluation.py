@@ -135,7 +135,7 @@ def _glue(directory: Path, spec: str) -> EvaluationSet:
             )
     if not paths:
         known = ", ".join(task.directory for task in TASKS.values())
-        raise UserError(f"{spec!r}: {directory} has no directory of a GLUE task ({known}).")
+        raise UserError(f"{spec!r}: {directory} has no dev or test file of a task ({known}).")
     return _set(f"glue:{directory.resolve().name}", paths, examples)
 
 
