@@ -49,7 +49,7 @@ class Prepared(Generic[Example]):
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """What happened to the examples that were cut, as the warning puts it."""
+    """Words of the warning that say what happened to these examples."""
 
 
 class Cuts:

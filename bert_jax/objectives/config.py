@@ -31,7 +31,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 
 class Given(NamedTuple):
-    """What an objective needs besides its section: other settings, and facts about the corpus."""
+    """Settings of other sections, and facts about the corpus, that an objective needs."""
 
     model: ModelConfig
     masking: MaskingConfig

@@ -196,7 +196,7 @@ def test_a_local_layer_shows_its_window(browser, tmp_path):
     assert "Grey" not in texts(browser, "#map-note")[0]
     browser.hover('#overview [data-layer="2"][data-head="0"]', click=True)
     assert texts(browser, "#layer-number") == ["3 of 3, local"]
-    assert texts(browser, "#map-note")[0].endswith("a token sees 3 tokens on each side.")
+    assert "a token sees 3 tokens on each side, and" in texts(browser, "#map-note")[0]
     pixels = browser.run(
         "['#map-canvas', '#overview [data-layer=\"2\"][data-head=\"0\"] canvas'].map(name => "
         "document.querySelector(name).getContext('2d').getImageData(0, 0, 10, 1).data[4 * 9 + 3])"

@@ -110,7 +110,7 @@ def test_too_little_text_is_said(caplog):
     with caplog.at_level(logging.WARNING):
         made = train_bytelevel(["ab ab"], 300)
     assert made.vocab_size < 300
-    assert "of 300 tokens: no remaining pair occurs 2 times" in caplog.text
+    assert "of the 300 tokens that were asked for: no remaining pair occurs 2 times" in caplog.text
 
 
 def test_from_the_command_line(tmp_path, capsys):

@@ -143,7 +143,7 @@ def test_a_classifier_is_written_under_the_family_that_computes_it(tmp_path):
     [
         ("pretraining", {}, r"embeddings of width 8 with layers of width \d+ have no head for"),
         ("mlm", {"activation": "relu"}, "model.activation is relu, but the masked-LM head"),
-        ("class", {}, "its pooler has tanh, but no class of Transformers computes"),
+        ("class", {}, "its pooler has tanh, but no class of Transformers"),
     ],
 )
 def test_an_electra_is_written_only_as_its_classes_compute(tmp_path, kind, changes, said):

@@ -219,8 +219,8 @@ def test_a_bert_stays_as_it_is():
         ({"model_type": "electra", "embedding_size": "8"}, "embedding_size is '8'; it must be"),
         ({"model_type": "electra", "embedding_size": 0}, "embedding_size is 0; it must be from 1"),
         ({"model_type": "roberta", "pad_token_id": 200}, "positions begin after the padding id"),
-        ({"model_type": "roberta", "pad_token_id": True}, "pad_token_id True"),
-        ({"model_type": "roberta", "max_position_embeddings": "9"}, "is '9' and pad_token_id 1"),
+        ({"model_type": "roberta", "pad_token_id": True}, "pad_token_id is True"),
+        ({"model_type": "roberta", "max_position_embeddings": "9"}, "is '9' and pad_token_id is 1"),
     ],
 )  # fmt: skip
 def test_what_is_refused(changes, said):

@@ -70,7 +70,7 @@ def test_defaults_and_fields_of_heads():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
+        ({"model_type": "roberta"}, "model_type is 'roberta', and this class is not read directly"),
         ({"model_type": None}, 'add "model_type": "bert"'),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; it must be one of gelu, gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act is a list of 1"),

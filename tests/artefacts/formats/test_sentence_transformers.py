@@ -140,8 +140,8 @@ def test_what_is_not_computed_is_named(copy, file, fields, message):
     [
         (2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Pooling, Dense;"),
         (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "the model's own code"),
-        (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "path of its folder"),
-        (1, {"type": 5}, "path of its folder"),
+        (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "of its folder"),
+        (1, {"type": 5}, "of its folder"),
     ],
 )
 def test_modules_that_are_not_read(copy, place, module, message):

@@ -367,7 +367,7 @@ def test_corrupt(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a"', "line 2: not JSON: .*starts '{\"text"),
+        ('{"text": "a"', "line 2: not JSON: .*starts with '{\"text"),
         ("[1, 2]", "line 2: a JSON array, not an object with a field 'text'"),
         ('"text"', "line 2: a JSON string"),
         ("null", "line 2: a JSON null"),

@@ -411,7 +411,11 @@ def test_several_labels(tmp_path):
     data = read_texts(put(tmp_path / "a.csv", "text,label\na,x; y\nb,\nc,z;x\n"), columns)
     assert data.labels == LabelSet(("x", "y", "z"))
     assert [e.label for e in data.examples] == [(0, 1), (), (0, 2)]
-    for wrong, message in [("x;x", "twice"), ("x;;y", "is empty"), ("x;q", "'q' is not known")]:
+    for wrong, message in [
+        ("x;x", "repeat a label"),
+        ("x;;y", "is empty"),
+        ("x;q", "'q' is not known"),
+    ]:
         path = put(tmp_path / "b.csv", f"text,label\na,{wrong}\n")
         with pytest.raises(UserError, match=f"line 2: .*{message}"):
             read_texts(path, columns, labels=data.labels)

@@ -221,7 +221,7 @@ def test_the_newest_is_the_newest_that_was_read_back(run, tmp_path):
     found = open_branch(str(run.workdir), open_workdir(tmp_path / "new"), EMPTY)
     assert found.record["step"] == 4
     unmark(run.workdir)
-    with pytest.raises(UserError, match=r"has 0 checkpoints that .* saved steps: 2, 4, 6"):
+    with pytest.raises(UserError, match=r"has 0 verified checkpoints.* saved steps: 2, 4, 6"):
         open_branch(str(run.workdir), open_workdir(tmp_path / "new"), EMPTY)
 
 

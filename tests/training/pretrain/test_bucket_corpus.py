@@ -198,7 +198,7 @@ def test_a_damaged_shard_in_a_bucket_is_named(url, corpus, tmp_path, damage):
     message = {
         "missing": "is missing",
         "cut": "has 13,198 bytes, not 13,200",
-        "flipped": "not what",
+        "flipped": "does not match",
     }
     with pytest.raises(UserError, match=rf"shards/00003/tokens.bin: .*{message[damage]}"):
         store.shards[3]
