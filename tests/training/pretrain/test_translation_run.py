@@ -106,7 +106,7 @@ def test_the_model_that_was_saved_translates_and_is_evaluated(whole, corpus, tmp
 def test_a_pairing_that_the_objective_does_not_read_is_refused():
     with pytest.raises(UserError, match=r"pairing is 'nsp'.*'translation' needs.* 'translation'$"):
         translation_config(data={"pairing": "nsp"})
-    with pytest.raises(UserError, match=r"pairing is 'translation'.*'masked_lm' reads.*'none'$"):
+    with pytest.raises(UserError, match=r"pairing is 'translation'.*'masked_lm' needs.*'none'$"):
         small_config(data__pairing="translation")
 
 
