@@ -19,6 +19,9 @@ def attend(*arrays, impl="auto", layout=None, layers=1, **options):
     return attention.attend(Asked(*arrays, **options), impl, layout, layers)
 
 
+jitted = jax.jit(attend, static_argnames=STATIC)
+
+
 def asked_of(queries, keys, head_dim, dtype, rate=0.0, **how):
     """Make a request with arrays of these sizes, of one row and head, that have no values."""
     q, k = (jax.ShapeDtypeStruct((1, n, 1, head_dim), jnp.dtype(dtype)) for n in (queries, keys))

@@ -22,8 +22,8 @@ from bert_jax.model.attention.xla import Asked, visible_keys
 
 _LONGEST_BLOCK = 512
 _MAX_HEAD_DIM = 128
-AMPERE = (8, 0)
-_LEAST_VERSION = {(10, 3): 91100}
+_AMPERE = (8, 0)
+_LEAST_VERSION: dict[tuple[int, int] | None, int] = {(10, 3): 91100}
 """Oldest cuDNN that works on a compute capability, where JAX also accepts older versions."""
 
 
@@ -49,6 +49,14 @@ def local_gpu() -> Gpu:
     )
 
 
+def before_ampere(capability: tuple[int, int] | None) -> str | None:
+    """Name the compute capability that kernels for GPUs need; None if `capability` suffices."""
+    if capability is not None and capability >= _AMPERE:
+        return None
+    has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
+    return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
+
+
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
@@ -62,9 +70,8 @@ def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -
     if queries % 2 or keys % 2:
         return f"even lengths, not {queries} and {keys}"
     capability, version = local_gpu()
-    if capability is None or capability < AMPERE:
-        has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
-        return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
+    if reason := before_ampere(capability):
+        return reason
     least = _LEAST_VERSION.get(capability, 0)
     if version is None or version < least:
         return "cuDNN, which JAX does not find" if version is None else f"cuDNN {least} or later"

@@ -21,9 +21,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, UInt32
 
 from bert_jax.model.attention import library
-from bert_jax.model.attention.fused_plan import LOG2_E
+from bert_jax.model.attention.fused_plan import LOG2_E, NN, product
 from bert_jax.model.attention.xla import MASKED_SCORE, Asked
-from bert_jax.model.counter_hash import hash_u32, threshold_u32
+from bert_jax.model.dropout import keep_at
 from bert_jax.model.layers import differentiable
 
 try:
@@ -34,6 +34,8 @@ except ImportError:  # JAX has announced that it will remove this backend
 _UNIT = 64
 """Divisor that the numbers of queries and of keys must have."""
 _HEAD_DIMS = (16, 32, 64, 128)
+
+_product = partial(product, dimensions=NN)
 
 
 class Tile(NamedTuple):
@@ -90,11 +92,7 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
         return f"lengths that are multiples of {_UNIT}, not {queries} and {keys}"
     if plgpu is None:
         return f"Pallas's Triton backend, which JAX {jax.__version__} lacks"
-    capability = library.local_gpu().capability
-    if capability is None or capability < library.AMPERE:
-        has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
-        return f"an NVIDIA GPU of compute capability 8.0 (Ampere) or later{has}"
-    return None
+    return library.before_ampere(library.local_gpu().capability)
 
 
 def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
@@ -301,8 +299,7 @@ def _kept(plan: Plan, x, names: Names, q_first, kv_first, *, keys_first: bool = 
         keys_first,
     )
     words = names.step[0], names.step[1], names.rows[0], names.heads[0]
-    bits = hash_u32(*words, queries, keys)
-    return jnp.where(bits >= np.uint32(threshold_u32(plan.rate)), x, 0.0)
+    return jnp.where(keep_at(plan.rate, *words, queries, keys), x, 0.0)
 
 
 def _axes(queries, keys, keys_first: bool):
@@ -310,11 +307,6 @@ def _axes(queries, keys, keys_first: bool):
     if keys_first:
         return queries[None, :], keys[:, None]
     return queries[:, None], keys[None, :]
-
-
-def _product(a, b):
-    """Multiply matrices, and sum in float32."""
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
 def _row_products(a, b):

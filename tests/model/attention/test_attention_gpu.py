@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from attending import (
     H100,
-    STATIC,
     B,
     H,
     asked_of,
@@ -21,6 +20,7 @@ from attending import (
     attend,
     dropout_of,
     inputs,
+    jitted,
     value_and_gradients,
 )  # fmt: skip
 
@@ -36,7 +36,6 @@ from bert_jax.model.heads import encode, init_params
 from bert_jax.model.layout import Layout
 
 HAS_GPU = any(d.platform == "gpu" for d in jax.devices())
-jitted = jax.jit(attend, static_argnames=STATIC)
 
 
 @pytest.fixture
@@ -265,6 +264,15 @@ def test_the_local_gpu_is_the_one_that_jax_has(monkeypatch, capability, version,
     assert asked == ["gpu"]
 
 
+def traced_layer(shape, rate, **options):
+    """Make a function of attention's sum, and a query without values, for tracing."""
+    ids = jax.device_put(np.ones(shape[:2], np.int32))
+    options |= dropout_of(rate, rows=shape[0]) | {"q_segment_ids": ids, "kv_segment_ids": ids}
+    options["stream"] = jax.device_put(options["stream"])
+    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    return lambda q: attend(q, q, q, **options).sum(), q
+
+
 SHORT = (2, 128, 2, 16)
 ODD = (2, 160, 2, 16)
 """Rows that no kernel with dropout takes."""
@@ -297,14 +305,7 @@ def test_scores_that_xla_keeps_are_said_once(
     gpu(found)
     monkeypatch.setattr(attention, "platform", lambda layout: platform)
     attention._warn_once.cache_clear()
-    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-    ids = jax.device_put(np.ones(shape[:2], np.int32))
-    options = dropout_of(rate, rows=shape[0])
-    options["stream"] = jax.device_put(options["stream"])
-
-    def layer(q):
-        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options, layers=24).sum()
-
+    layer, q = traced_layer(shape, rate, layers=24)
     jax.eval_shape(layer, q)
     assert caplog.records == [], "nothing is kept where nothing is differentiated"
     for _ in range(2):
@@ -328,14 +329,7 @@ def test_scores_that_xla_keeps_are_said_once(
 def test_where_nothing_is_lost_nothing_is_said(gpu, monkeypatch, caplog, platform, shape, rate):
     monkeypatch.setattr(attention, "platform", lambda layout: platform)
     attention._warn_once.cache_clear()
-    q = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-    ids = jax.device_put(np.ones(shape[:2], np.int32))
-    options = dropout_of(rate, rows=shape[0])
-    options["stream"] = jax.device_put(options["stream"])
-
-    def layer(q):
-        return attend(q, q, q, q_segment_ids=ids, kv_segment_ids=ids, **options).sum()
-
+    layer, q = traced_layer(shape, rate)
     jax.eval_shape(jax.grad(layer), q)
     assert caplog.records == []
 

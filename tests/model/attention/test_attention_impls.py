@@ -20,6 +20,7 @@ from attending import (
     attend,
     dropout_of,
     inputs,
+    jitted,
     value_and_gradients,
 )
 from jax.sharding import PartitionSpec
@@ -31,8 +32,6 @@ from bert_jax.model.attention import fused, fused_plan
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
 from bert_jax.model.rotation import rotation
-
-jitted = jax.jit(attend, static_argnames=STATIC)
 
 
 @partial(jax.jit, static_argnames=(*STATIC, "chunk"))
