@@ -47,7 +47,7 @@ def hash_u64(key: int, counters: np.ndarray) -> np.ndarray:
 def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
     """Turn 64-bit random integers into integers in [0, bound); `bound` is at most 2^32.
 
-    Only the high 32 bits are used. The method is that of Lemire 2019, "Fast random integer
+    Only the high 32 bits are used. The method is from Lemire 2019, "Fast random integer
     generation in an interval", without its rejection step. Therefore the probability of a value has
     a relative error of at most bound / 2^32.
     """

@@ -56,7 +56,7 @@ class PhaseConfig:
     """Peak of the learning rate, by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
     """Shape of the learning rate from the first to the last step of the phase. By default, the
-    schedule of the run continues. The warm-up is always that of the run."""
+    schedule of the run continues. The warm-up is always the run's."""
     end_rate: NonNegative | None = None
     """Learning rate at the end of `decay`, by default `optimizer.end_share` x the phase's peak."""
     rope_theta: Positive | None = None

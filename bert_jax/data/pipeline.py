@@ -298,12 +298,12 @@ class EvalBatches:
 
         Args:
             store: Held-out store.
-            config: Settings, of which pairing, target_length and short_rate are used.
+            config: Settings; only pairing, target_length and short_rate are used.
             length: L.
             batch_size: B, in all processes together.
             max_rows: Largest number of rows. If there are more, a fixed random sample is read.
             process_index, process_count: Slice of each batch to read, and number of slices.
-            seed: Seed of the rows. It differs from that of the training, so that all runs are
+            seed: Seed of the rows. It differs from the seed of training, so that all runs are
                 evaluated on the same rows.
 
         Raises:

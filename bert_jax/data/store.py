@@ -97,7 +97,7 @@ class TokenStore:
 
     @classmethod
     def of(cls, shards: Sequence[Shard], unigram_counts: np.ndarray) -> "TokenStore":
-        """Make a store from shards in memory. Vocabulary and metadata are those of the first."""
+        """Make a store from shards in memory. The first shard gives vocabulary and metadata."""
         first = shards[0]
         sizes = ((each.num_tokens, each.num_sentences, each.num_documents) for each in shards)
         return cls(
@@ -173,7 +173,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute a store's fingerprint from that of its tokenizer and the sha256 of each array."""
+    """Compute a store's fingerprint from the tokenizer's and the sha256 of each array."""
     # Old runs have recorded fingerprints, so these version numbers must never change.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]

@@ -30,7 +30,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelConfig(Bounded, section="model"):
-    """Architecture of an encoder of the BERT family; the defaults are those of BERT-base.
+    """Architecture of an encoder of the BERT family; the defaults describe BERT-base.
 
     Sources: Devlin et al. 2018, section 3, and the `bert_config.json` of the published checkpoints.
     Fields that BERT lacks are from Warner et al. 2024 (ModernBERT), section 2, unless noted.

@@ -50,7 +50,7 @@ def pool_tokens(
 ) -> Float[Array, "B D"]:
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
-    `counts` marks the tokens to pool, all of which must belong to one text. The pooling `weighted`
+    `counts` marks the tokens to pool, which must all belong to one text. The pooling `weighted`
     reads the entry `pooling` of `params`. The caller applies the pooler for `pooler`. The result is
     float32, except that `max` keeps the type of `hidden`.
     """

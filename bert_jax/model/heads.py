@@ -300,7 +300,7 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States before the first layer and after each of N layers; the last are those of `encode`."""
+    """States before the first layer and after each of N layers; the last states equal `encode`."""
     weights: Float[Array, "N B H L L"] | None
     """Attention weights from each token (row) to each token (column); None if not requested."""
 

@@ -273,7 +273,7 @@ class Distilled(Objective):
         return sums
 
     def flops(self, rows: Batch) -> int:
-        """Count the operations per row in a training step, including those of the teacher."""
+        """Count the operations per row in a training step, including the teacher's."""
         config, length = self.config, rows["tokens"].shape[-1]
         mine, theirs = self.model.hidden_dim, self.teacher.model.hidden_dim
         total = self.student.flops(rows) + self.teacher.flops(rows) // TRAIN_OVER_FORWARD

@@ -135,7 +135,7 @@ def ranking_losses(
 def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
     """Compute CoSENT: log(1 + sum of e^(cosine of a pair - cosine of a higher-scored pair)).
 
-    Cosines are divided by `temperature`. Every group gets the same loss, that of the whole batch.
+    Cosines are divided by `temperature`. Every group gets the loss of the whole batch.
     """
     assert every.labels is not None
     cosines = jnp.sum(every.vectors[:, 0] * every.vectors[:, 1], axis=-1) / temperature

@@ -6,7 +6,7 @@ only through this interface and its metrics. They do not refer to metrics by nam
 
 A training step calls `prepare` and then `counts` on the full batch; `counts` returns the
 denominators of the loss. For each micro-batch, the step then calls `forward` for the numerators and
-`loss` to divide them. Because the denominators are those of the full batch, the losses of the
+`loss` to divide them. Because the denominators count the full batch, the losses of the
 micro-batches add up to the loss of the batch, even if the micro-batches have unequal sizes.
 """
 
@@ -32,7 +32,7 @@ Tree = Any
 Batch = dict[str, Any]
 """Arrays with rows on axis 0: `row_index` (B,), `segment_ids` (B, L), and others."""
 Scalars = dict[str, Num[Array, ""]]
-"""Sums over rows, by name. The sums of two sets of rows add up to those of both sets together."""
+"""Sums over rows, by name. The sums of two sets of rows add up to the sums over both sets."""
 _STACK = ("encoder", "layers")
 
 
@@ -274,7 +274,7 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters, without those of a teacher and the padding of the vocabulary."""
+    """Count the parameters, without a teacher's and without the padding of the vocabulary."""
     objective = objective.for_evaluation()
     model, shapes = objective.model, _shapes(objective)
 

@@ -41,7 +41,7 @@ class Start:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """For each initialisation, its parameters together with those of the teacher."""
+        """For each initialisation, its parameters together with the teacher's parameters."""
         taught = {TEACHER: self.teacher.params} if self.teacher else {}
         return tuple({**given, **taught} for given in self.inits.values())
 

@@ -96,11 +96,12 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def proven(
     proofs: dict[str, dict[str, Any]], found: Sequence[dict[str, float]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Combine the results of two proofs, of which the second may not have run.
+    """Combine the results of two proofs; the second proof may not have run.
 
     Returns:
         `differences` has the largest difference of each output in either proof. `proofs` has the
-        result of each proof, or the reason why it did not run. `versions` has those of `packages`.
+        result of each proof, or the reason why it did not run. `versions` names the version of each
+        of the `packages`.
     """
     for each, gaps in zip(proofs.values(), found, strict=False):
         each["differences"] = gaps

@@ -2,7 +2,7 @@
 
 For the proof, the base model is written to a temporary directory, with zeros in place of the head.
 The exported adapter is then applied to that base model by `formats.peft` and, if the packages are
-installed, by `peft` with Transformers. The outputs must equal those of the run's model.
+installed, by `peft` with Transformers. The outputs must equal the run's.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the written adapter to the base model and compare outputs with those of `saved`.
+    """Apply the written adapter to the base model, and compare the outputs with `saved`.
 
     Returns:
         The result of `huggingface.proven`.

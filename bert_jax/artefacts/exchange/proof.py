@@ -261,7 +261,7 @@ def row_batches(
 ) -> list[tuple[Sequence[Sequence[int]], int]]:
     """Split rows into batches of equal size; return each with the length to pad its rows to.
 
-    The length is that of the longest row in any batch, so that JAX compiles only once. The last
+    The length is the longest row in any batch, so that JAX compiles only once. The last
     batch repeats earlier rows if necessary. Batches are small because, with a multilingual
     vocabulary, the logits of the model and its source take 130 MB per row.
     """

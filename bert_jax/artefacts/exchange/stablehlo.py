@@ -17,7 +17,7 @@ have the shape (rows, source length); `mask` is 1 at tokens and 0 at padding. `l
 the largest number of tokens in each translation.
 
 The directory also has the tokenizer's files and `config.json`, or the files that replace it (see
-`write_description`). The names of the weights are those of Transformers. In translation models and
+`write_description`). The weights are named as in Transformers. In translation models and
 in encoders that no class computes, the names are our own, joined by slashes. The weights are inputs
 of the program because constants would make every compilation slow; docs/artefacts.md has figures.
 """

@@ -96,7 +96,7 @@ class Family:
     local: bool = False
     """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether the file gives the width of an ungated feed-forward layer, of which we use 2/3."""
+    """Whether the file gives the width of an ungated feed-forward layer; we use 2/3 of it."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns further reasons why the family cannot compute a configuration."""
     native: bool = True

@@ -205,7 +205,7 @@ def lora_tensors(
 ) -> dict[str, Update]:
     """Return the updates of a run by the tensor names of the class to write.
 
-    `layers` is the entry `encoder/layers` of the parameters, of which only the shapes are read.
+    `layers` is the entry `encoder/layers` of the parameters; only its shapes are read.
     `table` has the entries of the class. If one tensor holds several maps, their matrices A are
     stacked by rows, and the B of each map has separate columns, with zeros in the other maps' rows.
     """

@@ -96,7 +96,7 @@ class Contamination(groups.Workers, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus`, of which only the training part is read, or text in a form that
+    """Output of `bert-jax corpus` (only the training part is read), or text in a form that
     `bert-jax corpus --input` takes."""
     against: tuple[Annotated[str, "FILE"], ...]
     """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file

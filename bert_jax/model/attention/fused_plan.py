@@ -15,7 +15,7 @@ MAX_LENGTH = 8192
 """Longest row for which VMEM holds one head and its gradients."""
 LOG2_E = math.log2(math.e)
 SCORES_PER_CHUNK = 512 * 512
-"""Number of scores held at a time: 1 MiB in float32, of which backward holds about four arrays."""
+"""Number of scores held at a time: 1 MiB in float32; backward holds about four such arrays."""
 NT = (((1,), (1,)), ((), ()))  # a @ b.T, for `lax.dot_general`
 NN = (((1,), (0,)), ((), ()))  # a @ b
 

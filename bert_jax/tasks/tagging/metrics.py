@@ -139,7 +139,7 @@ def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """List the wrong tags of which the model is surest (`sure`), at most one per sentence."""
+    """List the wrong tags that the model is surest of (`sure`), at most one per sentence."""
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(

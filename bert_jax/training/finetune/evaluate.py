@@ -113,7 +113,7 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Score minus that of another model, by split and score, with paired 95% intervals."""
+    """Score minus another model's score, by split and score, with paired 95% intervals."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""

@@ -52,7 +52,7 @@ def grow_model(
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
         out: A directory that does not exist yet, or is empty.
-        wanted: Function that returns the larger model's configuration for that of the source.
+        wanted: Function that returns the larger model's configuration, given the source's.
         preserve: Whether a wider model computes the same as the source; see `grow_params`.
         seed: Seed of the noise that `preserve` adds.
         corpus: Directory of a corpus; the losses of both models on its held-out text are measured.

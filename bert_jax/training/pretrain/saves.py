@@ -99,7 +99,7 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
     there = load_tokenizer(workdir / "tokenizer").fingerprint
     if there != store.tokenizer_fingerprint:
         raise UserError(
-            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than that of the corpus "
+            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than the corpus has "
             f"({store.tokenizer_fingerprint[:12]}), which the run would copy to this directory. "
             "Choose another work directory"
         )

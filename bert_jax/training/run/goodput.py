@@ -43,7 +43,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Count the time of a `with` block for the reason `on`, without that of nested blocks."""
+        """Count the time of a `with` block for the reason `on`, without nested blocks."""
         before = self._switch(on)
         try:
             yield

@@ -170,7 +170,7 @@ def cost(
     rows: Sequence[Sequence[int]],
     run: Callable[[proof.Batch], Mapping[str, np.ndarray]],
 ) -> dict[str, Any]:
-    """Measure how far the outputs of a program differ from those of its source.
+    """Measure how far the outputs of a program differ from the outputs of its source.
 
     Returns:
         `differences` has the largest absolute difference of each output. `equal_predictions` has
