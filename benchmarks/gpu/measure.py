@@ -188,7 +188,6 @@ def run(tasks: list[Task], table: Table, directory: Path, seconds: float) -> int
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` ends the measurement
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -219,4 +218,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` ends the measurement
     sys.exit(main())
