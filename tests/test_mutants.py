@@ -62,7 +62,7 @@ def test_a_bug_is_caught_survives_or_is_said_not_to_fit(planting, tmp_path):
 
 
 def test_a_draw_takes_lines_that_compute_or_decide_and_judges_by_the_tests_that_enter_them(
-    planting, tmp_path
+    planting, tmp_path, monkeypatch
 ):
     drawing = _script("draw")
     (tmp_path / "bert_jax").mkdir()
@@ -98,13 +98,16 @@ def test_a_draw_takes_lines_that_compute_or_decide_and_judges_by_the_tests_that_
         '{"test": "test_ours.py::test_other", "seconds": 0, "functions": ["a.py:f"]}\n'
         '{"test": "test_b.py::test_slow", "seconds": 9, "functions": ["a.py:f"]}\n'
     )
-    entering = drawing.entering(tmp_path / "entered")
+    entering = drawing.entering(tmp_path / "entered", seconds=9)
     assert entering["a.py:g"] == ["test_ours.py::test_larger"]
     assert entering["a.py:f"] == [
         "test_ours.py::test_other",
         "test_b.py::test_slow",
         "test_ours.py::test_larger",
     ]
+    monkeypatch.setattr(drawing, "FIRST", 1)
+    shortened = drawing.entering(tmp_path / "entered", seconds=9)
+    assert shortened["a.py:f"] == ["test_ours.py::test_other", "test_b.py::test_slow"]
     for new, verdict in (("(2 / max(a, b))", "caught"), ("max(b, a)", "SURVIVED")):
         sites = drawing._sites("bert_jax/ours.py", ours.read_text())
         bug = next(bug for bug in sites if bug.new == new)

@@ -14,6 +14,7 @@ shown to be equivalent. `--out` is appended to: the same command goes on behind 
 import argparse
 import ast
 import collections
+import contextlib
 import json
 import os
 import queue
@@ -118,13 +119,14 @@ def _changes(node: ast.AST) -> Iterator[ast.AST]:
 
 def _sites(file: str, text: str) -> Iterator[Drawn]:
     """Yield every bug of a file."""
-    lines = text.encode().splitlines(keepends=True)
+    raw = text.encode()
+    lines = raw.splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
 
     def offset(line: int, column: int) -> int:
-        return len(text.encode()[: starts[line - 1] + column].decode())
+        return len(raw[: starts[line - 1] + column].decode())
 
     def visit(node: ast.AST, names: tuple[str, ...], inside: bool) -> Iterator[Drawn]:
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
@@ -158,36 +160,44 @@ def _sites(file: str, text: str) -> Iterator[Drawn]:
 
 def draw(number: int, seed: int, root: Path = ROOT) -> list[Drawn]:
     """Draw bugs: a line at random, then a kind of syntax in the line, then a bug."""
-    sites: dict[tuple[str, int], dict[str, list[Drawn]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
-    for path in sorted((root / "bert_jax").rglob("*.py")):
-        file, text = str(path.relative_to(root)), path.read_text()
+    sites: dict[tuple[str, int], list[Drawn]] = collections.defaultdict(list)
+    texts = {str(path.relative_to(root)): path.read_text()
+             for path in sorted((root / "bert_jax").rglob("*.py"))}  # fmt: skip
+    for file, text in texts.items():
         for bug in _sites(file, text):
-            try:
-                ast.parse(bug.planted(text))
-            except SyntaxError:
-                continue
-            sites[file, bug.line][bug.kind].append(bug)
+            sites[file, bug.line].append(bug)
     chance = random.Random(seed)
-    lines = [sites[key] for key in chance.sample(sorted(sites), number)]
-    return [chance.choice(kinds[chance.choice(sorted(kinds))]) for kinds in lines]
+    drawn: list[Drawn] = []
+    for file, line in chance.sample(sorted(sites), len(sites)):
+        if len(drawn) == number:
+            break
+        kinds: dict[str, list[Drawn]] = collections.defaultdict(list)
+        for bug in sites[file, line]:
+            with contextlib.suppress(SyntaxError):
+                ast.parse(bug.planted(texts[file]))
+                kinds[bug.kind].append(bug)
+        if kinds:
+            drawn.append(chance.choice(kinds[chance.choice(sorted(kinds))]))
+    return drawn
 
 
-def entering(directory: Path) -> dict[str, list[str]]:
+def entering(directory: Path, seconds: float) -> dict[str, list[str]]:
     """Read the tests that enter each function, first those that enter the fewest functions.
 
-    A file's name has the tests of its functions, for functions that run when the file is imported.
+    After the first `FIRST` tests, a function has those that together take `seconds` at most. A
+    file's name has the tests of its functions, for functions that run when the file is imported.
     """
     rows = [json.loads(line) for path in sorted(directory.glob("*.jsonl"))
             for line in path.read_text().splitlines()]  # fmt: skip
     rows.sort(key=lambda row: (len(row["functions"]), row["seconds"]))
     tests: dict[str, list[str]] = collections.defaultdict(list)
+    left: dict[str, float] = collections.defaultdict(lambda: seconds)
     for row in rows:
-        for name in row["functions"]:
-            tests[name].append(row["test"])
-        for file in {name.split(":")[0] for name in row["functions"]}:
-            tests[file].append(row["test"])
+        for name in {*row["functions"], *(name.split(":")[0] for name in row["functions"])}:
+            if len(tests[name]) >= FIRST:
+                left[name] -= row["seconds"]
+            if left[name] >= 0:
+                tests[name].append(row["test"])
     return tests
 
 
@@ -217,9 +227,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a line for each bug")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help=f"time of the tests after the first {FIRST}, as they were traced",
+    )
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1))
     given = parser.parse_args(argv)
-    tests = entering(given.entered)
+    tests = entering(given.entered, given.seconds)
     done = given.out.read_text().splitlines() if given.out.exists() else []
     waiting = list(enumerate(draw(given.number, given.seed)))[len(done) :]
     verdicts = {number: json.loads(line) for number, line in enumerate(done)}
