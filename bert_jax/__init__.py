@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 def _quiet_libtpu() -> None:
     """Set variables that keep libtpu from looking for a TPU pod on a machine without TPUs.
 
-    The extra `plan` installs libtpu. On a machine with a device that libtpu could open, nothing is
-    set, so that libtpu finds its TPUs and shows all of its messages.
+    The extra `plan` installs libtpu. If the machine has a device that libtpu could open, this
+    function sets no variables: libtpu can then find its TPUs and show all of its messages.
     """
     if not any(glob.glob(pattern) for pattern in ("/dev/accel*", "/dev/vfio/*")):
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

@@ -60,7 +60,8 @@ class Chip(Accelerator):
     ici_bytes_per_s_per_link: float
     """One-way rate of an ICI link."""
     dcn_bytes_per_s: float
-    """One-way rate of the data-centre network (DCN) per chip: the rate of the host / its chips."""
+    """One-way rate of the data-centre network (DCN) per chip: the host's rate divided by the number
+    of its chips."""
     cores: int
     """TensorCores per chip; a device with two cores ("megacore") splits every operation."""
     mxu_side: int
@@ -76,7 +77,10 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Divisor of the size of every dimension that wraps around: 16 in 2-D, 4 in 3-D."""
+        """Torus size at which links wrap around: 16 in a 2-D torus, 4 in a 3-D torus.
+
+        A dimension of the torus wraps around if its size is a multiple of this number.
+        """
         return 16 if self.ici_links == 4 else 4
 
     @property
@@ -119,8 +123,8 @@ _TPUS = (
          2.2e9, 6, 100e9, 100e9 / 8, 2, 256, 4),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _TPUS}
-"""TPUs by name, with which the name of a topology begins ("v5e:4x4"). A chip of v4 or v5p counts as
-one device ("megacore"), as is the default of Cloud TPU."""
+"""TPUs by name. The name of a topology begins with the name of its TPU ("v5e:4x4"). A chip of v4 or
+v5p counts as one device ("megacore"), which is the default of Cloud TPU."""
 
 _A100 = "NVIDIA A100 data sheet: 312 TFLOP/s BFLOAT16 Tensor Core"
 _HOPPER = "NVIDIA data sheet, half of the figure 'with sparsity'"

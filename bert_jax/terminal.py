@@ -1,4 +1,4 @@
-"""Tables for readers, and standard streams that escape the control characters of a terminal."""
+"""Tables in plain text or Markdown, and standard streams that escape control characters."""
 
 import codecs
 import json
@@ -29,7 +29,10 @@ def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> s
 
 
 def plain(value: Any, most: int = 200) -> str:
-    """Return text on one line, with spaces for characters that end a code span or table cell."""
+    """Return the first `most` characters of a value's text, safe inside Markdown.
+
+    Spaces replace line ends, and characters that could end a code span or a table cell.
+    """
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 

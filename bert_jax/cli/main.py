@@ -76,7 +76,7 @@ def verb_class(name: str) -> type[Verb]:
     """Import the class of a verb. If the verb is unknown, raise a UserError with a suggestion."""
     if name not in MODULES:
         if new := _OLD.get(name):
-            raise UserError(f"the verb is now {new}")
+            raise UserError(f"this verb was renamed to {new}")
         hint = suggestion(name, MODULES, "; did you mean {}?")
         raise UserError(f"there is no such verb{hint} (bert-jax --help lists all verbs)")
     module = importlib.import_module(f"bert_jax.cli.verbs.{MODULES[name]}")
@@ -122,7 +122,7 @@ def _help() -> str:
 
 
 def _print_fields(verb: Any, argv: Sequence[str]) -> int:
-    """Print the fields of the configuration that --config names, or of the default one."""
+    """Print the fields of the --config file's configuration, or of the default configuration."""
     from bert_jax.config.command_line import fields_help, load_config, overridden
 
     given, fields = Parser(verb, lax=True, prog="bert-jax").parse_known_args(argv)

@@ -80,7 +80,7 @@ class Bounded:
     """Name of the section of the configuration, for messages."""
 
     def __init_subclass__(cls, section: str | None = None) -> None:
-        """Set the name of the section; None means the name of the parent class."""
+        """Set the name of the section; None means the section name of the parent class."""
         cls.SECTION = cls.SECTION if section is None else section
 
     def __post_init__(self) -> None:

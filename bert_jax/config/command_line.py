@@ -40,12 +40,13 @@ _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0"
 def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
-    `spec` is the path of a Python file with `get_config(arg) -> ConfigDict`, optionally `path:arg`.
+    `spec` is PATH or PATH:ARG. PATH is a Python file that defines `get_config(arg) -> ConfigDict`.
     If the path does not exist, the configurations of the package are searched. For them, NAME_ARG
     can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m.
 
     Raises:
-        UserError: If the file is missing or fails, or a field is unknown or has a wrong value.
+        UserError: The file is missing or raises an error, or a field is unknown or has a wrong
+            value.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
@@ -60,7 +61,11 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Apply overrides such as `--config.model.num_layers=12`; raise a UserError for a wrong one."""
+    """Apply overrides such as `--config.model.num_layers=12`.
+
+    Raises:
+        UserError: An override is malformed, names an unknown field or has a wrong value.
+    """
     values = to_dict(config)
     _override(type(config), values, overrides)
     return build(type(config), values, where=_WHERE)
@@ -167,7 +172,7 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Convert each ConfigDict to a dict, also in tuples, which `ConfigDict.to_dict` passes over."""
+    """Convert each ConfigDict to a dict, also inside tuples, which `ConfigDict.to_dict` ignores."""
     if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -212,8 +217,8 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
 def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
     """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
-    `holder[key]` is the value of the field. The class is the class that is declared for the holder,
-    not the subclass that is chosen; for an entry of a list, the class is None.
+    `holder[key]` is the value of the field. The class is the declared type of the holder, even if
+    the holder's values are for a subclass. If the holder is a list, the class is None.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
     value: Any = values
@@ -247,7 +252,10 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse text as a value of a type; return other text unchanged, so that `build` refuses it."""
+    """Parse text as a value of a type.
+
+    Text that cannot be parsed is returned unchanged. `build` then raises a UserError.
+    """
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)

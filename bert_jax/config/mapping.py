@@ -27,10 +27,10 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
     - `RENAMED` maps former names of fields to new names.
     - `ELSEWHERE` maps names of fields that other classes have to hints for the error message.
     - `CHOSEN_BY` names a field, and `VARIANTS` maps its values to the subclasses to build.
-    - `FORMER` maps former values of that field to hints for the error message.
+    - `FORMER` maps former values of the field `CHOSEN_BY` to hints for the error message.
 
     Raises:
-        UserError: If a field is unknown or its value is wrong. The message says what is allowed.
+        UserError: A field is unknown, or its value is wrong. The message says what is allowed.
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)
@@ -49,9 +49,10 @@ def unknown_field(
 ) -> UserError:  # fmt: skip
     """Make the UserError for a field that a section does not have.
 
-    `section` is the dotted name of the section, or "" at the top level. The message suggests a
-    variant of `cls` that has the field, or the dotted names `places`, which end in the same word.
-    Otherwise, it suggests the field of the section with the most similar name, if any.
+    `section` is the dotted name of the section, or "" at the top level. The message says where the
+    field is now, if `cls` knows this, or names a variant of `cls` that has the field.
+    Otherwise, the message suggests the fields `places`, dotted names of fields with the same name
+    in other sections, or else the field of this section with the most similar name, if any.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")
@@ -95,7 +96,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
     Raises:
-        UserError: If `cls` has variants, but none of the selected name.
+        UserError: `cls` has variants, but no variant has the name that `mapping` selects.
     """
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:

@@ -11,10 +11,11 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Cache of the results of a pure function, with the `most` results that were used last.
+    """Cache of a pure function that keeps the `most` most recently used results.
 
-    It is safe to call from several threads. If another thread is computing a result, the call waits
-    for it. A result that was dropped, or whose computation failed, is computed again.
+    It is safe to call from several threads. If another thread is already computing the result for
+    the same argument, the call waits for it. A result is computed again if it was dropped or its
+    computation failed.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:

@@ -7,15 +7,17 @@ permuted together.
 
 The number of rows of a shard is known only after planning. The order therefore uses quotas, which
 are estimates. In every epoch, a shard fills as many positions as its quota. Its position j in epoch
-e is row (e * quota + j) mod n of its n rows, so all rows occur equally often, however good the
-estimate is.
+e is row (e * quota + j) mod n of its n rows, so all rows occur equally often even if the estimate
+is wrong.
 
-The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided among the corpora by
-their shares. A block b has the points (p + t) / 1000 for p = 0 to 999, where t is term b of van der
-Corput's sequence. Each point is a row of the corpus in whose part the point lies. So each corpus
-has its share of every block, exact within one row, and of all blocks together (the discrepancy of
-the sequence grows with the logarithm of b; Niederreiter 1992, section 3.1). The number of rows of a
-corpus before a block has a closed form. A keyed permutation mixes the rows within a block.
+The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided into one part for each
+corpus. The length of a part is the share of the corpus. Block b has the points (p + t) / 1000 for
+p = 0 to 999, where t is term b of van der Corput's sequence. Each point stands for a row from the
+corpus whose part contains the point. In every block, the number of rows of a corpus therefore
+differs from its share by at most one row. Over the first b blocks, the difference grows only with
+the logarithm of b (the discrepancy of the sequence; Niederreiter 1992, section 3.1). The number of
+rows of a corpus before a block has a closed form. A keyed permutation mixes the rows within a
+block.
 """
 
 import contextlib
@@ -41,23 +43,23 @@ _EPOCHS = 4
 
 
 class Places(NamedTuple):
-    """Rows, each identified by its shard and by how many rows of the shard come before it."""
+    """Rows, each identified by its shard and by how many rows of the shard were read before it."""
 
     shards: np.ndarray
-    """(n,) int64: number of the shard of each row."""
+    """(n,) int64: index of the shard of each row."""
     visits: np.ndarray
-    """(n,) int64: how many rows of the same shard come before the row, counted over all epochs."""
+    """(n,) int64: number of rows of the same shard before this row, counted over all epochs."""
 
 
 class Window(NamedTuple):
     """Shards that are read together."""
 
     shards: np.ndarray
-    """(w,) int64: numbers of the shards."""
+    """(w,) int64: indices of the shards."""
     first_row: int
-    """Number of the window's first row, counted in the epoch."""
+    """Index of the window's first row in the epoch."""
     begins: np.ndarray
-    """(w + 1,) int64: shard i has the rows `begins[i]` to `begins[i + 1]` - 1 of the window."""
+    """(w + 1,) int64: rows `begins[i]` to `begins[i + 1]` - 1 of the window are in `shards[i]`."""
 
 
 class ShardOrder:
@@ -66,7 +68,7 @@ class ShardOrder:
     Args:
         quotas: Number of positions of each shard in an epoch, at least 1.
         window: Number of shards that are read together. 0 means all shards.
-        shuffle: Numbers from which the key of the order is hashed.
+        shuffle: Integers that are hashed, with others, into the keys of the random permutations.
     """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
@@ -81,7 +83,10 @@ class ShardOrder:
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the shards and visits of rows. `numbers` (n,) int64 count rows over all epochs."""
+        """Return the shards and visits of the rows with indices `numbers`, (n,) int64.
+
+        Row indices continue from one epoch to the next.
+        """
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):
@@ -99,14 +104,14 @@ class ShardOrder:
         return Places(shards, visits)
 
     def window_of(self, number: int) -> int:
-        """Return the number of the window of a row. Both are numbered over all epochs."""
+        """Return the index of the window of row `number`. Both indices run over all epochs."""
         epoch, position = divmod(number, self.num_rows)
         first_rows = [window.first_row for window in self._windows(epoch)]
         at = int(np.searchsorted(first_rows, position, side="right")) - 1
         return epoch * self.num_windows + at
 
     def shards_of(self, window: int) -> list[int]:
-        """Return the shards of a window. Windows are numbered over all epochs."""
+        """Return the shards of window `window`. Window indices run over all epochs."""
         epoch, number = divmod(window, self.num_windows)
         return self._windows(epoch)[number].shards.tolist()
 
@@ -124,7 +129,7 @@ class ShardOrder:
 
 
 _PLAN = 0
-"""Purpose of a random number, which is part of its key."""
+"""Constant that is hashed into the random key of a plan, to distinguish it from other keys."""
 _POSITIONS = 1 << 17
 """Number of positions (rows x L) to build at once. Their indices, 8 bytes each, fit in a cache."""
 
@@ -133,10 +138,10 @@ class StoreRows:
     """Rows of `length` tokens from a store. Several threads may read them.
 
     A shard is planned when its rows are first read. The last `num_plans` plans are cached. A plan
-    is a pure function of (store, config, length, seed, number of the shard).
+    is a pure function of (store, config, length, seed, index of the shard).
 
     Raises:
-        UserError: The pairing cannot use the corpus.
+        UserError: The corpus does not suit the pairing, `config.pairing`.
     """
 
     def __init__(
@@ -146,7 +151,7 @@ class StoreRows:
         self._pairing = PAIRINGS[config.pairing]
         self._pairing.check(store)
         self.plan = Kept(self._make_plan, num_plans)
-        """Function from a shard's number to the shard's plan. It raises a UserError if the length
+        """Function that maps a shard's index to the shard's plan. It raises a UserError if `length`
         is too short, or if the shard is damaged or has no rows."""
 
     @cached_property
@@ -203,7 +208,7 @@ class StoreRows:
 
 
 BLOCK = 1000
-_ONE = 1 << 32  # points are integers in [0, BLOCK * _ONE)
+_ONE = 1 << 32  # points are scaled to integers in [0, BLOCK * _ONE)
 _BLOCKS = 256
 """Number of blocks whose rows are cached."""
 
@@ -228,7 +233,10 @@ class Mixture:
 def weights_of(
     stores: Sequence[TokenStore], weights: Sequence[float], temperature: float
 ) -> tuple[float, ...]:
-    """Multiply weights by tokens^temperature, up to a factor (Conneau et al. 2020, section 3.1)."""
+    """Return weights proportional to weight x tokens^temperature, for each corpus.
+
+    XLM-R samples languages in this way (Conneau et al. 2020, section 3.1).
+    """
     sizes = [store.num_tokens for store in stores]
     # Divide by the largest size, so that powers neither overflow nor become 0.
     return tuple(
@@ -249,7 +257,7 @@ class Mixing:
         self._blocks = Kept(self._make_block, _BLOCKS)
 
     def split(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the corpus of each row and the row's number in the corpus, (n,) int64 each."""
+        """Return the corpus of each row and the row's index in the corpus, (n,) int64 each."""
         corpora, rows = np.empty((2, numbers.size), np.int64)
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
@@ -271,7 +279,7 @@ class Mixing:
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return, (2, BLOCK) int64, the corpus of each row and the row's number in the corpus."""
+        """Return the corpus of each row and the row's index in the corpus, (2, BLOCK) int64."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")
@@ -287,7 +295,7 @@ def _van_der_corput(number: int) -> int:
 
 
 def _points_below(end: int, blocks: int) -> int:
-    """Count the points below `end`, in units of 1 / _ONE, in the first `blocks` blocks."""
+    """Count the points below `end` in the first `blocks` blocks; `end` is scaled by `_ONE`."""
     whole, part = divmod(end, _ONE)
     periods, rest = divmod(blocks, _ONE)  # a period has each rounded value once
     count = blocks * whole + periods * part
@@ -318,11 +326,11 @@ class CorpusProgress(NamedTuple):
     tokens: int
     """Number of tokens of text that were read: `epochs` times the tokens of the corpus."""
     epochs: float
-    """Number of passes over the text. Each of the `data.num_passes` plans counts as a pass."""
+    """Number of passes over the text. An epoch of rows has `data.num_passes` passes."""
 
 
 class PhaseRows:
-    """Rows of a phase by number, from one corpus (`mixing` is None) or several corpora."""
+    """Rows of a phase, read by index from one corpus (`mixing` is None) or several corpora."""
 
     def __init__(self, corpora: Sequence[CorpusRows], mixing: Mixing | None) -> None:
         self.corpora, self._mixing = tuple(corpora), mixing
@@ -335,9 +343,10 @@ class PhaseRows:
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows of the phase by number, (n,) int64: all arrays except `row_index`.
+        """Build the rows of the phase with indices `numbers`, (n,) int64.
 
-        The next window of each corpus is planned in advance.
+        The batch has all arrays except `row_index`. The next window of each corpus is planned in
+        advance.
         """
         if self._mixing is None:
             return self._of_corpus(0, numbers)

@@ -3,14 +3,14 @@
 Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
 A piece of L - 2 tokens fills a row. Shorter pieces (ends of long documents, and short documents)
 are packed, several to a row. Each piece is a segment, and tokens attend only within their segment.
-In contrast, a row of RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2) continues with the
-next document, and its tokens attend to both.
+In RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2), by contrast, a row continues with the
+next document, and tokens attend across documents.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The
-longest pieces are placed first. Each goes into a row with the least room that is sufficient
-(best-fit decreasing; the paper calls it longest-pack-first). Pieces of equal length are
-interchangeable, and a hash of (seed, pass) decides which of them share a row.
+longest pieces are placed first. Each piece goes into the row that has the least room among those
+with enough room (best-fit decreasing; the paper calls it longest-pack-first). Pieces of equal
+length are interchangeable, and a hash of (seed, pass) decides which of them share a row.
 """
 
 import itertools
@@ -51,9 +51,10 @@ class PackedPlan:
         return self.row_offsets.size - 1
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
+        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
 
-        A row has [CLS] piece [SEP] for each piece, then padding. `data.pipeline` describes arrays.
+        A row has [CLS] piece [SEP] for each piece, then padding. See `bert_jax.data.pipeline` for
+        the arrays of a batch.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
@@ -68,7 +69,7 @@ class PackedPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Return no message, since every token is in a row."""
+        """Return an empty description and no warning, since every token is in a row."""
         return "", None
 
 
@@ -153,7 +154,7 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
 
 
 def _pieces(shard: Shard, room: int, seed: int, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into pieces of up to `room` tokens; return their first tokens and lengths."""
+    """Cut documents into pieces of up to `room` tokens; return their positions and lengths."""
     first_token = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
     document_len = np.diff(first_token)
     head = np.zeros(document_len.size, np.int64)  # tokens before the first full piece
@@ -241,7 +242,7 @@ def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[
         looked_at |= 1 << room
 
     def least_room(size: int) -> int:
-        """Return the least room of at least `size` positions; `length` + 1 if no row has it."""
+        """Return the smallest room of at least `size` that a row has; `length` + 1 if none has."""
         nonlocal looked_at
         fitting = has_rows >> size << size
         room = _lowest_bit(fitting) if fitting else length + 1

@@ -2,17 +2,18 @@
 
 A pair is a document of two sentences, source and target. A row has S positions for sources and T
 positions for targets. A source becomes [CLS] text [SEP]. A target becomes [CLS] text, which is the
-input of the decoder; its end occurs only as a label. Pair i of a row is segment i in both parts, so
-that a target attends only to its own source.
+input of the decoder; the end token occurs only as a label. The source and the target of a pair have
+the same segment id, so that a target attends only to its own source.
 
 A pair that is too long for a row is left out. Cutting it would teach wrong labels: the target would
 end in the middle of its text, or say more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
-row begins with the largest pair left. Then the pair is added, again and again, that leaves the
-least room in the emptier part, so that both parts fill evenly (a heuristic for vector bin packing;
-Panigrahy et al. 2011). The row is repeated while there are pairs of these sizes, so that the cost
-depends on the number of different sizes, not on the number of pairs.
+row begins with the largest remaining pair. Pairs are added while any fits. The next pair is the one
+that minimises the larger of the two remaining rooms, for sources and for targets, so that both fill
+evenly (a heuristic for vector bin packing; Panigrahy et al. 2011). As many rows as possible are
+made with the same pair sizes, so that the cost depends on the number of different sizes, not on the
+number of pairs.
 """
 
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class TranslationPlan:
         return source / (rows * self.length), target / (rows * self.target_length)
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
+        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
 
         `bert_jax.data.pipeline` describes the arrays.
         """
@@ -111,12 +112,12 @@ class TranslationPlan:
 
 
 def check_pairs(shard: Shard) -> None:
-    """Refuse, with a UserError, a shard whose documents are not pairs."""
+    """Raise a UserError if the documents of a shard are not pairs."""
     name = shard.path or "in memory"
     if not shard.is_pairs:
         raise UserError(
             f"the corpus {name} is running text; pairing 'translation' needs a corpus of pairs, "
-            "made by `bert-jax corpus --pairs SOURCE TARGET`. Running text needs another "
+            "made by `bert-jax corpus --pairs SOURCE TARGET`. To use running text, change "
             "data.pairing"
         )
     documents = np.asarray(shard.document_offsets)
@@ -132,7 +133,8 @@ def plan_translations(
 ) -> TranslationPlan:
     """Plan rows of pairs. In each pass, every pair that fits in a row is in exactly one row.
 
-    Passes follow one another. Each plans the full shard, with other pairs together in a row.
+    The rows of pass 0 come first, then those of pass 1, and so on. Each pass contains the full
+    shard, but combines different pairs in a row.
 
     Raises:
         UserError: A length (including special tokens) is out of range, the shard does not hold
@@ -141,7 +143,7 @@ def plan_translations(
     lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
     for name, value, least in lengths:
         if not least <= value <= 65535:
-            raise UserError(f"{name} is {value}; rows of translations need {least} to 65,535")
+            raise UserError(f"{name} is {value}; for translation, it must be {least} to 65,535")
     check_pairs(shard)
     offsets = np.asarray(shard.sentence_offsets)
     sizes = np.diff(offsets).reshape(-1, 2) + np.array([SOURCE_SPECIAL, TARGET_SPECIAL])
@@ -183,7 +185,7 @@ def pack_pairs(
     `source[i]` and `target[i]` positions.
 
     Returns:
-        Items (number of rows, kinds of the pairs in each of these rows, in rising order).
+        Items (number of rows, kinds of the pairs in each of these rows, in ascending order).
     """
     # Largest pairs first. The size of a pair is the larger of its shares of source and target.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

@@ -40,8 +40,8 @@ class DataConfig(Bounded, section="data"):
     corpus: str = ""
     """Directory made by `bert-jax corpus`, with the stores `train` and `heldout`."""
     mixture: tuple[MixtureConfig, ...] = ()
-    """Corpora to mix, with weights, instead of the training text of `corpus`, whose tokenizer and
-    held-out text are still used."""
+    """Corpora to mix, with weights, instead of the training text of `corpus`. The tokenizer and the
+    held-out text of `corpus` are still used."""
     mixture_temperature: Fraction = 0.0
     """Exponent in the share of a corpus, which is proportional to weight x tokens^exponent. 0 uses
     only the weights, 1 mixes by size, and XLM-R uses 0.3."""
@@ -63,14 +63,15 @@ class DataConfig(Bounded, section="data"):
     read_timeout: NonNegative = 600.0
     """Seconds for which a bucket may be out of reach before the run ends with exit code 6."""
     num_passes: Count = 1
-    """Number of different plans of the corpus before they repeat (BERT's dupe_factor: 10)."""
+    """Number of times that an epoch passes over the corpus. Each pass makes other rows from the
+    same text (BERT's dupe_factor: 10)."""
     num_threads: Natural = 2
     """Number of threads that build batches in advance. With 0, a batch is built when needed."""
     prefetch_batches: Count = 8
     """Number of batches that are built in advance."""
 
     def __post_init__(self) -> None:
-        """Refuse values that are wrong for every corpus."""
+        """Raise a UserError for values that are wrong whatever the corpus."""
         super().__post_init__()
         if self.target_length and self.pairing != "translation":
             raise UserError(
@@ -86,14 +87,14 @@ class ExamplePlan(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with the numbers `rows`, (B,) int64: all arrays except `row_index`."""
+        """Build the rows with indices `rows`, (B,) int64: all arrays except `row_index`."""
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
         """Describe the text that is in no row. If there is much, also return a warning."""
 
 
 class Column(NamedTuple):
-    """Shape and dtype of an array of a batch, for code that has no data yet."""
+    """Shape and dtype of an array of a batch, for code that runs before there is data."""
 
     shape: tuple[int, ...]
     """Shape of a row."""

@@ -4,17 +4,18 @@
 of the published code). A chunk has consecutive sentences of a document, up to a target length. It
 is divided at a random sentence boundary into A and B. In half of the chunks, and in all chunks of
 one sentence, B is replaced by text of another document that begins at a random sentence; the
-replaced sentences begin the next chunk. A pair longer than a row loses tokens of the longer part,
-each at a random end. Each chunk draws whether its target is short (in the published code, each
-document).
+replaced sentences begin the next chunk. If a pair is longer than a row, tokens are removed one by
+one from the longer of A and B, at random from its front or its back. Whether the target length is
+short is drawn for each chunk (in the published code, for each document).
 
-`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1). Chunks are the same, but
-B always follows A, and the two are swapped in half of the chunks. A chunk of one sentence is cut at
-a random token. A chunk of a single token has no order and is left out.
+`sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1). Chunks are made as for
+`nsp`, but B always follows A, and the two are swapped in half of the chunks. A chunk of one
+sentence is cut at a random token. A chunk of a single token has no order and is left out.
 
-For fast array operations, every document is a lane, and all lanes advance together by one row per
-turn. Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a
-document. Every random number is a hash of (seed, pass, first sentence of the chunk).
+For fast array operations, every document is a lane, and in each turn every lane makes one row. Many
+lanes are processed together. Documents longer than `_BLOCK_ROWS` rows are cut into several lanes;
+the end of a lane is treated like the end of a document. Every random number is a hash of (seed,
+pass, first sentence of the chunk).
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ LABELS = {
     "nsp": {0: "B is next", 1: "B is random"},
     "sop": {0: "A and B in order", 1: "A and B swapped"},
 }
-"""Meaning of the labels of pairs, by pairing."""
+"""Meaning of the pair labels, for each pairing."""
 MIN_LENGTH = NUM_SPECIAL + 2
 # The cuts of long documents depend on the first constant, the order of the rows on the second.
 _BLOCK_ROWS = 256
@@ -42,8 +43,9 @@ _POOL = 1 << 15  # number of lanes that advance together, to limit memory
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares of tokens in no row and of random pairs above which `losses` warns, and share of documents
-with one sentence above which it names them as a cause. Books in rows of 128 have 0.07, 0.52, 0."""
+"""Limits for `losses`: share of tokens in no row above which it warns, share of random pairs above
+which it warns, and share of one-sentence documents above which it suggests longer documents. For
+comparison: in rows of 128, books have the shares 0.07, 0.52 and 0."""
 _LONGEST = 128  # tokens; twice the limit of `bert-jax corpus` (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
@@ -53,7 +55,7 @@ _SHORT, _TARGET, _SPLIT, _COIN, _DOCUMENT, _SENTENCE, _FRONT_A, _FRONT_B = range
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Plan of sentence pairs in columns. It takes 13 bytes per row, 21 above 2^32 tokens."""
+    """Plan of sentence pairs, by column. It takes 13 bytes per row (21 above 2^32 tokens)."""
 
     length: int
     """L, including special tokens."""
@@ -83,7 +85,7 @@ class PairPlan:
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with the numbers `rows`, (B,) int64, from the shard that was planned.
+        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
 
         A row is [CLS] A [SEP] B [SEP] and padding. `bert_jax.data.pipeline` describes the arrays.
         """
@@ -163,11 +165,12 @@ def plan_pairs(
 ) -> PairPlan:
     """Plan sentence pairs of at most `length` tokens over a complete shard.
 
-    A share `short_rate` of the chunks has a random target length from 2 to L - 3 instead of L - 3.
-    Passes follow one another. Each plans the full shard with other random numbers.
+    The target length of a chunk is L - 3 or, for a share `short_rate` of the chunks, random from 2
+    to L - 3. The rows of pass 0 come first, then those of pass 1, and so on. Each pass contains the
+    full shard, with other random numbers.
 
     Raises:
-        UserError: The length is not from 5 to 65,535, or the corpus cannot make pairs.
+        UserError: The length is not from 5 to 65,535, or no pair can be made from the corpus.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -183,7 +186,7 @@ def plan_pairs(
     ]
     if not any(part[0].size for part in parts):
         raise UserError(
-            f"the corpus {shard.path or 'in memory'} makes no rows with pairing '{pairing}': it "
+            f"pairing '{pairing}' makes no rows from the corpus {shard.path or 'in memory'}, which "
             f"has {shard.num_tokens} token(s) in {shard.num_documents} document(s). Add more text"
         )
     # Join column by column, so that memory holds only one column twice.
@@ -197,13 +200,14 @@ def truncate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut pairs to `room` tokens with the same result as BERT's loop over tokens, in closed form.
 
-    BERT removes tokens from the longer part (from B if both are equal), each at a random end. This
-    first makes the lengths equal and then alternates, so the final lengths are known. A fair coin
-    decides between front and back for each token. The number of tokens cut at the front is
-    therefore a count of random bits, which are hashes of the keys and of the counters `rows` (k,).
+    BERT removes tokens one by one from the longer of A and B, or from B if they are equally long.
+    The removals first make the lengths equal and then alternate, so the final lengths are known. A
+    fair coin decides whether a token is removed at the front or at the back. The number of tokens
+    removed at the front is therefore the number of set bits among random bits, which are hashes of
+    the keys and of the counters `rows` (k,).
 
     Returns:
-        Tokens cut at A's front, A's new length, tokens cut at B's front, B's new length.
+        Number of tokens removed at A's front, A's new length, and the same two for B.
     """
     excess = np.maximum(a_len + b_len - room, 0)
     level = np.minimum(np.abs(a_len - b_len), excess)
@@ -236,7 +240,7 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first sentence of each lane, and the sentence after the last one of each lane."""
+    """Return, for each lane, the index of its first sentence and the index after its last one."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
@@ -252,7 +256,10 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
 def _plan_pass(
     shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
-    """Yield columns of rows. In each turn, all lanes of the pool advance by one chunk."""
+    """Yield the columns of the rows made in each turn. In a turn, each lane makes one chunk.
+
+    At most `_POOL` lanes are processed together. Lanes that end are replaced by the next lanes.
+    """
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL
@@ -325,8 +332,8 @@ def _random_partners(
     """Return the first token and length of a random B, from another document, for each row.
 
     B begins at a random sentence, and continues until it has `target` tokens or the document ends.
-    To leave out the document of the row among n documents, r is drawn below n - 1, and raised by 1
-    if it is not below the number of that document.
+    The index of the other document is drawn from 0 to n - 2 for n documents. It is increased by 1
+    if it is at least the index of the row's own document, so that the own document is left out.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)

@@ -36,7 +36,7 @@ class MixtureConfig:
 class PhaseConfig:
     """A part of training with rows of one length. BERT uses length 128 for 90% of its steps.
 
-    Fields that are not set have the values of the run.
+    Fields that are not set take the values of the run's other sections.
     """
 
     length: Annotated[int, AtLeast(8)] = 128
@@ -56,7 +56,7 @@ class PhaseConfig:
     """Peak of the learning rate, by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
     """Shape of the learning rate from the first to the last step of the phase. By default, the
-    schedule of the run continues. The warm-up is always the run's."""
+    schedule of the run continues. The warm-up of the run applies in any case."""
     end_rate: NonNegative | None = None
     """Learning rate at the end of `decay`, by default `optimizer.end_share` x the phase's peak."""
     rope_theta: Positive | None = None
@@ -73,14 +73,16 @@ class PhaseConfig:
 
     By default, `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
-    """Number of steps with fewer rows at the start: 1/8, 1/4 and 1/2 of `batch_size`, in three
-    equal parts. If it exceeds the steps of the phase, a tenth of these steps is used."""
+    """Number of steps with fewer rows at the start of the phase: the first third has 1/8 of
+    `batch_size` rows, the second 1/4, and the last 1/2. A number larger than the phase's number of
+    steps is replaced by a tenth of the phase's steps."""
 
     def check(self, number: int) -> None:
         """Raise a UserError if fields contradict each other. `number` counts phases from 0."""
         if self.mixture and self.corpus:
             raise UserError(
-                f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; set one"
+                f"training.phases[{number}] has a corpus, {self.corpus}, and a mixture; "
+                "set only one"
             )
         if self.steps is not None and self.share != 1:
             raise UserError(
@@ -107,7 +109,10 @@ def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
 
 
 def described(phase: Mapping[str, Any]) -> str:
-    """Describe the fields that a phase sets besides its shape, or return "" if it sets none."""
+    """Describe the fields that a phase sets, except length, batch size, steps and corpora.
+
+    The result is "" if it sets none.
+    """
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",
@@ -131,7 +136,7 @@ class Phase:
     batch_warmup_steps: int = 0
     """Number of steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Number that divides the number of rows in each step of `batch_warmup_steps`."""
+    """Divisor of the number of rows in each step of `batch_warmup_steps`."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -151,17 +156,17 @@ class Phase:
         return sum(steps * rows for steps, rows in self.stages)
 
     def rows_of(self, step: int) -> tuple[int, int]:
-        """Return the first row of a step, counted in the phase, and the number of its rows."""
+        """Return the index in the phase of a step's first row, and the step's number of rows."""
         first = 0
         for steps, rows in self.stages:
             if step < steps:
                 return first + step * rows, rows
             first, step = first + steps * rows, step - steps
-        raise IndexError(f"the phase has {self.num_steps} steps")
+        raise IndexError(f"the step is beyond the end of the phase ({self.num_steps} steps)")
 
 
 def stages_from(phases: Sequence[Phase], step: int) -> Iterator[tuple[int, int]]:
-    """Yield (phase, rows per step) for each stage that ends after the first `step` steps."""
+    """Yield (index of the phase, rows per step) for each stage that is not over by step `step`."""
     end = 0
     for number, phase in enumerate(phases):
         for steps, rows in phase.stages:
@@ -177,16 +182,20 @@ class Share(NamedTuple):
     process_count: int
 
     def of(self, batch_size: int) -> int:
-        """Return a process's number of rows in a batch. If it is not whole, raise a UserError."""
+        """Return the number of rows that each process reads of a batch.
+
+        Raises:
+            UserError: `batch_size` is not a multiple of the number of processes.
+        """
         if batch_size % self.process_count:
             raise UserError(
-                f"a batch of {batch_size} rows does not divide among {self.process_count} "
+                f"a batch of {batch_size} rows does not divide evenly among {self.process_count} "
                 f"processes; make the batch size a multiple of {self.process_count}"
             )
         return batch_size // self.process_count
 
     def rows(self, phase: Phase, step: int) -> tuple[int, int]:
-        """Return a process's first row in a step, counted in the phase, and its number of rows."""
+        """Return a process's rows of a step: (index of the first in the phase, number of rows)."""
         start, batch_size = phase.rows_of(step)
         count = self.of(batch_size)
         return start + self.process_index * count, count

@@ -7,13 +7,14 @@ A batch is a dict of numpy arrays, with B rows of length L::
   segment_ids  (B, L) uint8, or uint16 for packed rows longer than 767 tokens: 0 for padding, 1, 2,
                       ... for packed segments, and 1 for all tokens of a sentence pair
   pair_labels  (B,)   int32: 0 if the pair is as in the text, 1 if random or swapped, -1 if no label
-  row_index    (B,)   uint32: key of the row's masking and dropout, made from the number of the row
+  row_index    (B,)   uint32: key of the row's masking and dropout, made from the index of the row
                       in the stream of examples (see `row_keys`)
 
-For translation, the arrays above have packed sources of type 0. Instead of pair_labels, there are:
+For translation, the arrays above hold the packed sources, and all type_ids are 0. There are no
+pair_labels. Two arrays hold the targets:
 
   target_tokens       (B, T) dtype of the store: [CLS] and text of each target, for the decoder
-  target_segment_ids  (B, T) as segment_ids: 0 for padding, else the segment of the source
+  target_segment_ids  (B, T) dtype of segment_ids: 0 for padding, else the segment id of the source
 
 `ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain builds
 batches in advance in threads. The only state is one integer, the next step.
@@ -46,8 +47,9 @@ from bert_jax.hashing import hash_key, permute
 _MOST = 2**32  # largest number of rows in a batch, and of steps in a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
-"""Number of positions (rows x L) to build at once: lower limit, number per shard in use, and upper
-limit. In large blocks, rows that are neighbours in a shard are read together."""
+"""Limits for the size of a block of rows that is built at once, in positions (rows x L): the lower
+limit, the size per shard that is read at a time, and the upper limit. In large blocks, rows that
+are neighbours in a shard are read together."""
 _BLOCK_STEPS = 4096  # largest number of steps in a block
 _BLOCKS = 4  # number of blocks that are cached
 
@@ -58,8 +60,8 @@ _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    The keys of the first 2^32 rows are the numbers of the rows. The next 2^32 rows, and so on, have
-    the same keys in another order, so that repeated text gets other masks.
+    The keys of the first 2^32 rows are their indices. Each further 2^32 rows have the same keys in
+    another order, so that repeated text gets other masks.
     """
     if first + count <= 1 << 32:
         return np.arange(first, first + count, dtype=np.uint32)
@@ -86,7 +88,7 @@ class ExampleStream:
         seed: int = 0,
         stores: Mapping[int, TokenStore | Mixture] | None = None,
     ) -> None:
-        """Check the phases. `stores` maps numbers of phases to the stores that replace `store`.
+        """Check the phases. `stores` maps indices of phases to the stores that replace `store`.
 
         Raises:
             UserError: There is no phase, a length, batch size or number of steps is out of range,
@@ -147,7 +149,7 @@ class ExampleStream:
         return self._of_phase(phase).counts(self.phases[phase].num_rows)
 
     def first_row(self, step: int) -> int:
-        """Return the number of the first row of a step in the stream of all phases."""
+        """Return the index of a step's first row, counted over all phases."""
         number = self.phase_of(step)
         start, _ = self.phases[number].rows_of(step - self._first_step[number])
         return self._first_row[number] + start
@@ -171,10 +173,12 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return a process's rows of a step, a contiguous slice. Other rows are not built.
+        """Return the rows of a step that one process reads: a contiguous slice of the batch.
+
+        The other rows are not built.
 
         Raises:
-            UserError: The batch does not divide among the processes, or the store is damaged.
+            UserError: The batch size is not a multiple of `process_count`, or the store is damaged.
         """
         number = self.phase_of(step)
         step -= self._first_step[number]
@@ -187,7 +191,11 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all text read is compared with its digests. A difference is a UserError."""
+        """Wait until all files read so far have been compared with their digests.
+
+        Raises:
+            UserError: A file differs from its digest.
+        """
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -218,7 +226,7 @@ class ExampleStream:
     def _make_row_block(
         self, key: tuple[int, int, Share]
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Build the rows of several steps. Return the first row of each step, and the arrays."""
+        """Build the rows of several steps. Return where each step's rows begin, and the arrays."""
         number, block, share = key
         phase, steps = self.phases[number], self._block_steps(number, share)
         first = block * steps
@@ -229,7 +237,7 @@ class ExampleStream:
 
 
 class TrainBatches:
-    """Batches of one process from a step to the end, which threads of Grain build in advance.
+    """Batches of one process, from a start step to the end. Grain's threads build them in advance.
 
     The state is `next_step`, the same integer in all processes. To resume, start at this step.
     """
@@ -241,14 +249,17 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Start reading. A UserError says that batches do not divide or the step does not exist."""
+        """Start reading.
+
+        Raises:
+            UserError: A batch size is not a multiple of `process_count`, or `start_step` is out of
+                range.
+        """
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
         if not 0 <= start_step <= stream.num_steps:
-            raise UserError(
-                f"the first step is {start_step}; training has the steps 0 to {stream.num_steps}"
-            )
+            raise UserError(f"the first step is {start_step}; it must be 0 to {stream.num_steps}")
         self.next_step = start_step
         dataset = grain.MapDataset.range(start_step, stream.num_steps).map(
             lambda step: stream.batch(step, process_index, process_count)
@@ -278,8 +289,8 @@ class TrainBatches:
 class EvalBatches:
     """One pass over a held-out store. It is planned once and may be iterated many times.
 
-    The last batch is filled with rows that have the segment ids 0 and the pair label -1. All
-    processes get the same number of batches.
+    The last batch is filled up with padding rows, which have only segment ids 0 and the pair label
+    -1. All processes get the same number of batches.
     """
 
     def __init__(
@@ -302,13 +313,14 @@ class EvalBatches:
             length: L.
             batch_size: B, in all processes together.
             max_rows: Largest number of rows. If there are more, a fixed random sample is read.
-            process_index, process_count: Slice of each batch to read, and number of slices.
-            seed: Seed of the rows. It differs from the seed of training, so that all runs are
+            process_index, process_count: Index of this process, and number of processes. Each
+                process reads one slice of each batch.
+            seed: Seed of the rows. It does not depend on the training seed, so that all runs are
                 evaluated on the same rows.
 
         Raises:
-            UserError: The batch does not divide among the processes, or the pairing cannot use the
-                store.
+            UserError: The batch size is not a multiple of `process_count`, or the pairing cannot
+                use the store.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)
@@ -336,7 +348,7 @@ class EvalBatches:
         self._store.checks.wait()
 
     def _filled(self, rows: Places, first: int) -> dict[str, np.ndarray]:
-        """Return the batch of some rows, filled up to the number of rows of this process."""
+        """Return a batch of `rows`, filled up with padding rows to this process's batch size."""
         pad = self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
         size = self._share

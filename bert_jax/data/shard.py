@@ -46,15 +46,15 @@ class Shard:
     tokens: np.ndarray
     """(num_tokens,) uint16, or uint32 for a vocabulary above 65,536. May be a memory map."""
     sentence_offsets: np.ndarray
-    """(num_sentences + 1,) int64 token positions."""
+    """(num_sentences + 1,) int64: token positions at which sentences begin, and num_tokens."""
     document_offsets: np.ndarray
-    """(num_documents + 1,) int64 sentence positions."""
+    """(num_documents + 1,) int64: sentences with which documents begin, and num_sentences."""
     vocab_size: int
     special_ids: SpecialIds
     path: Path | None = None
     """Directory of the arrays, for messages."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Other entries of the store's `corpus.json`."""
+    """Entries of the store's `corpus.json` that have no field of their own."""
 
     @property
     def num_tokens(self) -> int:
@@ -84,8 +84,10 @@ class Shard:
         Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`.
 
         Args:
-            starts: (k,) int64 position of the first token of each span. At positions of special
-                tokens, any token is read, even outside the array, and the caller overwrites it.
+            starts: (k,) int64 position of the first token of each span. A span may include
+                positions for special tokens and padding. Any tokens may be read there, even outside
+                the array, since this method then writes the padding and the caller writes the
+                special tokens.
             spans: (k,) int64 lengths of the spans. Their sum is B * L.
             used: (B, 1) number of positions in each row that are not padding.
             length: L.
@@ -94,7 +96,7 @@ class Shard:
             Tokens (B, L) with the dtype of the store, and (B, L) bool, which is false for padding.
 
         Raises:
-            UserError: An id is outside the vocabulary. jax would read it as another id.
+            UserError: An id is outside the vocabulary. (jax would silently read it as another id.)
         """
         # Indices are int64, because numpy would convert narrower indices.
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
@@ -112,7 +114,7 @@ class Shard:
 
 
 class Shards:
-    """The shards of a store by number. A shard is opened on first use; `num_open` stay open.
+    """The shards of a store, by index. A shard is opened when it is used; `num_open` are kept open.
 
     Several threads may read the shards.
     """
@@ -130,7 +132,7 @@ class Shards:
 
     def __getitem__(self, number: int) -> Shard:
         if not 0 <= number < self._count:
-            raise IndexError(f"shard {number} of {self._count}")
+            raise IndexError(f"shard index {number} is out of range for {self._count} shard(s)")
         return self._open(number)
 
 
@@ -140,7 +142,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of a store or shard. A missing file or wrong size is a UserError."""
+    """Map an array file of a store or shard into memory.
+
+    Raises:
+        UserError: The file is missing or has a wrong size.
+    """
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:
@@ -152,7 +158,8 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
     """Raise a UserError if `offsets` (n,) do not increase strictly from 0 to `end`.
 
-    `name` is "sentence" or "document". `whole` checks all offsets, not only `_CHECKED_OFFSETS`.
+    `name` is "sentence" or "document". If `whole` is false, only the first `_CHECKED_OFFSETS`
+    offsets and the last one are checked.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"
@@ -177,7 +184,7 @@ def check_tokens(path: Path, tokens: np.ndarray, vocab_size: int) -> None:
 
 
 def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise a UserError if the manifest has changed, or a file that has a digest in it."""
+    """Raise a UserError if the manifest, or a file whose digest the manifest lists, has changed."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
         why = "corpus.json was changed (if this is intended, remove its entry crc32)"
@@ -186,7 +193,7 @@ def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def check_digests(path: Path, digests: Any) -> None:
-    """Raise a UserError if a file differs from its digest. `digests` has digests by file name."""
+    """Raise a UserError if a file differs from its digest. `digests` maps file names to digests."""
     if name := differing(path, digests):
         raise damaged(path, f"{name} does not have the digest that corpus.json names")
 

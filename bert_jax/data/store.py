@@ -60,16 +60,16 @@ class ShardEntry(NamedTuple):
     sha256: Mapping[str, str] = {}
     """sha256 of each array, by name. The fingerprint of the store depends on them."""
     crc32c: Mapping[str, str] = {}
-    """CRC-32C of each array and of `COUNTS`, by name. It is faster to compare than sha256."""
+    """CRC-32C of each array and of `COUNTS`, by name. It is faster to compute than sha256."""
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "ShardEntry":
-        """Make an entry from its JSON. Wrong JSON raises the errors that `_described` lists."""
+        """Make an entry from its JSON. Malformed JSON raises the errors that `_described` lists."""
         name, *numbers = (entry[field] for field in cls._fields[:4])
         if not _NAME.fullmatch(name) or not all(
             type(number) is int and 0 < number < 1 << 48 for number in numbers
         ):
-            raise ValueError(f"the shard {name!r} has the counts {numbers}")
+            raise ValueError(f"invalid name or counts of a shard: {name!r} with {numbers}")
         sha256 = {array: str(entry["sha256"][array]) for array in ARRAYS}
         crc32c = {array: str(entry[DIGESTS][array]) for array in (*ARRAYS, COUNTS)}
         return cls(name, *numbers)._replace(sha256=sha256, crc32c=crc32c)
@@ -81,7 +81,7 @@ class TokenStore:
 
     shards: Shards
     counts: tuple[ShardEntry, ...]
-    """Sizes and digests of the shards, which the manifest has."""
+    """Sizes and digests of the shards, from the manifest."""
     unigram_counts: np.ndarray
     """(vocab_size,) int64: number of times that each id occurs."""
     vocab_size: int
@@ -91,7 +91,7 @@ class TokenStore:
     """sha256 of everything that determines the content. Equal stores have equal fingerprints."""
     path: Path | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Other entries of `corpus.json`."""
+    """Entries of `corpus.json` that have no field of their own."""
     checks: Checks = field(default_factory=Checks)
     """Comparisons of the arrays of opened shards with their digests (see `open_store`)."""
 
@@ -127,7 +127,7 @@ class TokenStore:
 
     @property
     def unknown_rate(self) -> float:
-        """Share of the tokens that are [UNK], for text that the tokenizer cannot represent."""
+        """Share of [UNK] among the tokens. [UNK] stands for text the tokenizer cannot represent."""
         return float(self.unigram_counts[self.special_ids.unk] / self.num_tokens)
 
     @property
@@ -164,8 +164,8 @@ def entropy(counts: np.ndarray) -> float:
 def is_store(path: str | Path) -> bool:
     """Tell whether `path` is the directory of a complete token store.
 
-    A store of version 1, whose arrays are beside the manifest, counts, too. Opening it raises an
-    error that names the version.
+    The result is also true for a store of version 1, whose arrays are beside the manifest. Opening
+    such a store raises an error that names the version.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
@@ -173,7 +173,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def content_fingerprint(tokenizer_fingerprint: str, *digests: Mapping[str, str]) -> str:
-    """Compute a store's fingerprint from the tokenizer's and the sha256 of each array."""
+    """Compute a store's fingerprint from its tokenizer's fingerprint and its arrays' sha256."""
     # Old runs have recorded fingerprints, so these version numbers must never change.
     parts = [f"{FORMAT} {1 if len(digests) == 1 else 2}", tokenizer_fingerprint]
     parts += [f"{name} {each[name]}" for each in digests for name in sorted(each)]
@@ -195,9 +195,11 @@ def open_store(
         path: Directory of the store.
         tokenizer: Tokenizer with which the store must have been built. None allows any.
         verify: Whether to read everything and compare it with the fingerprint (about 1 GB/s).
-        background: Whether a thread compares an opened shard with its digests while the shard is in
-            use; `store.checks.wait()` then raises the error. Otherwise, opening a shard waits.
-        fetch: Function that fetches the files of a shard, by name, before the shard is opened.
+        background: Whether a thread compares an opened shard with its digests while the shard is
+            already in use. `store.checks.wait()` then raises the error, if there is one. Otherwise,
+            a shard is compared before it is returned.
+        fetch: Function that is called with the name of a shard before the shard is opened, to fetch
+            the shard's files.
         num_open: Number of shards to keep open.
 
     Raises:
@@ -254,7 +256,8 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` checks the first offsets of the shard or, with `verify`, all offsets.
+    If `check` is set, the first offsets of the shard are checked or, if `verify` is set, too, all
+    offsets.
 
     Raises:
         UserError: The shard is missing or damaged.
@@ -298,20 +301,25 @@ def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])
     sums = tuple(map(sum, zip(*(shard[1:4] for shard in shards), strict=True)))
     if sums != whole:  # true for an empty list of shards, too
-        raise ValueError(f"the shards add up to {sums}, not {whole}")
+        raise ValueError(
+            f"the token, sentence and document counts of the shards add up to {sums}, but the "
+            f"counts of the store are {whole}"
+        )
     if len({shard.name for shard in shards}) < len(shards):
         raise ValueError("two shards have the same name")
     vocab_size = header["vocab_size"]
     if type(vocab_size) is not int or not 0 < vocab_size <= MAX_VOCAB:
-        raise ValueError(f"vocab_size {vocab_size}; the limit is {MAX_VOCAB}")
+        raise ValueError(f"vocab_size is {vocab_size}; it must be 1 to {MAX_VOCAB}")
     special_ids = SpecialIds(**header["special_ids"])
     if not all(type(i) is int and 0 <= i < vocab_size for i in asdict(special_ids).values()):
-        raise ValueError(f"{special_ids} outside a vocabulary of {vocab_size}")
+        raise ValueError(f"{special_ids} has ids that are not from 0 to {vocab_size - 1}")
     fingerprints = (header["tokenizer_fingerprint"], header["fingerprint"])
     if not all(isinstance(fingerprint, str) for fingerprint in fingerprints):
-        raise ValueError(f"fingerprints {fingerprints}")
+        raise ValueError(f"a fingerprint is not a string: {fingerprints}")
     if header["token_dtype"] != token_dtype(vocab_size).name:
-        raise ValueError(f"token_dtype {header['token_dtype']!r} with vocab_size {vocab_size}")
+        raise ValueError(
+            f"token_dtype is {header['token_dtype']!r}, which does not fit vocab_size {vocab_size}"
+        )
     known = {"vocab_size", "special_ids", "tokenizer_fingerprint", "fingerprint", "shards"}
     return TokenStore(
         Shards(0, ().__getitem__), shards, np.zeros(0, np.int64), vocab_size, special_ids,
@@ -340,6 +348,6 @@ def _read_header(path: Path) -> dict[str, Any]:
     if header.get("version") != VERSION:
         raise UserError(
             f"the token store {path} has version {header.get('version')!r}; this bert_jax reads "
-            f"version {VERSION}. Build the corpus again, or use the bert_jax that made it."
+            f"version {VERSION}. Build the corpus again, or use the version that built it."
         )
     return header

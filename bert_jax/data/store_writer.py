@@ -21,24 +21,24 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check the ids `tokens` (n,) before they are stored, since jax accepts ids outside a table.
+    """Check the ids `tokens` (n,) before they are stored, since jax would not report wrong ids.
 
     Raises:
-        UserError: An id is outside the vocabulary, or special and not [UNK].
+        UserError: An id is outside the vocabulary, or is that of a special token except [UNK].
     """
     if not tokens.size:
         return
     low, high, size = int(tokens.min()), int(tokens.max()), tokenizer.vocab_size
     if low < 0 or high >= size:
         raise UserError(
-            f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has {size} "
-            "entries (ids from 0). Files of the tokenizer do not match; save or train it again."
+            f"the tokenizer gave the id {low if low < 0 else high}, but its vocabulary has the ids "
+            f"0 to {size - 1}. The tokenizer's files do not match; save or train it again."
         )
     special = tokenizer.special_ids
     for forbidden in (special.pad, special.cls, special.sep, special.mask):
         if low <= forbidden <= high and (tokens == forbidden).any():
             raise UserError(
-                f"the tokenizer gave the special id {forbidden} for plain text; it must read the "
+                f"the tokenizer gave the special id {forbidden} for plain text; it must treat the "
                 "names of special tokens in a text as ordinary words."
             )
 
@@ -47,8 +47,8 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Writer of a shard, block by block, with constant memory.
 
     Use it as a context manager. The shard is built in `path.tmp-<process>` beside `path`. `finish`
-    renames it, replacing an older shard. If the context ends without `finish`, what was written is
-    removed. `write_manifest` makes a store from shards.
+    renames it, replacing an older shard. If the context ends without `finish`, the unfinished shard
+    is removed. `write_manifest` makes a store from shards.
 
     Raises:
         UserError: `path` holds something other than a shard, or cannot be written.
@@ -85,7 +85,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             document_lengths: (d,) number of sentences in each document, at least 1. The sum is s.
 
         Raises:
-            ValueError: The lengths have a wrong sum, or a length is below 1.
+            ValueError: Lengths do not add up, or a length is below 1.
             UserError: An id cannot be stored (see `check_ids`), or the disk is full.
         """
         tokens = np.asarray(tokens)
@@ -93,15 +93,15 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         document_lengths = np.asarray(document_lengths, OFFSET_DTYPE)
         if not len(document_lengths):
             if len(tokens) or len(sentence_lengths):
-                raise ValueError("sentences outside any document")
+                raise ValueError("there are tokens or sentences, but no documents")
             return
         if sentence_lengths.min() < 1 or document_lengths.min() < 1:
-            raise ValueError("a sentence without tokens or a document without sentences")
+            raise ValueError("a sentence has no tokens, or a document has no sentences")
         if sentence_lengths.sum() != len(tokens) or document_lengths.sum() != len(sentence_lengths):
             raise ValueError(
-                f"lengths do not add up: {len(tokens)} tokens, sentences hold "
-                f"{sentence_lengths.sum()}; {len(sentence_lengths)} sentences, documents hold "
-                f"{document_lengths.sum()}"
+                f"lengths do not add up: {len(tokens)} tokens, but sentence lengths add up to "
+                f"{sentence_lengths.sum()}; {len(sentence_lengths)} sentences, but document "
+                f"lengths add up to {document_lengths.sum()}"
             )
         check_ids(tokens, self._tokenizer)
         stored = np.ascontiguousarray(tokens, self._dtype)
@@ -145,7 +145,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Remove what was written unless `finish` has completed. May be called twice."""
+        """Remove the shard unless `finish` has completed. May be called twice."""
         for file in self._files.values():
             with contextlib.suppress(OSError):  # `append` has reported a full disk
                 file.close()
@@ -166,12 +166,14 @@ def write_manifest(
 ) -> None:
     """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
-    `corpus.json` is written last, because a directory without it is not a store. Rename the
-    directory only afterwards (`StagedDirectory`). `counts` has the content of the file
-    `unigram_counts.bin` of each shard, None if it is missing. By default, the files are read.
+    `corpus.json` is written last, because a directory without it is not a store. If the store is
+    built in a temporary directory (`StagedDirectory`), rename the directory only afterwards.
+    `counts` has, for each shard, the content of its file `unigram_counts.bin`, or None if the file
+    is missing. By default, the files are read.
 
     Raises:
-        UserError: There are no shards, a shard's counts of ids have changed, or the disk is full.
+        UserError: There are no shards, a shard's unigram counts are missing or have changed, or the
+            disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")

@@ -25,7 +25,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 
 
 class BucketAwayError(RuntimeError):
-    """Error for a bucket that stays unreachable for longer than the run waits. Restart the run."""
+    """The bucket was unreachable for longer than the read timeout. The run can be restarted."""
 
     exit_code = 6
 
@@ -34,7 +34,7 @@ class BucketFiles:
     """Reader of the files below a URL. Failed reads are retried until a timeout."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Take a URL gs://BUCKET/DIRECTORY, and the seconds for which reads are retried."""
+        """Open a URL gs://BUCKET/DIRECTORY. Reads are retried for `read_timeout` seconds."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
@@ -53,7 +53,11 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return a file's size in bytes. Raise a UserError if it is missing, else as in `read`."""
+        """Return a file's size in bytes.
+
+        Raises:
+            UserError: The file is missing. Other errors are as in `read`.
+        """
         try:
             return int(self._patiently(name, "info")["size"])
         except FileNotFoundError as error:
@@ -112,7 +116,7 @@ class FileCache:
     """A disk cache of bucket files. Processes share it; least recently used files are removed."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
-        """Set up a cache below `root`, whose files may take at most `most_bytes` bytes."""
+        """Set up a cache of at most `most_bytes` bytes of files in the directory `root`."""
         self._root, self._most = root, most_bytes
         self._found: dict[tuple[Path, int], str] = {}
         """sha256 of each file that this process has checked, by path and inode."""
@@ -124,7 +128,8 @@ class FileCache:
         it first uses the file, and fetches a damaged file again.
 
         Raises:
-            UserError: The file in the bucket is missing or differs, or the disk is full.
+            UserError: The bucket's file is missing or has a wrong size or sha256, or the disk is
+                full.
             BucketAwayError: See `BucketFiles.read`.
         """
         if self._has(target, size, digest):

@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json_object
 
 DIGESTS = "crc32c"
-"""Key of a record under which each file's path has a CRC-32C. Older records have sha256."""
+"""Key in a record whose value maps file paths to CRC-32Cs. Older records use the key sha256."""
 RECORD_FILES = {"parity.json": "export", "import.json": "import", "growth.json": "growth"}
 """Kind of a model directory, by the name of the record file in it."""
 MAX_RECORD_BYTES = 1 << 24
@@ -32,7 +32,7 @@ class Checks:
         self._fault: Exception | None = None
 
     def add(self, check: Callable[[], None]) -> None:
-        """Add a function that raises an error if a file differs."""
+        """Add a check, a function that raises an error if a file is not as recorded."""
         with self._lock:
             self._todo.append(check)
             if self._thread is None:
@@ -61,7 +61,10 @@ class Checks:
 
 @contextlib.contextmanager
 def checked(directory: Path) -> Iterator[None]:
-    """Run `check_recorded` in the background of the body; raise its error after the body."""
+    """Run `check_recorded` in a background thread while the body of the `with` block runs.
+
+    If the check fails, its error is raised at the end of the block.
+    """
     checks = Checks()
     checks.add(lambda: check_recorded(directory, DIGESTS, "sha256"))
     yield
@@ -69,7 +72,10 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file differs from its digest in a record (first of `keys` present)."""
+    """Raise a UserError if a file in `directory` does not match its digest in a record file.
+
+    Each of the `keys` may hold the digests; the first key that is present in the record is used.
+    """
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
@@ -95,19 +101,19 @@ def differing(directory: Path, digests: Any) -> str:
 
 
 def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Return the digest of each file in a directory by path, except in the subdirectory `but`."""
+    """Return a map from path to digest of all files in a directory, except the directory `but`."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     files = [path for path in paths if path.parts[0] not in (but, ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}
 
 
 def crc_of(pieces: Iterable[bytes]) -> str:
-    """Compute the CRC-32C of joined pieces, as 8 hex digits."""
+    """Compute the CRC-32C of the concatenated `pieces`, as 8 hex digits."""
     return f"{functools.reduce(google_crc32c.extend, pieces, 0):08x}"
 
 
 def json_crc(content: dict[str, Any]) -> int:
-    """Compute the CRC-32 of the entries of a JSON object, without the entry that stores it."""
+    """Compute the CRC-32 of a JSON object. `content` must not include the stored CRC itself."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 

@@ -1,8 +1,8 @@
 """Claims: small files with which a process marks a directory as its own (see `lease`).
 
-If several processes create a claim at once, exactly one succeeds. Its owner renews the claim, which
-other processes see as a new version, and later removes it. Local disks, NFS and Cloud Storage all
-guarantee this.
+If several processes create a claim at once, exactly one succeeds. Local disks, NFS and Cloud
+Storage all guarantee this. The owner renews its claim regularly and removes it at the end. Each
+renewal gives the claim a new version, by which other processes see that the owner is alive.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Claims(Protocol):
         """Read the content and version of a claim. Return None if the claim does not exist."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give this process's claim a new version. Return False if it is gone or not ours."""
+        """Give this process's claim a new version. Return False if it is gone or taken over."""
 
     def remove(self, number: int) -> None:
         """Remove a claim if it exists."""
@@ -63,7 +63,7 @@ class LocalClaims(Claims):
             return []
         except NotADirectoryError:
             raise UserError(
-                f"{self._directory} is a file or lies below a file; name a directory as the work "
+                f"{self._directory} is a file or lies below a file; the work directory must be a "
                 "directory"
             ) from None
 

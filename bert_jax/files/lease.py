@@ -1,9 +1,9 @@
 """Leases, which let only one run or build at a time write to a directory.
 
-A lease is a small file, `lease-1.json`, that names the holder of the directory. The holder renews
-the file every few seconds. A process that takes the lease over creates the file with the next
-number and removes the other files; only one of several processes can create it. A holder whose file
-is gone has lost the lease and ends before it writes anything more.
+A lease is a small file in the directory, `lease-1.json`, that names the process that holds the
+lease. The holder renews the file every few seconds. To take over a lease, another process creates
+the file with the next number (`lease-2.json`), which only one process can do, and removes the older
+files. A holder whose file is gone has lost the lease and ends before it writes anything more.
 """
 
 import contextlib
@@ -37,10 +37,11 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal after which another machine takes over. Network disks may show an old
-    state for 60 s, so this is longer."""
+    """Time without a renewal after which another process takes over the lease. It must exceed 60 s,
+    because a network disk may show a file as it was 60 s ago."""
     patience: float = 300.0
-    """Time to wait for a holder on another machine. Launchers give a run less to save and end."""
+    """Time to wait for a holder on another machine. A run that is stopped by its launcher saves and
+    ends in less time."""
     poll: float = 1.0
     """Time between two reads of another holder's lease."""
 
@@ -52,20 +53,26 @@ class Lease:
         self, claims: Claims, name: str, times: Times, *, say: Callable[[str], None],
         exit: Callable[[int], Any] = os._exit, writer: str = "run", place: str = "work directory",
     ):  # fmt: skip
-        """Prepare a lease on the directory `name`, whose claims are `claims`; `take` takes it.
+        """Prepare a lease on a directory. Call `take` to acquire the lease.
 
-        `say` receives messages about waiting. `exit` ends the process when the lease is lost.
-        `writer` and `place` name, in messages, what writes and the directory.
+        Args:
+            claims: The claims in the directory.
+            name: Path or URL of the directory, for messages.
+            times: Times of the lease.
+            say: Function that receives messages about waiting.
+            exit: Function that ends the process when the lease is lost.
+            writer: Word for what writes to the directory, for messages.
+            place: Words for the kind of directory, for messages.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place
         self._own = json.dumps(_myself()).encode()
         self._number = 0
         self._content: bytes | None = None
-        """Content of the other holder's claim when it was last read; `_version` is its version."""
+        """Content of another holder's claim, as last read. `_version` is the claim's version."""
         self._version: Any = None
         self._since = self._seen = 0.0
-        """Monotonic times when this holder was first seen and when its last renewal was seen."""
+        """Times at which the other holder and its last renewal were first seen (`monotonic`)."""
         self._beats = 0
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -74,8 +81,9 @@ class Lease:
     def take(self) -> bool:
         """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
-        A holder that is alive on this machine, or still renews the lease after `Times.patience`, is
-        a UserError.
+        Raises:
+            UserError: The holder is a live process on this machine, or a process elsewhere that
+                still renews the lease after `Times.patience`.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
@@ -88,7 +96,10 @@ class Lease:
         return True
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create the claim `number`; remove the claims in `over`, whose holders are gone."""
+        """Create the claim `number` and remove the claims `over` of holders that are gone.
+
+        Return False if another process created a claim at the same time.
+        """
         if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
@@ -147,7 +158,12 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Decide from a claim whether its holder is gone. Raise a UserError if it is alive here."""
+        """Return whether the holder of a claim is gone, given the claim's content and version.
+
+        Raises:
+            UserError: The holder is alive on this machine, or still renews its claim after
+                `Times.patience`.
+        """
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
@@ -197,7 +213,7 @@ def _myself() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Name the scope in which process ids are unique: this boot of this machine or container."""
+    """Return an ID of this boot of this machine or container, within which pids are unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -215,7 +231,11 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Describe a holder that is alive on this machine; "" if it has ended, None if not known."""
+    """Return the state of a holder on this machine, as a sentence for messages.
+
+    The result is "" if the holder has ended. It is None if the holder is on another machine or
+    unknown.
+    """
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None
@@ -234,7 +254,7 @@ def _lives_here(holder: dict[str, Any]) -> str | None:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """Return the state and start (ticks since boot) of a process; without /proc, ("", "")."""
+    """Return a process's state and start time in ticks since boot, or ("", "") without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]

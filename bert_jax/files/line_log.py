@@ -16,14 +16,18 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """A log file. No method raises an OSError. Each write opens the file, which may be removed."""
+    """A log file whose methods never raise an OSError.
+
+    Each write opens the file again, so another program may remove the file between two writes.
+    """
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
-        """Set the file. If more than `limit` lines wait in memory, the oldest are dropped.
+        """Write to the file `path`. If more than `limit` lines wait in memory, drop the oldest.
 
         A missing directory is not created, because it may be a disk that is not mounted. `shared`
-        means that other processes also write the file: a partly written line then stays, because
-        they may have written after it, and the next line begins on a new line.
+        means that other processes also write to the file. A partly written line is then not removed
+        from the file, because another process may have written after the line. The next line begins
+        on a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -31,7 +35,7 @@ class LineLog:
         self._failing = False
 
     def write(self, line: str) -> None:
-        """Append a line after the waiting lines. It must not contain a newline."""
+        """Write the waiting lines, then this line. The line must not contain a newline."""
         self._waiting.append(line.encode() + b"\n")
         if len(self._waiting) > self._limit:
             self._waiting.popleft()

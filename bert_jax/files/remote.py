@@ -1,8 +1,9 @@
-"""The work directory as the training loop sees it: a local directory, or one in a bucket.
+"""The work directory of a run, which is a local directory or a directory in a bucket.
 
-Checkpoints are written directly to a bucket. Other files (config.json, metrics.jsonl, tokenizer/
-and so on) are appended to or opened by path, which a bucket does not support: its objects can only
-be replaced. These files are in a local mirror, and `WorkDir.sync` uploads the changed files.
+Checkpoints are written directly to the bucket. Other files (config.json, metrics.jsonl, tokenizer/
+and so on) are appended to or opened by path. A bucket supports neither, because its objects can
+only be replaced. These files are therefore in a local mirror, and `WorkDir.sync` uploads the files
+that changed.
 """
 
 import atexit
@@ -33,7 +34,7 @@ _log = logging.getLogger("bert_jax")
 
 @dataclass(frozen=True)
 class WorkDir:
-    """A work directory: the paths of its parts, and its claims."""
+    """Paths of the parts of a work directory, and access to its lease files."""
 
     local: Path
     """Directory of config.json, metrics.jsonl, tokenizer/ and other small files."""
@@ -42,23 +43,27 @@ class WorkDir:
     damaged: epath.Path
     """Directory to which damaged checkpoints are moved."""
     resume: epath.Path
-    """Directory of the checkpoints of all runs of a sweep, which are kept until the sweep ends."""
+    """Directory that holds the checkpoints of all runs of a sweep until the sweep ends."""
     name: str
     """Path or URL of the work directory, for messages."""
     mirror: "_Mirror | None" = None
-    """Mirror of a bucket's small files at `local`. None means that the work directory is local."""
+    """Mirror, in `local`, of the small files in a bucket. None if the work directory is local."""
     confirm: Callable[[], None] | None = None
     """Function that ends the process if the run has lost its lease. `sync` calls it."""
 
     def claims(self) -> Claims:
-        """Return the claims in the work directory, which the lease uses."""
+        """Return the claims (lease files) in the work directory."""
         if self.mirror is None:
             return LocalClaims(self.local)
         return BucketClaims(self.mirror.files, self.name)
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Replace I/O errors in the body by errors that begin with `what` (`bucket_failures`)."""
+        """Translate I/O errors in the body of the `with` block.
+
+        The message of the new error begins with `what` and the name of the work directory. See
+        `bucket_failures` for errors of a bucket. An error on a local disk becomes a UserError.
+        """
         if self.mirror is not None:
             with bucket_failures(f"{what} {self.name}", self.name):
                 yield
@@ -74,8 +79,12 @@ class WorkDir:
         Process 0 first confirms its lease on the directory, then uploads. Other processes return at
         once. Call this at the end of a run and before each save, so that a run restarted from the
         save finds all metrics up to the save. A failed upload is logged and retried at the next
-        call. If it is `required`, a missing bucket or right raises a UserError instead, and any
-        other failure a ConnectionError.
+        call, unless `required` is set.
+
+        Raises:
+            UserError: The upload is required, and the bucket does not exist or the user has no
+                permission to write to it.
+            ConnectionError: The upload is required and failed for another reason.
         """
         if jax.process_index() != 0:
             return
@@ -96,8 +105,8 @@ def open_workdir(path: str | Path) -> WorkDir:
     """Open a work directory: a local path, which need not exist, or gs://BUCKET/DIRECTORY.
 
     Raises:
-        UserError: The scheme is not gs, no directory follows the bucket, gcsfs is not installed, or
-            the bucket or a right to it is missing.
+        UserError: The scheme is not gs, no directory follows the bucket, gcsfs is not installed,
+            the bucket does not exist, or the user has no permission to access it.
         ConnectionError: The bucket is out of reach. Another try may succeed.
     """
     kind, name, mirror = scheme(path), str(path), None
@@ -136,7 +145,7 @@ class _Mirror:
         atexit.register(self._remove)
 
     def download(self, bucket: str) -> None:
-        """Download every file outside the directories of checkpoints."""
+        """Download every file that is not in a directory of checkpoints."""
         self.files.info(bucket)  # fails for a missing bucket; a listing would just be empty
         root = self._url.removeprefix("gs://")
         try:
@@ -155,7 +164,10 @@ class _Mirror:
             if name.endswith("/") or key == root or CLAIM.fullmatch(name):
                 continue
             if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):
-                raise UserError(f"{self._url} holds an object with the name {name!r}; remove it")
+                raise UserError(
+                    f"{self._url} holds an object with the name {name!r}, which leads out of the "
+                    "directory; remove it"
+                )
             if entry["size"] > _LARGEST:
                 raise UserError(
                     f"{self._url}/{name} has {entry['size']:,} bytes; the limit for a file that is "

@@ -32,7 +32,7 @@ REASONS = {
     errno.EIO: "the disk reports an error",
     errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows",
 }
-"""Reasons why a file or directory cannot be written, by error number."""
+"""Reasons why a file or directory cannot be written, by `errno`."""
 
 
 def disk_full(path: Path, error: OSError) -> UserError | OSError:
@@ -103,8 +103,9 @@ def sync(path: Path) -> None:
 def signals_wait() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the body ends.
 
-    No exception can then occur between creating a directory and noting that it must be removed. The
-    function has no effect outside the main thread, where Python handles no signals.
+    For example, no KeyboardInterrupt can then occur after a directory was created and before the
+    code has recorded that the directory must be removed. In other threads than the main thread, the
+    function has no effect, because Python handles signals only in the main thread.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -125,13 +126,16 @@ class StagedDirectory:
     """A directory that is built under a temporary name beside `target` and renamed when complete.
 
     Use it as a context manager: the body fills `.path` and calls `commit()`. If the body ends
-    without a commit, the temporary directory is removed. The builder holds a file lock, which the
-    kernel releases when the process dies. The next build of the same target removes temporary
-    directories that are not locked.
+    without a commit, the temporary directory is removed. The process locks a file in the temporary
+    directory. The kernel releases the lock when the process dies, and the next build of the same
+    target removes temporary directories that are not locked.
 
     A target that is not empty is replaced only if `overwrite` is set and `replaceable(target)` is
-    true; otherwise a UserError is raised. If `resume` is set, the temporary directory is
-    `target.unfinished`. One build at a time may use it, and without a commit its files stay.
+    true; otherwise a UserError is raised.
+
+    If `resume` is set, the temporary directory is `target.unfinished`. If a build ends without a
+    commit, the directory stays, and the next build continues with its files. Only one build at a
+    time may use the directory.
     """
 
     def __init__(
@@ -161,7 +165,11 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Remove what dead processes left. Restore an old target if its replacement is missing."""
+        """Remove directories that dead processes left behind.
+
+        A process may have died in `commit` after it renamed the old target and before it renamed
+        the new one. In this case, restore the old target.
+        """
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -180,8 +188,8 @@ class StagedDirectory:
             return
         if not self._replaceable(self.target):
             raise UserError(
-                f"{self.target} exists and holds something else, so it is not overwritten. Name a "
-                "directory that does not exist yet."
+                f"{self.target} exists and holds files of another kind, so it is not overwritten. "
+                "Name a directory that does not exist yet."
             )
         if not self._overwrite:
             raise UserError(
@@ -212,8 +220,8 @@ class StagedDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"another build is writing {self.target}; its work is in {path}. Wait for it, stop "
-                "it, or name another directory."
+                f"another build is writing {self.target}; its temporary directory is {path}. Wait "
+                "for that build, stop it, or name another directory."
             ) from error
         except OSError:  # a file system without locks
             pass
@@ -237,7 +245,10 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Release the lock. Remove files that are not committed or resumable. Call this once."""
+        """Release the lock. Without a commit or `resume`, remove the temporary directory.
+
+        Call this only once.
+        """
         if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)
@@ -259,7 +270,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Tell whether no living process holds the lock of a temporary directory or file."""
+    """Return whether a temporary directory or file is locked by no living process."""
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:

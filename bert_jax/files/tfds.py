@@ -18,21 +18,21 @@ _ARCHIVES = {
     ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
     ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
 }  # fmt: skip
-"""Archive formats by file suffix: the name in the library, and the function that unpacks."""
+"""By file suffix: TFDS's name for the archive format, and our function that unpacks it."""
 
 
 class PreparedSplit(NamedTuple):
     """One split of a prepared data set."""
 
     features: Any
-    """Types of the features by name. The type of a class label has the names of the classes."""
+    """Type of each feature, by feature name. A `ClassLabel` type also holds the class names."""
     examples: Any
-    """Sequence of examples. Each is a dictionary by feature name."""
+    """Sequence of examples. Each example is a dictionary from feature name to value."""
     version: str
 
 
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
-    """Open a split of a prepared data set such as glue/cola. `name` is its name in messages.
+    """Open a split of a prepared data set such as glue/cola. Messages call the data set `name`.
 
     Raises:
         UserError: The library, data set or split is missing, or the data set is not prepared.

@@ -25,7 +25,10 @@ class FileState(NamedTuple):
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs"; None for a path. One slash suffices (gs:/x)."""
+    """Return the scheme of a URL, such as "gs"; None for a path.
+
+    A `pathlib.Path` turns gs://x into gs:/x, so one slash suffices.
+    """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -70,7 +73,11 @@ def file_state(name: str) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a local or remote file for reading. A failure, even in the body, is a UserError."""
+    """Open a local or remote file for reading.
+
+    Raises:
+        UserError: The file cannot be opened, or a read in the body of the `with` block failed.
+    """
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
@@ -91,8 +98,10 @@ def match_urls(pattern: str) -> list[str]:
 def upload(directory: Path, url: str) -> None:
     """Copy the files of a local directory to a URL. Each file appears only when it is complete.
 
-    Manifests (`corpus.json`) are copied last, so that the files that they describe exist. A
-    UserError is raised if the files cannot be written.
+    Manifests (`corpus.json`) are copied last, so that a manifest never describes a missing file.
+
+    Raises:
+        UserError: The files cannot be written.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):
@@ -112,7 +121,7 @@ def _read_failures(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_named(what: str, name: str) -> Iterator[None]:
-    """Replace I/O errors in the body by UserErrors whose message begins with `what`."""
+    """Turn I/O errors in the `with` block into UserErrors whose messages begin with `what`."""
     is_bucket = scheme(name) in ("gs", "gcs")
     try:
         with bucket_failures(what, name) if is_bucket else contextlib.nullcontext():
@@ -126,10 +135,10 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Replace errors of a bucket, the network or missing rights by errors that say what to do.
+    """Turn errors of Cloud Storage or the network into errors that say what to do.
 
-    A missing bucket or right becomes a UserError. Other failures, which the caller may retry,
-    become a ConnectionError.
+    A missing bucket or permission becomes a UserError. Any other failure becomes a ConnectionError,
+    and the caller may try again.
     """
     import aiohttp
     import google.auth.exceptions

@@ -37,7 +37,7 @@ class Answerer(Predictor[Question]):
     or, without such a limit, 30."""
 
     def __post_init__(self) -> None:
-        """Refuse a model without a span head, and options out of range."""
+        """Raise a UserError if the model has no span head or an option is out of range."""
         super().__post_init__()
         self.model.require("answer", "span head")
         given = self.null_threshold
@@ -86,7 +86,7 @@ class Answerer(Predictor[Question]):
         return [f"{each['answer'] or '(no answer)'}   {each['probability']:.3f}" for each in listed]
 
     def _answer(self, prediction: Prediction) -> Answer:
-        """Return the fields of `LoadedModel.answer` for one question.
+        """Return the answer to one question, with the fields described in `LoadedModel.answer`.
 
         There are at most max(20, `top`) candidates, and their probabilities add up to 1. If there
         is a threshold, "no answer" is a further candidate.

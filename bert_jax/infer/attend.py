@@ -29,8 +29,8 @@ from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
-"""Largest number of tokens in a page, special tokens included. With 256 tokens, the weights of
-BERT-base take 13 MB of the page."""
+"""Largest number of tokens in a page, including special tokens. With 256 tokens, the page for
+BERT-base has 13 MB of weights."""
 
 _SCRIPTS = ("choose.js", "lines.js", "map.js")
 _LENGTH_STEP = 16  # rows are padded to a multiple of 16, so that few lengths are compiled
@@ -46,9 +46,10 @@ class Attention:
     weights: Float[np.ndarray, "N H L L"]
     """Weights by layer, head, attending token and attended token, in float32."""
     page: str
-    """HTML page in which layers and heads can be chosen. It draws lines between tokens and maps of
-    all weights. The page loads nothing, and its content security policy forbids loading. It stores
-    the square root of each weight in 8 bits: the error of a weight w is at most 0.004 * sqrt(w)."""
+    """HTML page that draws the weights of the layers and heads that the reader chooses, as lines
+    between tokens and as heat maps. The page loads nothing from the network, and its content
+    security policy forbids this. The page stores the square root of each weight in 8 bits, so the
+    error of a weight w is at most 0.004 * sqrt(w)."""
 
     def save(self, path: str | Path) -> None:
         """Write the page to a file. An existing file is replaced."""
@@ -116,7 +117,10 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Return 255 times the square roots. Without the root, most weights in a long text become 0."""
+    """Encode weights in 8 bits: 255 times the square root, rounded.
+
+    Without the square root, most weights in a long text would become 0.
+    """
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
@@ -148,8 +152,8 @@ def _check_length(saved: SavedModel, name: str, count: int, most: int = 0) -> No
     if count > limit:
         who = "a page shows" if limit == MAX_TOKENS else f"{saved.name} takes"
         raise UserError(
-            f"the {name} has {count} tokens, special ones included, and {who} at most {limit}; "
-            "give a shorter text"
+            f"the {name} has {count} tokens, including special tokens, but {who} at most "
+            f"{limit}; give a shorter text"
         )
 
 
@@ -222,7 +226,10 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
 
 
 def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
-    """Return the candidates for each mask by position, or a remark if no head can fill masks."""
+    """Return what the page shows for each mask, by the position of the mask in the row.
+
+    This is a list of candidates, or a remark if the model has no masked-LM head.
+    """
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}

@@ -28,7 +28,7 @@ class RowPredictor(TextPredictor):
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         length = self.model.max_length
         made = text_rows(examples, self.model.tokenizer, length, None, self.long)
-        limit = f"texts are longer than {length} tokens, special ones included,"
+        limit = f"texts are longer than {length} tokens, including special tokens,"
         done = "lost their middle" if self.long.how == "head_tail" else "were cut there"
         cut = made.long if made.left_out else ()
         return Prepared(examples, made.rows, made.owners, cut=cut, limit=limit, done=done)
@@ -42,11 +42,11 @@ class Classifier(RowPredictor):
     threshold: Fraction | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a model without a classification head, and options out of range."""
+        """Raise a UserError for a model without a classification head or for a bad option."""
         super().__post_init__()
         self.model.require("classify", "classification head")
         if self.model.config.pooler and not self.model.has_pooler:
-            raise UserError(f"{self.model.name}: the head reads a pooler, but the model has none")
+            raise UserError(f"{self.model.name}: the head needs a pooler, but the model has none")
 
     @property
     @override

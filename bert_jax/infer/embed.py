@@ -53,7 +53,7 @@ class Embedder(RowPredictor):
     normalize: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a model without a text encoder, and options that do not fit the model."""
+        """Raise a UserError if the model has no text encoder or an option does not fit it."""
         super().__post_init__()
         self.model.require("embed", "encoder of texts")
         own = self.model.embedding or PLAIN
@@ -111,8 +111,8 @@ def text_vectors(
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
     """Compute the vectors of texts in float32.
 
-    `normalize` scales them to length 1. The other options are described in `LoadedModel.embed` and
-    `Predictor.parts`.
+    If `normalize` is set, the vectors are scaled to length 1. The other options are described in
+    `LoadedModel.embed` and `Predictor.parts`.
     """
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
@@ -143,7 +143,7 @@ def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[i
         first = 0 if layers.start is None else number(layers.start)
         end = last if layers.stop is None else number(layers.stop)
         if layers.step is not None:
-            raise UserError(f"layers is {layers}; a slice of layers takes no step")
+            raise UserError(f"layers is {layers}; a slice of layers cannot have a step")
         if first > end:
             raise UserError(f"layers {layers.start}:{layers.stop} end before they begin; swap them")
         return tuple(range(first, end + 1))

@@ -25,12 +25,13 @@ def top_k(
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find, for each query, the documents with the largest inner products.
 
-    Returns the inner products in float32, largest first, and the numbers of the documents, counted
-    from 0. K is the smaller of k and N. Documents with equal products are ordered by number.
+    Returns the inner products in float32, largest first, and the indices of the documents. K is the
+    smaller of k and N. Documents with equal products are in the order of their indices.
 
     `documents` is an array, which may be a memory-mapped file, or an iterable of blocks, such as
     the shards of a file. At most two blocks are in memory. The rows of a block are divided among
-    the devices. The best of each device are merged with the best of the earlier blocks.
+    the devices. The best documents of each device are then merged with the best documents of the
+    earlier blocks.
 
     Raises:
         UserError: `k` is below 1.
@@ -78,8 +79,8 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
     """Return a compiled function that searches a block and merges the results with the best so far.
 
-    Ties are ordered by document number, because `jax.lax.top_k` puts the smaller index first among
-    equal values and the blocks come in order.
+    Documents with equal scores stay in the order of their indices: the blocks come in this order,
+    and `jax.lax.top_k` puts the first of several equal values first.
     """
 
     def own(

@@ -33,7 +33,7 @@ class MaskFiller(TextPredictor):
     top: Count = 5
 
     def __post_init__(self) -> None:
-        """Refuse a model without a masked-LM head, and a number of candidates below 1."""
+        """Raise a UserError if the model has no masked-LM head or `top` is below 1."""
         super().__post_init__()
         self.model.require("fill-mask", "masked-LM head")
         config = self.model.config
@@ -109,7 +109,7 @@ class MaskFiller(TextPredictor):
         if len(ids) > limit:
             raise UserError(
                 f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, but the model "
-                f"takes {limit}; shorten the text"
+                f"takes at most {limit}; shorten the text"
             )
         return ids
 

@@ -1,9 +1,10 @@
 """Forward passes of a saved model. The last layer computes only the positions that are needed.
 
 The parameters of each layer are separate arrays, and one compiled program is called for each layer.
-If the layers were stacked in one array, XLA on CPU would copy a layer at every use, which takes a
-fifth of the time of a batch of BERT-base. If the twelve layers were one program, compiling it would
-take as long as the first answer takes now (docs/experiments.md).
+If the layers were stacked in one array, XLA on CPU would copy a layer each time it is used. For
+BERT-base, the copies would take a fifth of the time of a batch. If all layers were compiled into
+one program, compilation alone would take as long as the complete first answer takes now
+(docs/experiments.md).
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ def on_device(
 
     Args:
         saved: The model. The parameters of a translation model keep their layout.
-        device: A platform (cpu, gpu or tpu), which means its first device, or a device with its
-            number, such as gpu:1. None means the default device of JAX.
+        device: A platform (cpu, gpu or tpu), which means the platform's first device, or a platform
+            and a device index, such as gpu:1. None means the default device of JAX.
         max_length: Largest number of tokens in a row. None means the limit of the model.
 
     Raises:
@@ -50,7 +51,7 @@ def on_device(
         if not 8 <= max_length <= saved.config.num_positions:
             raise UserError(
                 f"max_length is {max_length}; {saved.name} takes 8 to "
-                f"{saved.config.num_positions} tokens, special ones included"
+                f"{saved.config.num_positions} tokens, including special tokens"
             )
         saved = dataclasses.replace(saved, max_length=max_length)
     if saved.network is not None:
@@ -104,8 +105,8 @@ def top_tokens(
 ) -> tuple[Float[Array, "B P top"], Int[Array, "B P top"]]:
     """Return the probabilities and ids of the `top` most probable tokens at the given positions.
 
-    The probabilities of all tokens of the vocabulary add up to 1. `places` has the positions of
-    each row. `banned` (V,) is -inf for tokens that must not be returned and 0 for other tokens.
+    The softmax is over the whole vocabulary. `places` has the positions for each row. `banned` (V,)
+    is -inf for tokens that must not be returned and 0 for other tokens.
     """
     end = _before_end(model, batch)
     return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
@@ -150,12 +151,13 @@ def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], C
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
 ) -> tuple[dict[str, Any], Array, Context]:
-    """Run the layers before the end of a pass; return parameters, states (B, L, D) and context.
+    """Run all layers of the encoder that the final program of a pass does not run itself.
 
-    These are the inputs of the program that ends the pass. Usually this program also runs the last
-    layer, at some positions only; its parameters are then under the key `layer`. The last layer has
-    already run at all positions if `all_places` is set or the batch is small: for a small batch,
-    that costs less than compiling another program.
+    The results (parameters, states (B, L, D) and context) are the inputs of the final program. The
+    final program usually runs the last layer, and only at the positions that are needed. The key
+    `layer` of the parameters then holds the last layer. If `all_places` is set or the batch is
+    small, this function runs the last layer at all positions. For a small batch, this costs less
+    time than compiling another program.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
     layers = encoder.pop("layers")
@@ -173,8 +175,9 @@ def _before_end(
 def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function at its first call. `static` are the positions of its static arguments.
 
-    On a CPU, fewer LLVM passes and one module are used: a layer of BERT-base then compiles in half
-    the time and runs as fast (docs/experiments.md).
+    On a CPU, the compiler options reduce the LLVM optimization level and generate code in a single
+    module. A layer of BERT-base then compiles in half the time and runs as fast
+    (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
     if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option

@@ -60,7 +60,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Directory of the model, followed by the step or by the class of the model."""
+        """Directory of the model, followed by the step of the checkpoint or the model class."""
         return self.model.name
 
     @property
@@ -80,7 +80,7 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Largest number of tokens in a row, special tokens included."""
+        """Largest number of tokens in a row, including special tokens."""
         return self.model.max_length
 
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
@@ -119,7 +119,8 @@ class LoadedModel:
         """Tag the words of raw texts, or of lists of words.
 
         Returns, per text, {"tokens": [...], "tags": [...]}. For raw text, "offsets" has the
-        characters of each word. If the tags mark entities, "entities" lists the entities.
+        character range [start, end) of each word. If the tags mark entities, "entities" lists the
+        entities.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -157,14 +158,15 @@ class LoadedModel:
 
         Args:
             texts: Source texts. A text without words is translated to "".
-            prefixes: Beginnings that the translations must have. None stands for no beginning.
+            prefixes: Text with which each translation must begin. None means no prefix.
             alignments: Whether to return the source word that each target word attends to most.
             **search: Fields of `SearchConfig`, such as `num_beams` and `nbest`.
 
         Returns:
             For each text, {"translation": ..., "score": ...}. If the translation reached the length
             limit without an end token, "cut" is true. If `nbest` is above 1, "candidates" lists the
-            hypotheses, best first. If `alignments` is set, "attention" is as in `word_attention`.
+            hypotheses, best first. If `alignments` is set, "attention" is the result of
+            `infer.translate.word_attention`.
         """
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
@@ -190,12 +192,13 @@ class LoadedModel:
             kind: "query" or "document" puts the prefix that the model defines for this kind before
                 each text. None means no prefix.
             dimensions: Number of leading values of a vector to keep. None means all values.
-            pooling: mean or max over the tokens, state of the first token (cls), BERT's pooler on
-                that state (pooler), state of the last token (last), or a mean with learned weights
-                (weighted). None means the pooling of the model or, if it defines none, mean.
+            pooling: "mean" or "max" over the tokens, "cls" (state of the first token), "pooler"
+                (BERT's pooler, applied to the state of the first token), "last" (state of the last
+                token) or "weighted" (mean with learned token weights). None means the pooling that
+                the model defines or, if there is none, "mean".
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
-            special_tokens: Whether [CLS] and [SEP] count in mean and max, as in
+            special_tokens: Whether mean and max pooling include [CLS] and [SEP], as in
                 sentence-transformers. Padding never counts.
             normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
                 Euclidean norm. None means as the model defines or, if it does not say, no.
@@ -233,9 +236,13 @@ def _paired(texts: TextsOrPairs, pairs: Pairs | None) -> dict[str, list[Any]]:
     if not any(isinstance(each, tuple) for each in given):
         return {"text": given} if pairs is None else {"text": given, "text_b": _several(pairs)}
     if pairs is not None:
-        raise UserError("texts has tuples, and pairs is given too; give second texts in only one")
+        raise UserError(
+            "texts has tuples, and pairs is given too; give the second texts in only one of them"
+        )
     both = [each if isinstance(each, tuple) else (each, None) for each in given]
     for number, each in enumerate(both, 1):
         if len(each) != 2:
-            raise UserError(f"text {number} is a tuple of {len(each)}; a pair is (first, second)")
+            raise UserError(
+                f"text {number} is a tuple of length {len(each)}; a pair is (first, second)"
+            )
     return {"text": [first for first, _ in both], "text_b": [second for _, second in both]}

@@ -21,7 +21,7 @@ from bert_jax.tasks.examples import SHOWN, Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows, eval_batches
 
 Answer = dict[str, Any]
-"""JSON object with an answer, which is written on one line."""
+"""An answer as a JSON object. Output files have one such object per line."""
 
 Example = TypeVar("Example")
 
@@ -49,7 +49,7 @@ class Prepared(Generic[Example]):
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """Words of the warning that say what happened to these examples."""
+    """What happened to the cut examples, as the verb phrase of the warning."""
 
 
 class Cuts:
@@ -75,7 +75,7 @@ class Cuts:
 
 
 class Given(Origin):
-    """Origin of an example that the caller passed in a list: a name and the number in the list."""
+    """Origin of an example in a list from the caller: a name and the position, from 1."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.line}"
@@ -91,7 +91,7 @@ class Predictor(ABC, Generic[Example], Bounded):
     """Largest number of tokens in a batch of more than one row."""
 
     FIELDS: ClassVar[tuple[str, ...]]
-    """Fields that are read from a JSON line. A line of plain text is the value of the first one."""
+    """Fields that are read from a JSON line. Plain text is the value of the first field."""
     PER_TOKEN: ClassVar[bool] = False
     """Whether `forward` returns an output for each token, (B, L, ...); padding is then removed."""
     CHUNK: ClassVar[int] = 4096
@@ -108,7 +108,7 @@ class Predictor(ABC, Generic[Example], Bounded):
 
     @abstractmethod
     def prepare(self, examples: Sequence[Example]) -> Prepared[Example]:
-        """Encode examples as rows of tokens. Raise a UserError for one that cannot be answered."""
+        """Encode examples as rows of tokens. Raise a UserError if an example cannot be answered."""
 
     def forward(self, batch: Batch) -> Any:
         """Run the model; return arrays with rows on axis 0, by default the logits of the head."""
@@ -152,10 +152,15 @@ class Predictor(ABC, Generic[Example], Bounded):
         self, columns: Mapping[str, Sequence[Any]], *, what: str = "text", most: int = PART,
         cuts: Cuts | None = None, advance: Callable[[int], object] = lambda count: None,
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
-        """Prepare examples in parts of at most `most`. `columns` has the values of each field.
+        """Prepare examples in parts of at most `most` examples.
 
-        Messages call an example `what` with its number. `cuts` counts the examples that are cut.
-        `advance` is called with the number of examples in a part when the next part is requested.
+        Args:
+            columns: For each field, its values in all examples.
+            what: Noun for an example in messages, such as "text" in "text 3".
+            most: Largest number of examples in a part.
+            cuts: Counter of the examples that are cut.
+            advance: Function that is called with the number of examples in a part when the caller
+                requests the next part.
 
         Raises:
             UserError: A field has a wrong type, or an example cannot be answered.
@@ -240,7 +245,7 @@ def answer_records(
             say(f"Skipped: {problem}")
 
     def sound(chunk: list[Record]) -> list[Record]:
-        """Return the records before the first record whose problem ends the command."""
+        """Return the records up to the first problem, or all if problems are skipped."""
         return [*takewhile(lambda record: on_error == "skip" or record.problem is None, chunk)]
 
     try:
@@ -270,7 +275,7 @@ def _answer(
     predictor: Predictor[Any], chunk: list[Record], refuse: Callable[[Record, str], None],
     cuts: Cuts,
 ) -> None:  # fmt: skip
-    """Answer the records without a problem. Call `refuse` for records that cannot be prepared."""
+    """Answer the records that have no problem. Call `refuse` for each that cannot be prepared."""
     asked = [record for record in chunk if record.problem is None and not record.line]
     if not asked:
         return
@@ -292,7 +297,10 @@ def _answer(
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Yield lists of at most `most` records. Long texts or a pause of the input end a list."""
+    """Yield lists of at most `most` records.
+
+    A list ends early after `MAX_CHARS` characters or when the input pauses (`PAUSE`).
+    """
     chunk: list[Record] = []
     chars = 0
     for record in records:
@@ -320,5 +328,5 @@ def text_field(fields: Mapping[str, Any], name: str, origin: Origin) -> str:
         raise UserError(f"{origin}: no field {name!r}; the fields present are {there:.200}")
     value = fields[name]
     if not isinstance(value, str):
-        raise UserError(f"{origin}: the field {name!r} holds {value!r:.60}; it must hold a text")
+        raise UserError(f"{origin}: the field {name!r} is {value!r:.60}; it must be a string")
     return value

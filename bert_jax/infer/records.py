@@ -33,7 +33,8 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for more input from a pipe before the lines read so far are answered."""
 _MOST_PATIENCE = 0.5
-"""Total seconds of waiting for a pipe after which the lines read so far are answered."""
+"""Total seconds of waiting after which the lines read so far are answered in any case, even if a
+pipe continues to deliver lines with short pauses."""
 
 
 @dataclass
@@ -68,7 +69,7 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
             return format
-        raise UserError(f"--format={format}: standard input is text or jsonl; name a file")
+        raise UserError(f"--format={format}: standard input must be text or jsonl; name a file")
     if format != "auto":
         return format
     suffix = plain_suffix(source)
@@ -78,9 +79,9 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
         if other is not None:
             return other
         raise UserError(
-            f"{source}: {suffix} files are not read, only {', '.join(filter(None, _KNOWN))} "
-            "(also with .gz, .xz, .zst) and, as text, names without a suffix. Give --format="
-            f"{'|'.join(FORMATS[1:])} for a file with another name"
+            f"{source}: the suffix {suffix} is unknown; known are "
+            f"{', '.join(filter(None, _KNOWN))} (also compressed: .gz, .xz, .zst). A file "
+            f"without a suffix is text. For another name, give --format={'|'.join(FORMATS[1:])}"
         )
     return _KNOWN[suffix]
 
@@ -99,7 +100,7 @@ def read_records(
         source: The file, which may be compressed (.gz, .xz or .zst), or `-` for standard input.
         format: Format. "auto" takes it from the suffix, or from the first line of standard input.
         fields: Names of the fields to read. A line of plain text is the value of the first field.
-        names: Names that fields have in the file, by field, where the two names differ.
+        names: Map from a field to its name in the file, for fields whose names differ.
         more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
         read: Function that is called after each read with the number of bytes that were read.
@@ -167,7 +168,7 @@ def _rows(
             yield Record(row.origin, {**more, **given})
     except MissingColumn as error:
         ours = next(ours for ours, theirs in columns.items() if theirs == error.column)
-        raise UserError(f"{error} (--columns {ours}=NAME names another column)") from error
+        raise UserError(f"{error} (name the column with --columns {ours}=NAME)") from error
 
 
 @contextmanager

@@ -39,9 +39,9 @@ class TaggableText:
 def split_words(text: str) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each word in a text.
 
-    White space separates words. Punctuation and symbols at either end of a word become separate
-    words. As in tagged corpora, they stay inside a word (`didn't`, `1,000`), and abbreviations such
-    as `U.S.` keep their last full stop. Every Chinese ideograph is a word.
+    The rules are those of tagged corpora. White space separates words. A punctuation mark or symbol
+    at either end of a word becomes a word of its own; inside a word (`didn't`, `1,000`), it does
+    not. Abbreviations such as `U.S.` keep their last full stop. Every Chinese ideograph is a word.
     """
     found: list[tuple[int, int]] = []
     for part in _PART.finditer(text):
@@ -71,7 +71,7 @@ class Tagger(Predictor[TaggableText]):
     PER_TOKEN = True
 
     def __post_init__(self) -> None:
-        """Refuse a model without a tagging head."""
+        """Raise a UserError if the model has no tagging head."""
         model = self.model
         model.require("tag", "tagging head")
         assert model.outputs is not None  # `require` checks it
@@ -90,7 +90,7 @@ class Tagger(Predictor[TaggableText]):
         words = fields["tokens"]
         if not isinstance(words, list | tuple) or not all(isinstance(w, str) and w for w in words):
             raise UserError(
-                f"{origin}: the field 'tokens' holds {words!r:.60}; it must hold a list of words"
+                f"{origin}: the field 'tokens' is {words!r:.60}; it must be a list of words"
             )
         return TaggableText(TaggedExample("", tuple(words), None, origin), None, ())
 
@@ -123,7 +123,7 @@ class Tagger(Predictor[TaggableText]):
         return found or ["(no entities)"]
 
     def _answer(self, example: TaggableText, logits: np.ndarray) -> Answer:
-        """Return the fields of `LoadedModel.tag` for one text.
+        """Return the answer for one text, with the fields described in `LoadedModel.tag`.
 
         Entity tags are repaired to valid IOB2, as in `bert-jax predict`. The score of an entity is
         the mean, over its words, of the probability of the predicted tag.

@@ -36,7 +36,7 @@ class Translator(TextPredictor):
     alignments: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a model that does not translate."""
+        """Raise a UserError if the model does not translate."""
         self.model.require("translate", "decoder")
         self.num_cut = 0
 
@@ -53,7 +53,8 @@ class Translator(TextPredictor):
             if room < 1:
                 raise UserError(
                     f"{examples[number].origin}: the prefix has {len(prefix)} tokens, but "
-                    f"{self.model.name} takes {limit} for source and prefix; shorten the prefix"
+                    f"{self.model.name} takes {limit} for both source and prefix; shorten the "
+                    "prefix"
                 )
             if len(source) > room:
                 cut.append(number)
@@ -61,7 +62,7 @@ class Translator(TextPredictor):
             rows.append(np.concatenate([first, prefix]).astype(np.int32))
             starts.append(len(first))
             numbers.append(number)
-        said = f"texts are longer than {limit} tokens, special ones included,"
+        said = f"texts are longer than {limit} tokens, including special tokens,"
         found = Rows(rows, np.array(starts, np.int32))
         return Prepared(examples, found, context=numbers, cut=cut, limit=said)
 
@@ -151,7 +152,7 @@ def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer
 
 
 def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
-    """Decode a translation to one line of text. The unknown token is the only special one shown."""
+    """Decode a translation to one line of text, without special tokens except the unknown token."""
     special = tokenizer.special_ids
     silent = (special.pad, special.cls, special.sep, special.mask)
     return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()
@@ -189,9 +190,9 @@ def word_attention(
         weights: Entry of `mean_attention` for this text; T and S may be padded.
 
     Returns:
-        A dictionary for each target word: the words `target` and `source`; `places`, the numbers of
-        the target word and the source word, counted from 0; and `weight`, the attention to all
-        tokens of the source word, averaged over the tokens of the target word.
+        A dictionary for each target word: the words `target` and `source`; `places`, the indices of
+        the target word and of the source word; and `weight`, the sum of the attention to the tokens
+        of the source word, averaged over the tokens of the target word.
     """
     special = tokenizer.special_ids
     places = np.flatnonzero((source != special.cls) & (source != special.sep))

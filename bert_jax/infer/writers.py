@@ -29,8 +29,8 @@ per answer."""
 class KeptLines:
     """Output file whose lines are also saved in OUT.partial, so that a command can be continued.
 
-    Each saved line begins with a CRC of its record, model and command. Only the same record, model
-    and command use the line again.
+    Each saved line begins with a CRC of its record, the model and the command. The line is used
+    again only if all three are the same.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:
@@ -40,7 +40,10 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records; set `Record.line` until the first record without a saved line."""
+        """Yield all records, with the saved line in `Record.line`.
+
+        From the first record that has no matching saved line, no record gets a saved line.
+        """
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -50,7 +53,10 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record. If `chunks` raises a UserError, add how to continue."""
+        """Write a line for each record.
+
+        If `chunks` raises a UserError, the message is extended by how to continue the command.
+        """
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:
@@ -103,7 +109,7 @@ def write_answers(
 
 
 def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
-    """Refuse an output file whose suffix does not fit the answers.
+    """Check that an output file can hold the answers.
 
     `vectors` means that answers are vectors. `plain` means that answers are lines of text, for
     which every suffix is allowed except .npy and .parquet.

@@ -7,7 +7,7 @@ from bert_jax.config.bounds import Bounded, Count, Natural, Positive, Rate
 from bert_jax.errors import UserError
 
 VOCAB_MULTIPLE = 128
-"""Number of vector lanes of a TPU; the embedding table gets extra rows up to a multiple of it."""
+"""Multiple to which the embedding table's rows are padded: the number of vector lanes of a TPU."""
 
 ARCHITECTURE = (
     "num_positions", "num_types", "embedding_dim", "hidden_dim", "num_layers", "num_heads",
@@ -25,7 +25,8 @@ class LayerKind(NamedTuple):
     letter: str = "G"
     """Letter of `attention_pattern`: G for global attention, L for local."""
     first: bool = False
-    """Whether the layer is the first one and has no attention norm (`first_norm` is false)."""
+    """Whether this is the first layer and `first_norm` is false, so that the layer has no norm
+    before its attention."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class ModelConfig(Bounded, section="model"):
     num_layers: Count = 12  # N
     num_heads: Count = 12  # H
     num_kv_heads: Natural = 0  # G
-    """Number of key and value heads; 0 means num_heads. Each is shared by num_heads / num_kv_heads
-    query heads (grouped-query attention, Ainslie et al. 2023)."""
+    """Number of key and value heads; 0 means num_heads. Each key and value head serves
+    num_heads / num_kv_heads query heads (grouped-query attention, Ainslie et al. 2023)."""
     mlp_dim: Count = 3072  # F
     gated: bool = False
     """Whether the feed-forward network has a gate: down(activation(gate(x)) * up(x)) instead of
     down(activation(up(x))) (Shazeer 2020)."""
     hidden_dropout_rate: Rate = 0.1
-    """Dropout rate of attention outputs; default for embeddings and feed-forward outputs, too."""
+    """Dropout rate of attention outputs. It is also the default of embedding_dropout_rate and
+    mlp_dropout_rate."""
     attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
     embedding_dropout_rate: Rate | None = None
@@ -96,11 +98,12 @@ class ModelConfig(Bounded, section="model"):
     attention_bias: bool = True
     mlp_bias: bool = True
     init: Literal["bert", "scaled"] = "bert"
-    """Initialisation of weights. `scaled` divides the initial output weights of attention and
-    feed-forward by sqrt(2 num_layers)."""
+    """Initialisation of weights. `bert` uses init_std in all layers. `scaled` divides init_std by
+    sqrt(2 num_layers) for the output projections of attention and feed-forward."""
     init_std: float = 0.02
-    """Standard deviation of the normal from which initial weights are drawn. Draws are truncated
-    at 2 init_std, which reduces their deviation to 0.88 init_std."""
+    """Standard deviation of the normal distribution from which initial weights are drawn. The
+    distribution is truncated at 2 init_std, so the weights have standard deviation 0.88 init_std.
+    """
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Activation of the feed-forward networks. `gelu` is the exact form with erf; the original
     TensorFlow code of BERT used the approximation `gelu_tanh`."""
@@ -125,11 +128,12 @@ class ModelConfig(Bounded, section="model"):
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Implementation of attention; `auto` picks one for the device and the sizes."""
     scan_unroll: Count = 24
-    """Number of layers in one iteration of the scan over layers; with `num_layers` or more, all
-    layers are unrolled and there is no scan."""
+    """Number of layers in one iteration of the scan over layers. If it is `num_layers` or more, all
+    layers are unrolled, without a scan."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Rematerialisation: forward work that the backward pass repeats to save memory. `none` is
-    nothing, `dots` everything except products with weight matrices, `full` everything."""
+    """Rematerialisation: the forward operations that the backward pass repeats, to save memory.
+    `none` repeats nothing, `dots` repeats everything except products with weight matrices, and
+    `full` repeats everything."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +168,7 @@ class ModelConfig(Bounded, section="model"):
             )
         if not self.first_norm and self.norm_order == "post":
             raise UserError(
-                "model.first_norm is false with model.norm_order 'post', but only 'pre' layers "
+                "model.first_norm is false, but model.norm_order is 'post', and only 'pre' layers "
                 "begin with a norm; set first_norm to true or norm_order to 'pre'"
             )
 

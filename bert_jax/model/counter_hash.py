@@ -1,12 +1,12 @@
 """Random bits by hashing integers: equal integers give equal bits, on any device and any mesh.
 
 A dropout mask must be a pure function of (seed, row, position). A hash of these integers is such a
-function, and needs no keys to split as `jax.random` does. XLA fuses the hash into the elementwise
-code around it, and partitions it like any elementwise operation.
+function. Unlike `jax.random`, a hash needs no keys and no splitting of keys. XLA fuses the hash
+into the elementwise operations around it, and partitions the hash like these operations.
 
 Each round of the hash applies `lowbias32` by Chris Wellons, "Prospecting for Hash Functions"
-(2018). This is a bijection of 32-bit words in which every input bit flips every output bit with
-probability close to 1/2. It is not cryptographic.
+(2018). `lowbias32` is a bijection of 32-bit words. If one input bit is flipped, each output bit
+flips with probability close to 1/2. The hash is not cryptographic.
 """
 
 import jax
@@ -38,9 +38,9 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     """Hash integer words into 32 random bits; the order of the words matters.
 
     The words broadcast against each other. Put words with small shapes first, because each word
-    costs one round over the shape broadcast so far. Signed integers wrap modulo 2^32. The result is
-    uint32: a numpy array if every word is numpy or a Python integer, otherwise a jax array with the
-    same bits.
+    costs one round over the broadcast shape of all words up to it. Signed integers wrap modulo
+    2^32. The result is uint32: a numpy array if every word is numpy or a Python integer, otherwise
+    a jax array with the same bits.
     """
     with np.errstate(over="ignore"):  # numpy warns when scalars wrap, not when arrays do
         state = np.array(_START, np.uint32)

@@ -24,7 +24,7 @@ Number = int | Integer[Array, ""]
 
 
 class DropoutStream(NamedTuple):
-    """Integers that determine a step's dropout masks, which the model takes instead of a key."""
+    """Integers that determine the dropout masks of a step; they take the place of a JAX key."""
 
     seed: UInt32[Array, ""]
     """Seed of the step's masks; every step has a different seed."""
@@ -56,9 +56,10 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """Compute the mask of `keep_mask` at explicit positions, which broadcast against each other.
+    """Compute the entries of `keep_mask` at the given positions.
 
-    Kernels call this, too: it uses only integer operations that they support.
+    `row_index` and the arrays of positions broadcast against each other. Attention kernels call
+    this function, too, so it uses only integer operations that these kernels support.
     """
     # Each axis is hashed in its own round, smallest shapes first, so that only the last round runs
     # once per element. If one linear position were hashed instead, rows whose 32-bit states agree
@@ -87,7 +88,10 @@ _dropout.defvjp(lambda x, rate, *names: (_dropout(x, rate, *names), names), _dro
 def dropout(
     x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
-    """Zero elements with probability `rate`, and scale the rest; backward recomputes the mask."""
+    """Zero elements with probability `rate`, and scale the rest.
+
+    The backward pass recomputes the mask.
+    """
     if stream is None or rate == 0.0:
         return x
     return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

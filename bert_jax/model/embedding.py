@@ -5,8 +5,9 @@
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
-Parameters are a nested dict. It has the entry `encoder`, without a pooler, and the entry `pooling`
-if the pooling is `weighted`. Texts are compared by the cosine of their vectors.
+Parameters are a nested dict. The entry `encoder` has the parameters of an encoder without a
+pooler. The entry `pooling` exists only if the pooling is `weighted`. Texts are compared by the
+cosine of their vectors.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the first entries of a vector are themselves
@@ -28,9 +29,9 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import parameter
 
 Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted"]
-"""Ways to make one vector of token states. `mean` and `max` run over all tokens, by default also
-special tokens. `cls` is the first token's state, `pooler` the output of BERT's pooler, `last` the
-last token's state, and `weighted` a mean with learned weights."""
+"""Ways to pool the token states into one vector. `mean` and `max` are over all tokens, by default
+including special tokens. `cls` is the first token's state, `pooler` the output of BERT's pooler,
+`last` the last token's state, and `weighted` a mean with learned weights."""
 TokenPooling = Literal["mean", "cls", "last", "weighted"]
 """Poolings with which an embedding model can be trained."""
 Pooled = Literal["cls", "mean", "late"]
@@ -39,7 +40,7 @@ mean of all states. With `late` the head reads every state, and its logits are a
 
 
 class TokenWeights(nnx.Module):
-    """Learned vector whose product with a token's state is a score; softmax gives the weights."""
+    """Learned vector; a softmax over its products with the token states gives the weights."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None = None):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
@@ -51,8 +52,9 @@ def pool_tokens(
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
     `counts` marks the tokens to pool, which must all belong to one text. The pooling `weighted`
-    reads the entry `pooling` of `params`. The caller applies the pooler for `pooler`. The result is
-    float32, except that `max` keeps the type of `hidden`.
+    reads the entry `pooling` of `params`. The pooling `pooler` returns the first token's state, to
+    which the caller applies the pooler. The result is float32, except that `max` keeps the type of
+    `hidden`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)

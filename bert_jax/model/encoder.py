@@ -48,7 +48,10 @@ class Embeddings(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
-        """Make the tables. If inputs are vectors, `has_table` is false: there is no token table."""
+        """Make the tables, with a token table only if `has_table` is true.
+
+        Without a token table, the inputs must be vectors.
+        """
         self.config = config
         width = config.embedding_width
 
@@ -73,7 +76,9 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, or vectors in place of tokens; the caller has checked the range of ids.
+        """Embed tokens. If `tokens` are vectors (B, L, E), use them as the token embeddings.
+
+        The caller has checked that token and type ids are in range.
 
         Raises:
           UserError: L exceeds `num_positions`.
@@ -157,7 +162,7 @@ class SelfAttention(Attention):
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from the tokens at the positions `places`, by default from all tokens.
 
-        `letter` is the layer's kind, G or L. The layer's dropout sites follow `first_site`.
+        `letter` is the layer's kind, G or L. The layer's first dropout site is `first_site` + 1.
         """
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
@@ -178,7 +183,7 @@ class SelfAttention(Attention):
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
     ) -> tuple[Float[Array, "B P H K"], Float[Array, "B L G K"]]:
-        """Compute queries (at `places`, if given) and keys, rotated if layers `letter` rotate."""
+        """Compute queries (at `places`, if given) and keys; rotate both if this layer uses RoPE."""
         query, key = self.query(_taken(x, places)), self.key(x)
         if letter in context.rotations:
             cos, sin = context.rotations[letter]
@@ -198,7 +203,7 @@ class SelfAttention(Attention):
 def attention_weights(
     query: Float[Array, "B L H K"], key: Float[Array, "B S G K"], visible: Bool[Array, "B 1 L S"]
 ) -> Float[Array, "B H L S"]:
-    """Compute how much each query (row) attends to each key (column), in float32."""
+    """Compute attention probabilities in float32: how much each query attends to each key."""
     key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
     return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
@@ -296,7 +301,10 @@ class Stack(nnx.Module):
     def __init__(
         self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
     ):
-        """Make a stack of layers built by `layer`; if not `has_table`, its inputs are vectors."""
+        """Make the embeddings, and a stack of layers that `layer` constructs.
+
+        If `has_table` is false, the inputs are vectors, and there is no token table.
+        """
         self.config = config
         self.embeddings = Embeddings(config, rngs, has_table=has_table)
         # Each layer is initialised from a different key.
@@ -308,10 +316,10 @@ class Stack(nnx.Module):
     def run(
         self, x: Array, context: Context, call: Callable[..., Array], *, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Run all layers and then `end`; return a tuple whose last entry is the result.
+        """Run all layers and then `end`; return a tuple whose last entry is the output of `end`.
 
         `call(layer, states, index, kind)` applies one layer. With `every`, all layers are unrolled,
-        and the tuple begins with the states before each layer; otherwise it has only the result.
+        and the tuple begins with the input of each layer. Otherwise, the tuple has only one entry.
         """
         config, layout = self.config, context.layout
         graphdef, stacked = nnx.split(self.layers)
@@ -343,7 +351,7 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Stack of layers over tokens or over vectors (B, L, E), with a pooler if `pools`."""
+    """Encoder whose inputs are tokens or vectors (B, L, E); it has a pooler if `pools` is true."""
 
     def __init__(
         self, config: ModelConfig, has_table: bool = True, pools: bool = False, *, rngs: nnx.Rngs
@@ -355,7 +363,10 @@ class Encoder(Stack):
     def __call__(
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Embed tokens or vectors, and return what `run` returns, in the compute type."""
+        """Embed tokens or vectors and run the layers; return the tuple that `run` returns.
+
+        The states in the tuple have the compute type.
+        """
         x = self.embeddings(tokens, type_ids, context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 

@@ -2,10 +2,10 @@
 
 Only matrix products count. A product of (m, k) and (k, n) has 2 m k n operations, because a
 multiply and an add count as two. The vocabulary projection runs at the P masked positions, over the
-padded vocabulary. Attention counts each pair of a query and a key that it sees: L * L pairs in a
-global layer. The backward pass costs twice as much as the forward pass, because each product has
-two operands to differentiate. Lookups, norms, softmax, activations, dropout and the optimizer do
-not count. Neither does work that rematerialisation repeats, so that recomputing does not raise MFU
+padded vocabulary. In attention, each visible query-key pair counts: L * L pairs in a global layer.
+The backward pass costs twice as much as the forward pass, because each product has two operands to
+differentiate. Lookups, norms, softmax, activations, dropout and the optimizer do not count. Nor do
+forward operations that rematerialisation repeats, so rematerialisation does not raise the MFU
 (Chowdhery et al. 2022, PaLM, appendix B).
 """
 
@@ -16,7 +16,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.task_heads import ARC_WIDTH, RELATION_WIDTH
 
 TRAIN_OVER_FORWARD = 3
-"""Cost of a training step in units of its forward pass: 1 forward plus 2 for the backward pass."""
+"""Cost of a training step in forward passes: 1 for the forward pass, 2 for the backward pass."""
 
 
 def encoder_flops(config: ModelConfig, length: int) -> int:
@@ -44,7 +44,7 @@ def decoder_flops(config: ModelConfig, source_length: int, target_length: int) -
 
 
 def seen_keys(config: ModelConfig, length: int, letter: str) -> int:
-    """Count the pairs of a query and a key that it sees, in a row with a single segment."""
+    """Count the visible query-key pairs in one row that has a single segment."""
     window = min(length - 1, length if (found := config.window(letter)) is None else found)
     return length * (2 * window + 1) - window * (window + 1)
 

@@ -1,12 +1,12 @@
 """Parameters of a larger encoder, made by tiling the parameters of a smaller encoder.
 
-Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. To go from m to n layers, new
-layer i starts as a copy of old layer round(i * m / n). Every old matrix lies in the middle of the
-new matrix, and is repeated around it on both axes. Queries, keys, values, gate and up count as
-separate matrices.
+Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. To grow from m to n layers,
+new layer i starts as a copy of old layer round(i * m / n). To grow a matrix, the old matrix is put
+in the middle of the new matrix, and further copies of the old matrix fill the space around it.
+Query, key, value, gate and up matrices are grown separately.
 
-A head is never split, so that each entry of a head keeps its rotation. Query heads that share a key
-head are copied together, so that each query head keeps its key head.
+Heads are copied whole, so that each dimension of a head keeps its RoPE frequency. Query heads that
+share a key head are copied together, so that each query head keeps its key head.
 """
 
 import dataclasses
@@ -22,17 +22,19 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise added to copies, as a multiple of the kernel's deviation."""
+"""Standard deviation of the noise on copied weights, divided by the standard deviation of the
+kernel."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
     """Return the configuration `old` with the larger sizes of `wanted`.
 
-    `attention_pattern` also comes from `wanted`, so that added layers may be global or local, and
-    so does `num_positions` with `rope`. Error messages call the source model `name`.
+    `attention_pattern` also comes from `wanted`, so that added layers may be global or local. With
+    RoPE, `num_positions` comes from `wanted`, too. Error messages call the source model `name`.
 
     Raises:
-      UserError: Other fields of `wanted` differ, or sizes do not fit. The message lists them all.
+      UserError: Other fields of `wanted` differ from `old`, or sizes of `wanted` cannot be reached
+        by growing `old`. The message lists all of these fields.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -53,10 +55,12 @@ def grow_params(
     `new` comes from `grown_config`. If a new layer has an attention norm but copies a layer without
     one (`first_norm`), the scale of the norm starts as ones.
 
-    With `preserve`, each weight is divided by the number of copies of its input. A model that only
-    becomes wider then computes the same as its source (Chen et al. 2016, Net2Net), exactly if each
-    new width is a multiple of the old width, otherwise approximately. Noise drawn from `seed` lets
-    the copies get different gradients; it adds up to zero over the copies of an input.
+    Widening copies input features. With `preserve`, each weight is divided by the number of copies
+    of its input feature. If the model grows only in width, it then computes the same function as
+    the old model (Chen et al. 2016, Net2Net). The result is exact if each new width is a multiple
+    of the old width, and approximate otherwise. With `preserve`, noise drawn from `seed` is also
+    added to the weights, so that the copies get different gradients. The noise adds up to zero over
+    the copies of an input feature.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -96,9 +100,10 @@ def grow_params(
 
 
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
-    """Return the old index for each new index of an axis; the old axis is centred and repeats.
+    """Return, for each new index of an axis, the old index that it copies.
 
-    Query heads that share a key head stay together.
+    The old indices are in the middle of the new axis, and repeat on both sides. Query heads that
+    share a key head stay together.
     """
     unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
     return (np.arange(after) - (after - before) // unit // 2 * unit) % before
@@ -107,7 +112,7 @@ def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.
 def _divide_kernels(
     grown: Params, params: Params, axes: Params, old: ModelConfig, random: np.random.Generator
 ) -> None:
-    """Divide kernels in place by the number of copies of each input; add noise to the copies."""
+    """Divide the weights of each input feature by its number of copies, in place, and add noise."""
     for name, entry in grown.items():
         if isinstance(entry, dict):
             _divide_kernels(entry, params[name], axes[name], old, random)
@@ -125,14 +130,15 @@ def _divide_kernels(
 
 
 def _copies(sources: np.ndarray) -> np.ndarray:
-    """Count, for each new index, the new indices that copy the same old index."""
+    """Return, for each new index, how many new indices copy the same old index."""
     return np.bincount(sources)[sources].astype(np.float32)
 
 
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
-    """Return, for each new layer, the number of the old layer that it copies.
+    """Return, for each new layer, the index of the old layer that it copies.
 
-    That layer has the same relative depth, rounded as `round` does (a half goes to even).
+    The old layer has about the same relative depth. Its index is rounded to the nearest integer, a
+    half to the nearest even integer.
     """
     ratio = old.num_layers / new.num_layers
     nearest = [round(layer * ratio) for layer in range(new.num_layers)]
@@ -140,7 +146,7 @@ def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
 
 
 def _unlike(old: ModelConfig, wanted: ModelConfig) -> Iterator[str]:
-    """Describe each field, except the sizes, that differs and changes the computation."""
+    """Describe the differences, other than sizes, that affect what the two models compute."""
     before, after = _read_fields(old), _read_fields(wanted)
     for field, value in before.items():
         if after.get(field, value) != value:

@@ -31,7 +31,8 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of columns that pad the vocabulary. Their probability is 0, and 0 * inf cannot arise."""
+"""Logit of columns that pad the vocabulary. The logit makes their probability 0. It is finite,
+because a probability of 0 times a logit of -inf would be NaN."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
@@ -85,10 +86,10 @@ class MaskedLMHead(nnx.Module):
 
 
 def _add_bias_forward(x: Float[Array, "B P V"], bias: Float[Array, " V"]):
-    """Return `x + bias`; its gradient is custom because XLA on CPU sums many columns slowly.
+    """Return `x + bias`, with a custom gradient because XLA on CPU is slow to sum over rows.
 
-    For 320 rows of 30592 columns, a reduction takes 54 ms (a tenth of a training step of `mini`),
-    but a product with a row of ones takes 3 ms.
+    For 320 rows of 30592 columns, the sum of each column takes 54 ms as a reduction (a tenth of a
+    training step of `mini`), but 3 ms as a matrix product with a row of ones.
     """
     return x + bias, None
 
@@ -114,7 +115,7 @@ class ReplacedHead(nnx.Module):
         self.score = Affine(config, {"embed": width}, {None: 1}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
-        """Compute, in float32, the logit that each position's token was replaced."""
+        """Compute, in float32, one logit per position; a high logit means a replaced token."""
         x = ACTIVATIONS[self.activation](self.dense(hidden))
         return self.score(x)[..., 0].astype(jnp.float32)
 
@@ -151,9 +152,9 @@ def init_params(
 ) -> Params:
     """Initialise the parameters of a module, by default of a `PretrainingModel`.
 
-    Weights are truncated normals of scale `init_std`, biases zeros and norm scales ones. One
-    compiled program makes all parameters. Inside a `jax.jit` with `out_shardings`, each device
-    makes only its own shards.
+    Weights are drawn from a truncated normal distribution of scale `init_std`. Biases start as
+    zeros and norm scales as ones. One compiled program makes all parameters. Inside a `jax.jit`
+    with `out_shardings`, each device makes only its own shards.
     """
     built = module(config, *settings, rngs=nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(built, nnx.Param))
@@ -209,7 +210,7 @@ def encode(
       params: any tree with an `encoder` entry.
       tokens: ids below `vocab_size` (not checked here), or vectors if there is no token table.
       type_ids: sentence types, below `num_types`.
-      segment_ids: number of each token's segment in its row, from 1; padding has 0.
+      segment_ids: segment of each token, counted from 1 in each row; 0 for padding.
       stream: seed and row indices of the dropout masks; None switches dropout off.
       layout: layout of the arrays on a mesh; None on one device.
 
@@ -226,7 +227,8 @@ def encode_layers(
     """Compute the states before the first layer and after each layer, or only the last states.
 
     `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`. If `every`
-    is false, the tuple has only the last states. A final norm is applied to the last states.
+    is false, the tuple has only the last states. If the model has a final norm, it is applied to
+    the last states.
     """
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]
@@ -300,7 +302,8 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States before the first layer and after each of N layers; the last states equal `encode`."""
+    """States before the first layer and after each of the N layers (M = N + 1). The last states
+    are those that `encode` returns."""
     weights: Float[Array, "N B H L L"] | None
     """Attention weights from each token (row) to each token (column); None if not requested."""
 

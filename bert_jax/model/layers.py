@@ -32,7 +32,10 @@ def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Ar
 def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
     """Make a parameter that records the logical name of each axis."""
     if len(axes) != value.ndim:
-        raise ValueError(f"{len(axes)} axis names {axes} for an array of shape {value.shape}")
+        raise ValueError(
+            f"{len(axes)} axis names {axes} for {value.ndim} axes of an array of shape "
+            f"{value.shape}"
+        )
     return nnx.Param(value, axes=axes)
 
 
@@ -40,8 +43,9 @@ def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
 def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Array:
     """Compute an einsum with a float32 result, and its gradients in the operands' type.
 
-    JAX's own derivative would compute both backward products in float32, which is at most half as
-    fast on hardware that has bfloat16. With float32 operands this is a plain einsum.
+    JAX's automatic derivative would compute both backward products in float32, which is at most
+    half as fast on hardware with bfloat16 support. With float32 operands, this function is a plain
+    einsum.
     """
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
@@ -183,9 +187,10 @@ def _normal_cdf(x):
 
 
 def _wide_gelu_forward(x):
-    """Compute GELU in float32, because bfloat16 would round its constants; keep only `x`.
+    """Compute GELU in float32, and keep only `x` for the backward pass.
 
-    In bfloat16 the derivative's 2 / sqrt(pi) would be 1.125, which is too small by 0.3%.
+    Bfloat16 would round the constants of GELU and its derivative. For example, 2 / sqrt(pi) would
+    become 1.125, which is too small by 0.3%.
     """
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype), x
@@ -212,9 +217,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gated(activation: str, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Array:
-    """Return activation(gate) * up; the backward pass keeps only the arrays `gate` and `up`.
+    """Return activation(gate) * up; keep only the arrays `gate` and `up` for the backward pass.
 
-    With JAX's own derivative, a loop over layers would keep five arrays of this size.
+    With JAX's automatic derivative, a loop over layers would keep five arrays of this size.
     """
     return ACTIVATIONS[activation](gate) * up
 

@@ -23,17 +23,18 @@ class Layout(NamedTuple):
     """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
     """Function that gathers the parameters of one layer (a nested dict) from the devices' shards.
-    None means that a device's shards suffice. The model calls the function inside the layer, so
-    that gathered copies do not live long."""
+    None means that the parameters need no gathering. The model calls the function inside each
+    layer, so that the gathered copies are freed early."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts that replace this one for single entries of the parameters, by name (see `of`)."""
+    """Layouts of entries of the parameters, by the entry's name; all other entries use this layout
+    (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
     """Function that gathers rows (axis 0) from all devices; None if each device has all rows."""
     frozen_layers: int = 0
     """Number of bottom layers that are not trained: no gradient flows through or below them."""
 
     def of(self, name: str) -> "Layout":
-        """Return the layout for an entry of the parameters; by default, this layout."""
+        """Return the layout of the parameters' entry `name`, by default this layout."""
         return self.inner.get(name, self)
 
     def without_gather(self) -> "Layout":
@@ -75,11 +76,11 @@ class Layout(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether each device runs on its own arrays, so that the compiler partitions nothing."""
+        """Whether the code already runs per device, so that the compiler partitions nothing."""
         return self._by_hand() == set(self.mesh.axis_names)
 
     def _by_hand(self) -> set[str]:
-        """Return the mesh axes that the enclosing shard_map handles; all axes on one device."""
+        """Return the mesh axes that the enclosing shard_map handles; all for a single device."""
         if self.mesh.size == 1:
             return set(self.mesh.axis_names)
         return set(jax.sharding.get_abstract_mesh().manual_axes)
@@ -90,7 +91,10 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform (tpu, gpu or cpu) that will run the step, not the one that traces it."""
+    """Return the platform (tpu, gpu or cpu) that will run the step.
+
+    The platform that traces the step may be another one.
+    """
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -122,8 +126,9 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
-    Gathers are recognised by their primitive. If gathered arrays were marked with `checkpoint_name`
-    instead, JAX could still keep them from before they get the name.
+    Gathers are recognised by their primitive. Marking the gathered arrays with `checkpoint_name`
+    would not be enough: the name applies to a copy, and JAX could still keep the unnamed output of
+    the gather.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

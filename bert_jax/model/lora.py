@@ -1,7 +1,8 @@
 """LoRA: low-rank updates of the layers' weight matrices (Hu et al. 2021, section 4.1).
 
-The entry `lora` of the parameters is a tree like `encoder/layers`, with two arrays in place of the
-kernel (N, *inputs, *outputs) of each target: `a` (N, *inputs, rank) and `b` (N, rank, *outputs).
+The entry `lora` of the parameters is a tree like `encoder`, but has only the target matrices. For a
+target with the kernel (N, *inputs, *outputs), the tree has two arrays: `a` (N, *inputs, rank) and
+`b` (N, rank, *outputs).
 """
 
 import math
@@ -23,7 +24,7 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""Part of a layer that contains each target matrix."""
+"""Part of a layer, by the name of the target matrix that the part contains."""
 _PURPOSE = 0x6C6F7261
 
 
@@ -59,8 +60,9 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
     """Add the entry `lora` to parameters with the logical axes `axes`, if `rank` is not 0.
 
-    A is drawn from a normal with standard deviation 1 / sqrt(3 * inputs), which equals that of
-    PEFT's uniform distribution. B starts as zeros. No A depends on which other targets there are.
+    A is drawn from a normal distribution with standard deviation 1 / sqrt(3 * inputs). PEFT draws A
+    from a uniform distribution with the same standard deviation. B starts as zeros. The A of a
+    target does not depend on which other targets are configured.
 
     Raises:
       UserError: the layers have no matrix with the name of a target.
@@ -132,5 +134,5 @@ def _kernel(tree: Params, name: str) -> Any:
 
 
 def _num_inputs(axes: LogicalAxes) -> int:
-    """Count a stacked kernel's input axes; `embed` is either its only input or its only output."""
+    """Count the input axes of a stacked kernel, whose only input or only output axis is `embed`."""
     return 1 if axes[1] == "embed" else len(axes) - 2

@@ -37,7 +37,7 @@ def run_layers(
     leaves, tree = jax.tree.flatten(stacked)
 
     def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
-        """Run layers one by one; axis 0 of each array in `pieces` is the layer."""
+        """Run layers one by one; `pieces` are their parameters, with layers on axis 0."""
         count = pieces[0].shape[0]
         # The gradient of `split` is one concatenation; with `piece[n]` it would sum padded arrays.
         split = [jax.lax.split(piece, (1,) * count) for piece in pieces]

@@ -8,9 +8,10 @@
 Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout followed by a
 network of `NETWORKS`. For classification, tagging and span the network is an affine map (Devlin et
 al. 2018, section 4). If the model has no pooler, there may be an entry `transform`, a dense layer
-before the head (Warner et al. 2024, ModernBERT). For parsing the network is a biaffine head. It
-scores each pair of a word and a possible head of the word, and each relation between them (Dozat
-and Manning 2017, Deep Biaffine Attention for Neural Dependency Parsing, section 2).
+before the head (Warner et al. 2024, ModernBERT). For parsing the network is a `BiaffineHead`.
+For each pair of words, this network scores the arc (whether the second word is the syntactic head
+of the first word) and each relation that the arc may have (Dozat and Manning 2017, Deep Biaffine
+Attention for Neural Dependency Parsing, section 2).
 """
 
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ class BiaffineHead(nnx.Module):
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L L C"]:
         """Score position j as the head of position i, in float32.
 
-        Entry 0 of the last axis is the score of the arc, entry 1 + r the score of its relation r.
+        On the last axis, entry 0 is the score of the arc, and entry 1 + r the score of relation r.
         """
         rectified = partial(jax.nn.leaky_relu, negative_slope=SLOPE)
         word, head = rectified(self.arc_word(hidden)), rectified(self.arc_head(hidden))
@@ -83,8 +84,9 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Builders of networks, called as `build(config, num_labels, rngs)`. A network maps states to
-float32 logits. The states are (B, L, D), or (B, D) if they are pooled for classification."""
+"""Classes of the heads' networks, with the constructor arguments (config, num_labels, rngs). A
+network maps states to float32 logits. The states are (B, L, D), or (B, D) if they are pooled for
+classification."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,15 @@ class TaskHeadConfig(Bounded, section="head"):
     dropout_rate: Rate = 0.1
     """Dropout rate before the network; published span heads have 0."""
     pooling: Pooled = "cls"
-    """Input of a classification head; it has no effect if the encoder has a pooler."""
+    """Input of a classification head. The field has no effect if the encoder has a pooler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind == "span" and self.num_labels != 2:
-            raise UserError(f"a span head has 2 outputs, start and end, not {self.num_labels}")
+            raise UserError(
+                f"head.num_labels is {self.num_labels}, but a span head has 2 outputs, start and "
+                "end; expected 2"
+            )
 
 
 class TaskTransform(nnx.Module):
@@ -156,9 +161,10 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Select the entries of a model's parameters from which the training of a new head starts.
 
-    These are `encoder` and, if the new head has one, `transform`. The transform is that of an
-    earlier head or, if there is none, the dense layer and norm of the masked-LM head, which
-    Transformers loads, too, because the names match.
+    The result has the entry `encoder` and, if the new head has a transform and `params` has its
+    parameters, `transform`. An existing entry `transform` is kept. Otherwise, the dense layer and
+    norm of the masked-LM head become the transform. Transformers also loads these two for the new
+    head, because the names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings

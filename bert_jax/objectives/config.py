@@ -49,9 +49,10 @@ class ObjectiveConfig(Bounded, section="objective"):
     """Choice of the training objective. Each subclass adds the fields of one objective."""
 
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
-    """Values of `data.pairing` whose batches the objective reads."""
+    """Values of `data.pairing` that the objective supports."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters with the head to learn from. "" means no teacher allowed."""
+    """Entry of a teacher's parameters that has the head from which a student learns. "" means that
+    the objective does not support a teacher."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -78,7 +79,11 @@ class ObjectiveConfig(Bounded, section="objective"):
         raise NotImplementedError
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """Add entries that the objective needs to initial parameters, or raise a UserError."""
+        """Add to the initial parameters the entries that this objective needs.
+
+        Raises:
+          UserError: the entries cannot be made from `params`.
+        """
         return params
 
     def baseline(self, store: TokenStore) -> float | None:
@@ -86,7 +91,7 @@ class ObjectiveConfig(Bounded, section="objective"):
         return store.unigram_entropy
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
-        """Split the parameters of a run into models by name. The first is the result of the run."""
+        """Split a run's parameters into models by name; the first model is the run's result."""
         return {"model": (model, params)}
 
     def network(self, model: ModelConfig) -> Network | None:
@@ -130,11 +135,12 @@ class ReplacedTokensConfig(ObjectiveConfig):
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Width, number of heads and feed-forward width of the generator, as a share of the model's."""
+    """Ratio of the generator's size to the model's size. The ratio applies to the width, the number
+    of heads and the feed-forward width."""
     discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss. The generator's loss has the factor 1."""
     temperature: Positive = 1.0
-    """Temperature of the generator: its logits are divided by it before a token is drawn."""
+    """Temperature by which the generator's logits are divided before a token is drawn."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:
@@ -208,7 +214,10 @@ class TranslationConfig(NetworkConfig):
     output from the masked-LM head. Cross-attention starts from random values."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """If `init_decoder` is set, add a decoder and an output copied from encoder and head."""
+        """If `init_decoder` is set, add a decoder and an output head.
+
+        The decoder is copied from the encoder, and the output head from the masked-LM head.
+        """
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:
@@ -240,16 +249,19 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
 @dataclass(frozen=True)
 class StudentConfig(DistillationConfig):
-    """Distillation from a teacher with a masked-LM head, which may also initialise the student."""
+    """Distillation from a teacher with a masked-LM head.
+
+    The student's initial parameters may also come from the teacher.
+    """
 
     from_teacher: bool = False
     """Whether the student starts as a copy of the teacher's embeddings and heads, and of the layers
     that `layers` lists. Both must then have the same sizes, except for model.num_layers."""
     architecture: ModelConfig | None = None
-    """Architecture of the teacher. A run reads it from the directory `teacher`."""
+    """Architecture of the teacher, which a run reads from the directory `teacher`."""
 
     def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
-        """Make the objective of a run. If there is a teacher, it distils."""
+        """Make the objective of a run: distillation with a teacher, otherwise `objective` alone."""
         student = objective.make(given)
         if not self.teacher:
             return student

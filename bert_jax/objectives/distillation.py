@@ -44,7 +44,8 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the layer from student states to its width."""
+"""Entries of the parameters: the teacher, and the linear layer from the student's hidden width to
+the teacher's hidden width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -66,16 +67,17 @@ class DistillationConfig(Bounded, section="distil"):
     """Directory of the teacher: a run, or a model in Hugging Face's format, with the same tokenizer
     and a head of the same kind. None means no distillation."""
     temperature: Positive = 2.0
-    """Temperature: the logits of both models are divided by it before they are compared."""
+    """Temperature by which the logits of both models are divided before they are compared."""
     hard_weight: Fraction = 0.5
-    """Weight of the loss against the labels. The loss against the teacher has 1 - hard_weight."""
+    """Weight of the loss against the labels. The weight of the loss against the teacher's
+    predictions is 1 - hard_weight."""
     hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error between the states of student and teacher, after the
     embeddings and after each layer. 0 means no such loss. If the widths differ, a learned linear
     layer maps student states to the teacher's width."""
     attention_weight: NonNegative = 0.0
     """Factor of the KL divergence between the query, key and value relations (MiniLMv2) of the
-    student's last layer and of the teacher layer that corresponds to it. 0 means no such loss."""
+    student's last layer and of the corresponding teacher layer. 0 means no such loss."""
     relation_heads: Natural = 0
     """Number of heads of the relations of both models. 0 means model.num_heads."""
     layers: tuple[int, ...] = ()
@@ -103,8 +105,8 @@ class DistillationConfig(Bounded, section="distil"):
             return tuple(-(-n * most // count) for n in range(1, count + 1))
         if len(self.layers) != count or not all(1 <= n <= most for n in self.layers):
             raise UserError(
-                f"distil.layers is {self.layers}; give {count} numbers from 1 to {most}: the layer "
-                "of the teacher for each layer of the student"
+                f"distil.layers is {self.layers}; expected one teacher layer from 1 to {most} for "
+                f"each of the student's {count} layers"
             )
         return self.layers
 
@@ -133,14 +135,18 @@ class Distilled(Objective):
     frozen: frozenset[str] = field(init=False)
     frozen_layers: int = field(init=False)
     student: Teachable
-    """Objective of the student without a teacher: labels, heads and the loss against labels."""
+    """Objective of the student without a teacher. It makes the labels, and computes the loss
+    against the labels."""
     teacher: Teachable
     """Objective of the same class as `student`, with the teacher's architecture and head."""
     config: DistillationConfig
     """Weights of the losses, temperature and layers."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, and let it compute like the student; check layers and heads."""
+        """Freeze the teacher, and check the map of layers and the number of relation heads.
+
+        The teacher gets the student's compute type, attention implementation and unrolling.
+        """
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -170,7 +176,7 @@ class Distilled(Objective):
         return bool(self.config.hidden_weight) and other_width
 
     def init(self, key: Array) -> Any:
-        """Initialise parameters. The student's are the same as without a teacher."""
+        """Initialise parameters. Those of the student are the same as without a teacher."""
         params = self.student.init(key)
         if self.projects:
             made = jax.random.fold_in(key, 1)
@@ -231,7 +237,7 @@ class Distilled(Objective):
     def run(
         self, model: ModelConfig, params: Any, inputs: tuple[Any, ...], layout: OnMesh
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the last states and, if a loss compares layers, those before each layer."""
+        """Compute the last states and, if a loss compares layers, also the input of each layer."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
 
@@ -273,7 +279,7 @@ class Distilled(Objective):
         return sums
 
     def flops(self, rows: Batch) -> int:
-        """Count the operations per row in a training step, including the teacher's."""
+        """Count the operations per row in a training step of the student and its teacher."""
         config, length = self.config, rows["tokens"].shape[-1]
         mine, theirs = self.model.hidden_dim, self.teacher.model.hidden_dim
         total = self.student.flops(rows) + self.teacher.flops(rows) // TRAIN_OVER_FORWARD
@@ -303,7 +309,8 @@ def relation_losses(
 
     `student` and `teacher` are queries, keys and values (B, L, H, K). The relations are attention
     of queries to queries, keys to keys and values to values inside segments (Wang et al. 2021).
-    They are split into `num_heads` heads, whose losses are averaged; `num_heads` divides H * K.
+    For the relations, the vectors are split into `num_heads` heads instead of H, and the losses of
+    these heads are averaged. `num_heads` must divide H * K.
     """
     visible = visible_keys(segment_ids, segment_ids)
 

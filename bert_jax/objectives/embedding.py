@@ -36,7 +36,7 @@ Comparison = Literal["ranking", "scores", "classes"]
 """Kind of loss: find a query's document, order pairs by their scores, or group texts by class."""
 
 _HIDDEN = -1e30
-"""Logit of a text that is not a candidate, which makes its probability 0."""
+"""Logit of a text that is not a candidate. The logit makes the text's probability 0."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,15 @@ class ContrastConfig(Bounded, section="embedding"):
     """Settings of text vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text: the mean of the states of its tokens (mean), the state of the first token
-    (cls) or of the last token (last), or a mean with learned weights (weighted)."""
+    """Vector of a text. `mean` is the mean of the token states, `cls` the first token's state,
+    `last` the last token's state, and `weighted` a mean with learned weights."""
     normalize: bool = True
     """Whether the model returns vectors of length 1. The loss always compares by cosine."""
     temperature: Positive = 0.05
-    """Number by which the loss divides cosines."""
+    """Temperature by which the loss divides cosines."""
     symmetric: bool = False
-    """Whether half of the loss is to find each document's query; only for rows `pairs`, `texts`."""
+    """Whether half of the loss is to find each document's query. This requires that task.rows is
+    `pairs` or `texts`."""
     dimensions: tuple[int, ...] = ()
     """Descending widths, such as 128,64. Training also computes the loss of vectors cut to these
     widths (Matryoshka). The full width is always trained."""
@@ -82,7 +83,7 @@ class Compared(NamedTuple):
     vectors: Float[Array, "B G D"]
     """Unit vectors of the texts of each group: query, document and hard negatives, or one text."""
     row_index: Integer[Array, " B"]
-    """Number of each group in the stream of examples, which identifies the group."""
+    """Index of each group in the stream of examples. The index identifies the group."""
     weights: Float[Array, " B"]
     """Weights of the groups. Groups that only fill the batch have the weight 0."""
     text_ids: Integer[Array, "B G"]
@@ -104,8 +105,12 @@ def ranking_losses(
 
     This is InfoNCE. Candidates are the documents and hard negatives of all groups. A candidate is
     left out if its text equals the query or the query's document, or if it is the document of an
-    equal query. `symmetric` averages this loss with that of finding the document's query, among all
-    queries except those that equal the group's query or document or have the same document.
+    equal query.
+
+    With `symmetric`, the result is the mean of this loss and of the loss in the other direction,
+    which is to find the query of the document. Candidates are then the queries of all groups.
+    Another group's query is left out if it equals the query or document of the group, or if both
+    groups have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -147,9 +152,10 @@ def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
-    """Compute, for each text, the mean cross entropy of its class's texts among all other texts.
+    """Compute, for each text, the loss of finding texts of the same class among all other texts.
 
-    A text that is the only text of its class in the batch has the loss 0 and is not counted.
+    The loss is the cross entropy of one text of the class, averaged over these texts. A text that
+    is the only text of its class in the batch has the loss 0 and is not counted.
     """
     assert own.labels is not None
     assert every.labels is not None
@@ -181,7 +187,8 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
     """Number of tokens to which the first row of each group, the query, is cut. It must be at least
-    that of the longest query, so that only padding is cut. 0 means that queries are not cut."""
+    the length of the longest query, so that only padding is cut. 0 means that queries are not cut.
+    """
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 
@@ -265,7 +272,7 @@ def _part(group: int, start: int, end: int, x: Array) -> Array:
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the inputs of the loss. Without vectors, they serve only to count the groups."""
+    """Return the inputs of the loss. If `vectors` is None, the result can only count the groups."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

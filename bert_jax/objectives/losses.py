@@ -118,7 +118,7 @@ def cross_entropy_in_blocks(
     """Compute `cross_entropy` of the logits states @ table.T + bias, in blocks that suit a CPU.
 
     The logits are computed in `count` equal blocks of columns, with a running sum of exponentials
-    (Milakov & Gimelshein 2018). An array of V columns is kept only for a backward pass.
+    (Milakov & Gimelshein 2018). An array of V columns is kept only if there is a backward pass.
     """
     rows = states.reshape(-1, states.shape[-1])
     found = _in_blocks(rows, table, bias, labels.reshape(-1), count)

@@ -65,8 +65,8 @@ def check_decoder(model: ModelConfig) -> None:
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
-            f"the layers are {model.hidden_dim} wide, so the decoder cannot read their states; set "
-            "model.head_transform to True"
+            f"the layers are {model.hidden_dim} wide, so the layers' states must be mapped to the "
+            "width of the token table; set model.head_transform to True"
         )
 
 
@@ -135,7 +135,10 @@ class MaskedLM(Teachable):
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
-        """Compute the last states and, at masked positions (B, P), loss (nats) and right answer."""
+        """Return the last states, and for each masked position (B, P) the loss and the correctness.
+
+        The loss is in nats. The correctness is 1 if the prediction is right, and 0 otherwise.
+        """
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
@@ -179,7 +182,7 @@ class MaskedLM(Teachable):
         return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return counts, gain, and the accuracy of always choosing the more frequent pair label."""
+        """Return counts, the `gain`, and the accuracy of always predicting the majority label."""
         values = {"num_masked": sums["mlm_count"]}
         if self.pairs:
             pairs, ones = sums["nsp_count"], sums["nsp_ones"]

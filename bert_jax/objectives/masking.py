@@ -7,9 +7,10 @@ Every random number is a hash of (seed, row_index, position in the row). So a ro
 same way in any batch, on any mesh and after a restart, but differently when it is read again (with
 another row_index). No operation mixes rows, so a batch that is sharded by rows needs no collective.
 
-The n positions with the highest random priority are found by bisecting the priority, with 32 counts
-over (B, L), instead of sorting. On one CPU core this takes 7 ns per token, while `lax.sort` takes
-21 to 27 ns and `lax.top_k` on integers 101 to 124 ns (L = 128 and 512).
+Every candidate position gets a random 32-bit priority, and the n positions with the highest
+priorities are chosen. A bisection with 32 steps finds the lowest chosen priority; each step counts
+priorities over (B, L). On one CPU core the bisection takes 7 ns per token. `lax.sort` takes 21 to
+27 ns, and `lax.top_k` on integers takes 101 to 124 ns (L = 128 and 512).
 """
 
 import math
@@ -100,11 +101,15 @@ def mask_tokens(
     """
     if config.whole_word and continues_word is None:
         raise UserError(
-            "masking.whole_word needs a tokenizer that knows which tokens continue a word"
+            "masking.whole_word is set, but this tokenizer does not tell which tokens continue a "
+            "word; set masking.whole_word to False"
         )
     specials = sorted(set(astuple(special_ids)))
     if vocab_size <= len(specials):
-        raise UserError(f"vocab_size is {vocab_size}, but there are {len(specials)} special tokens")
+        raise UserError(
+            f"vocab_size is {vocab_size}, but there are {len(specials)} special tokens; expected a "
+            "vocabulary with at least one other token"
+        )
     tokens = jnp.asarray(tokens).astype(jnp.int32)
     segment_ids = jnp.asarray(segment_ids)
     length = tokens.shape[1]
@@ -151,7 +156,10 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw a number for each candidate, with low bits `places` + 1. Other positions get 0."""
+    """Draw a random number for each candidate; other positions get 0.
+
+    The low bits of the number are `places` + 1, so that different places have different numbers.
+    """
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -183,8 +191,9 @@ def _choose_words(
     """Choose complete words in the order of their priority, up to `wanted` tokens.
 
     As in the published code, a word that does not fit is skipped, and shorter words are tried.
-    After each round, fewer tokens are left to choose than the skipped word has. So `_WORD_ROUNDS`
-    rounds suffice for words of at most that many tokens. With longer words, which are rare,
+    A round ends at the first word that does not fit, because the word has more tokens than are left
+    to choose. The next round therefore considers only shorter words. So if no word has more than
+    `_WORD_ROUNDS` tokens, `_WORD_ROUNDS` rounds suffice. With longer words, which are rare,
     slightly too few tokens may be chosen.
     """
     length = candidate.shape[1]

@@ -5,9 +5,10 @@ The training step, evaluation, telemetry, figures, retention, `plan` and `replay
 only through this interface and its metrics. They do not refer to metrics by name.
 
 A training step calls `prepare` and then `counts` on the full batch; `counts` returns the
-denominators of the loss. For each micro-batch, the step then calls `forward` for the numerators and
-`loss` to divide them. Because the denominators count the full batch, the losses of the
-micro-batches add up to the loss of the batch, even if the micro-batches have unequal sizes.
+denominators of the loss. For each micro-batch, the step then calls `forward` for the numerators,
+and `loss` to divide the numerators by the denominators. Because the denominators count the full
+batch, the losses of the micro-batches add up to the loss of the batch, even if the micro-batches
+have unequal sizes.
 """
 
 import math
@@ -57,7 +58,7 @@ class Metric:
     floor: str = ""
     """Name of the evaluation result that holds the score of the best constant answer, if any."""
     baseline: str = ""
-    """Description of `Objective.baseline`. Only the first metric has one."""
+    """Description of `Objective.baseline`. It is empty for all metrics but the first."""
 
     def of(self, sums: Mapping[str, float]) -> float:
         """Return the metric's value from sums over all rows of an evaluation."""
@@ -187,7 +188,7 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Teachable(Objective):
-    """Objective that can learn from a teacher, which has the same class and labels."""
+    """Objective that can learn from a teacher whose objective has the same class and labels."""
 
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Run the model, and compute the sums from its last states with `finish`."""
@@ -274,7 +275,7 @@ class CoupledObjective(Objective):
 
 
 def num_params(objective: Objective) -> int:
-    """Count the parameters, without a teacher's and without the padding of the vocabulary."""
+    """Count the parameters, except a teacher's parameters and the padding of the vocabulary."""
     objective = objective.for_evaluation()
     model, shapes = objective.model, _shapes(objective)
 

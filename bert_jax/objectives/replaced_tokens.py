@@ -97,11 +97,12 @@ class ReplacedTokens(Objective):
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
-    """Width, heads and feed-forward width of the generator, as a share of the discriminator's."""
+    """Ratio of the generator's size to the discriminator's size. The ratio applies to the width,
+    the number of heads and the feed-forward width."""
     discriminator_weight: float = 50.0
     """Factor of the discriminator's loss."""
     temperature: float = 1.0
-    """Temperature of the generator: its logits are divided by it before a token is drawn."""
+    """Temperature by which the generator's logits are divided before a token is drawn."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
 
@@ -138,7 +139,7 @@ class ReplacedTokens(Objective):
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
-        """Mask tokens as `MaskedLM` does; add a seed for each row to draw its tokens, (B,)."""
+        """Mask tokens as `MaskedLM` does, and add the seeds (B,) for drawing tokens in each row."""
         seeds = jnp.asarray(hash_u32(seed, _SAMPLING, jnp.asarray(batch["row_index"])))
         return {**self.proposer.prepare(batch, seed), "proposals": seeds}
 
@@ -215,7 +216,10 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw tokens from softmax(logits), without gradient, by row seed and position (Gumbel-max)."""
+    """Draw tokens from softmax(logits) by the Gumbel-max trick, without a gradient.
+
+    Each random number depends only on the row's seed, the position and the token.
+    """
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
     # Values near 0 decide the maximum. There, float32 resolves 2^-33, but near 1 only 2^-24.

@@ -25,9 +25,10 @@ class ClassLoss:
     """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class or, in multi-label tasks, of each label's positives. Empty means 1."""
+    """Weight of each class. In multi-label tasks, it applies to positive labels only. Empty means
+    no weighting."""
     focal_gamma: float = 0.0
-    """Exponent of 1 - p in the focal loss, with the label's probability p. 0 is cross entropy."""
+    """Exponent gamma of the focal loss (see `focal`). With 0, the loss is cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label's probability that is spread over all classes."""
 
@@ -54,18 +55,19 @@ class Head:
     network: HeadNetwork
     """Network of the head (see `model.task_heads`)."""
     losses: Callable[[Array, Array, Array, ClassLoss], Array]
-    """Function that computes losses of rows or tokens from logits, labels, segment ids, options."""
+    """Function from (logits, labels, segment ids, options) to the losses of rows or tokens."""
     unit: str = "nats per row"
     """Unit of the loss."""
     per_token: bool = False
     """Whether each token has a label. Labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is one of several classes. The denominator then sums class weights."""
+    """Whether a label is a class index. The denominator of the mean loss then sums class weights,
+    if there are any."""
     outputs: Callable[[Array], Array] = lambda logits: logits
-    """Function that computes, from the logits, the outputs from which predictions are made."""
+    """Function from the logits to the model's outputs, which are then decoded to predictions."""
 
     def counted(self, labels: Array, weights: Float[Array, " B"]) -> Float[Array, "*counted"]:
-        """Return the weight of each loss, which is 0 for padding and rows that fill the batch."""
+        """Return the weight of each loss: 0 for padding tokens and for rows that pad the batch."""
         return (labels >= 0) * weights[:, None] if self.per_token else weights
 
     def count(
@@ -80,7 +82,10 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return weighted losses like torch's CrossEntropyLoss. `Head.counted` drops labels below 0."""
+    """Return the losses, with class weights and label smoothing as in torch's CrossEntropyLoss.
+
+    Labels below 0 are treated as class 0; `Head.counted` gives them the weight 0.
+    """
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -118,10 +123,10 @@ def _span_losses(
 def _arc_losses(
     logits: Float[Array, "B L L C"], labels: Integer[Array, "B L"], segment_ids: Array, *_: Any
 ) -> Float[Array, "B L"]:
-    """Add, for each position, the cross entropies of its head and of the relation to the head.
+    """Return for each word the sum of two cross entropies: of its syntactic head and its relation.
 
-    A label is head position * number of relations + relation number. Labels below 0 are not
-    counted. Padding is never a head.
+    A label is head position * number of relations + relation index. The softmax over heads
+    excludes padding tokens. `Head.counted` gives labels below 0 the weight 0.
     """
     heads, relations = jnp.divmod(jnp.maximum(labels, 0), logits.shape[-1] - 1)
     arcs = jnp.where(segment_ids[:, None, :] > 0, logits[..., 0], PADDED_LOGIT)
@@ -131,7 +136,7 @@ def _arc_losses(
 
 
 def _arcs_and_best_relations(logits: Float[Array, "B L L C"]) -> Float[Array, "B L L 2"]:
-    """Return for each arc its score and the number of its best relation."""
+    """Return the score of each arc and the index of its best relation."""
     best = jnp.argmax(logits[..., 1:], axis=-1).astype(logits.dtype)
     return jnp.stack([logits[..., 0], best], axis=-1)
 
@@ -153,17 +158,19 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
-"""Heads by kind of prediction. To add a head, add an entry. The losses are those of the classes in
-Transformers, except that padding is never the answer of a span here."""
+"""Heads by kind of prediction. To add a head, add an entry.
+
+Losses equal those of the Transformers class for the same task, with one exception: the softmax of a
+span's start and end excludes padding tokens."""
 
 
 @dataclass(frozen=True)
 class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows or tokens by a head on the encoder.
 
-    Batches have the type `tasks.rows.Batch`. Outputs are float32 logits: (B, C) for rows, (B, L, C)
-    for tags and spans, (B, G) for examples of G choices, and (B, L, L, 2) for arcs, which have a
-    score and the number of the best relation.
+    Batches have the type `tasks.rows.Batch`. Outputs are float32. They are logits of shape (B, C)
+    for rows, (B, L, C) for tags and spans, and (B, G) for examples of G choices. For arcs, the
+    outputs (B, L, L, 2) are the score of each arc and the index of its best relation.
     """
 
     config: TaskHeadConfig
@@ -180,7 +187,7 @@ class TaskObjective(Adapted, Teachable):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The loss. Other metrics of a task need all rows, so `tasks.task.Split` has them."""
+        """The loss. Other metrics need the outputs of all rows: see `tasks.task.Split`."""
         return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
 
     def parts(self) -> tuple[Build, Any]:

@@ -1,7 +1,7 @@
 """Translation: predict each target token from the source and the earlier target tokens (Cho 2014).
 
 Batches come from the pairing `translation` (see `data.pipeline`). Targets begin with [CLS]. This
-module makes labels, which are the targets moved by one position and end with [SEP].
+module makes the labels: the targets shifted left by one position, with [SEP] at the end.
 """
 
 import math
@@ -73,7 +73,7 @@ class Translation(Objective):
         return {"target_count": jnp.sum(rows["weights"])}
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
-        """Sum losses (nats) with and without label smoothing, right answers and counts."""
+        """Return sums over target tokens: smoothed loss, plain loss, correct predictions, count."""
         stream = None if seed is None else DropoutStream(seed, rows["row_index"])
         logits = self.network.logits(params, *sides(rows), stream, layout)
         weights = rows["weights"]
@@ -115,7 +115,7 @@ def sides(rows: Batch) -> tuple[Side, Side]:
 def next_tokens(
     tokens: Integer[Array, "B T"], segment_ids: Integer[Array, "B T"], end: int
 ) -> Int[Array, "B T"]:
-    """Return the token after each position of packed targets, or `end` after a target's last."""
+    """Return the next token for each position of packed targets, or `end` if the target ends."""
     continues = segment_ids[:, 1:] == segment_ids[:, :-1]
     labels = jnp.where(continues, tokens[:, 1:].astype(jnp.int32), end)
     return jnp.pad(labels, ((0, 0), (0, 1)), constant_values=end)

@@ -18,7 +18,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Number of tokens in a chip's micro-batch below which a step takes hardly less time."""
+"""Number of tokens in a chip's micro-batch. A smaller micro-batch would hardly be faster."""
 
 
 def run_plan(
@@ -27,15 +27,15 @@ def run_plan(
 ) -> int:  # fmt: skip
     """Compile the chosen phases for every topology, and print the results.
 
-    `phase` is a number or "all". `batch` is a number of rows per chip, "fit", "fast", or empty for
-    the configured batch. `plot` is a PNG file, and `cache` is the directory for `compile_step`.
+    `phase` is the index of a phase or "all". `batch` is a number of rows per chip, "fit", "fast",
+    or empty for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
 
     Returns:
         0 if the configured steps fit, else 1. If a step does not fit, the output proposes settings
             that fit, if there are any.
 
     Raises:
-        UserError: An argument is out of range, or `train` would refuse the configuration.
+        UserError: An argument is out of range, or `train` would reject the configuration.
     """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)
@@ -91,10 +91,10 @@ class _Answer:
 
 
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
-    """Return sentences about the changes that `train` would make to the run on a topology.
+    """Return messages about the warm-ups that `train` would change on a topology.
 
     Raises:
-        UserError: `train` would refuse the run.
+        UserError: `train` would reject the configuration.
     """
     shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
     config = with_batch_unit(config, shards)
@@ -203,7 +203,7 @@ def _fit(planner: Planner) -> _Answer:
 
 
 def _fast(planner: Planner) -> _Answer:
-    """Compare the configured batch, a step of 0.5 M tokens, and the batch with the highest MFU."""
+    """Compare the configured batch, a batch of 0.5 M tokens, and the batch with the highest MFU."""
     configured = settings = planner.configured
     # If the configured batch does not divide over the chips, plan the other two batches.
     divides = configured.rows % planner.rows(configured, 1) == 0
@@ -249,7 +249,7 @@ def _fast(planner: Planner) -> _Answer:
 def _batch(
     planner: Planner, name: str, settings: Settings, seconds: float | None
 ) -> dict[str, Any]:
-    """Describe a possible batch of a step; `seconds` is None if the batch does not fit."""
+    """Describe one of the compared batches. `seconds` is None if the batch does not fit."""
     rows, tokens = settings.rows, row_tokens(planner.config, planner.phase)
     return {
         "name": name, "batch_size": rows, "tokens": rows * tokens,

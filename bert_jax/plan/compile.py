@@ -1,4 +1,4 @@
-"""Compilation of a configuration's real train step for a TPU slice, without a TPU.
+"""Compilation of the train step of a configuration for a TPU slice, without a TPU.
 
 A `Plan` has the results: memory, seconds, tokens per second and MFU (model FLOPs utilization).
 """
@@ -39,14 +39,14 @@ from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.trials import bytes_on_device
 
 ASSUMED_VOCAB_SIZE = 30522
-"""Vocabulary size of the English BERT, assumed if neither configuration nor corpus has a size."""
+"""Vocabulary size of English BERT, assumed if neither the configuration nor a corpus gives one."""
 _CACHE_BYTES = 512 * 2**20
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by purpose. The module `output` reports the bytes per chip."""
+    """Bytes on one device, by purpose. A chip may have two devices; `output` reports per chip."""
 
     parameters: int
     optimizer: int
@@ -54,7 +54,7 @@ class Memory:
     temporaries: int
     """Peak of activations, gradients and everything else that lives only during a step."""
     other: int
-    """Code, padding of the above arrays to tiles, and results outside the arguments' memory."""
+    """Code, padding of the arguments to tiles, and results that do not reuse their memory."""
 
     @property
     def peak(self) -> int:
@@ -72,12 +72,12 @@ class Exchange:
     group_size: int
     runs: int
     bytes: int
-    """Bytes per device, summed over all runs. A reduction or gather counts the full array."""
+    """Sum over all runs of `Collective.bytes`, the bytes per device in one run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The compiled train step of a phase on a topology, or the compiler's refusal."""
+    """The compiled train step of a phase on a topology, or the reason why it does not fit."""
 
     config: PretrainConfig
     phase: int
@@ -85,17 +85,17 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory of the step. If the compiler refused the step, `other` is 0, and `temporaries` comes
-    from the refusal."""
+    """Memory of the step. If the step does not fit, `other` is 0, and `temporaries` comes from the
+    compiler's error message."""
     usable: int
     """Bytes of a device's memory that a program may use."""
     refused: str = ""
-    """Reason why the step does not fit, usually the compiler's refusal; empty if it fits."""
+    """Reason why the step does not fit, usually the compiler's error message; empty if it fits."""
     needs: int = 0
-    """Bytes of a device's memory that a refused step needs."""
+    """Bytes that the step needs on a device if it does not fit, else 0."""
     program: Program | None = None
     cost: Cost | None = None
-    """Predicted time. A refused step has neither `cost` nor `program`."""
+    """Predicted time. `program` and `cost` are None if the step does not fit."""
     lowering_seconds: float = 0.0
     compile_seconds: float = 0.0
     cached: bool = False
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def rows_per_chip(self) -> float:
-        """Rows per chip in a micro-batch; the memory for activations depends on them."""
+        """Rows per chip in a micro-batch, which determine the memory for activations."""
         return self.rows / self.accumulation / self.topology.num_chips
 
     @property
@@ -153,12 +153,12 @@ class Plan:
 
     @property
     def ideal_seconds(self) -> float:
-        """Time of a step at the chips' peak, which means an MFU of 100%."""
+        """Time that a step would take at an MFU of 100%."""
         return self.flops / self.topology.bf16_flops
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Collectives by kind, network, mesh axes and group size, those with most bytes first."""
+        """Collectives grouped by kind, network, mesh axes and group size; most bytes first."""
         groups = defaultdict(list)
         for c in self.program.collectives if self.program else ():
             groups[c.kind, c.network, c.axes, c.group_size].append(c)
@@ -176,7 +176,7 @@ def default_cache() -> Path:
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Return the configuration with a vocabulary size, and a sentence on where the size is from."""
+    """Return the configuration with a vocabulary size, and a line that states the size's source."""
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
         return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, from the corpus"
@@ -193,7 +193,7 @@ def compile_step(
     """Lower and compile the train step of one phase, and estimate its time, without running it.
 
     `config` must have a vocabulary size (see `with_vocabulary`). `cache` is the directory in which
-    the compiler's answers are looked up and stored. If it is None, there is no cache.
+    the compiler's results are looked up and stored. If `cache` is None, nothing is cached.
 
     Raises:
         UserError: The mesh or the batch does not fit the devices, or libtpu is missing.
@@ -248,7 +248,8 @@ def compile_step(
 def usable_bytes(topology: Topology) -> int:
     """Return the bytes of a device's memory that a program may use.
 
-    On v5e, the compiler's refusals name 15.75 of 16 GiB. The same share is assumed for other chips.
+    On v5e, the compiler's out-of-memory errors state that 15.75 of the 16 GiB are available. The
+    same share is assumed for other chips.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
@@ -261,7 +262,7 @@ def row_flops(config: PretrainConfig, phase: int) -> int:
 
 
 def row_tokens(config: PretrainConfig, phase: int) -> int:
-    """Count the positions in one row of a phase, summed over its arrays of tokens."""
+    """Count the token positions in one row of a phase (in translation, source and target)."""
     columns = _columns(config, phase).items()
     return sum(math.prod(row) for name, (row, _) in columns if name.endswith("tokens"))
 
@@ -307,7 +308,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """Return the optimised program's text; `directory` has the files that the compiler dumped."""
+    """Return the text of the optimised program. The compiler's dumps are in `directory`."""
     try:
         with quiet():
             return str(compiled.as_text())
@@ -321,10 +322,10 @@ def _program_text(compiled: Any, directory: Path) -> str:
 
 
 def _needs_and_has(message: str) -> tuple[int, int]:
-    """Parse the bytes (needed, available) in a refusal, or return zeros if it names none.
+    """Parse the bytes (needed, available) in an out-of-memory error. Return (0, 0) if it has none.
 
-    "Used 30.1G of 15.75G hbm" counts everything. "HLO temporaries (99.69G) exceeds available HBM
-    (15.75G)" comes from an earlier stage of the compiler and does not count the arguments.
+    The bytes in "Used 30.1G of 15.75G hbm" include everything. "HLO temporaries (99.69G) exceeds
+    available HBM (15.75G)" comes from an earlier compiler stage and excludes the arguments.
     """
     for pattern in (
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm",
@@ -337,7 +338,7 @@ def _needs_and_has(message: str) -> tuple[int, int]:
 
 
 def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
-    """Return a key that changes if the compiler's answer or a source line named in it changes."""
+    """Return the cache key: a hash of everything on which the compiler's result depends."""
     digest = hashlib.sha256()
     for package in ("jax", "jaxlib", "libtpu"):
         version = "unknown"
@@ -357,7 +358,7 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return an earlier answer, or None if there is none or it cannot be read."""
+    """Read a cached result. Return None if the file is missing or unreadable."""
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
         path.touch()  # the least recently used are removed first
@@ -367,7 +368,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Store an answer, and remove the oldest ones above the size limit; ignore disk errors."""
+    """Cache a result, and delete the least recently used results above the size limit.
+
+    Disk errors are ignored.
+    """
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

@@ -1,4 +1,4 @@
-"""Output of `bert-jax plan`: tables and bars for the terminal, a picture, JSON."""
+"""Output of `bert-jax plan`: tables and bars for the terminal, a PNG chart, and JSON."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from bert_jax.plan.compile import Plan
 from bert_jax.plan.hlo_cost.cost import Cost
 
 SCHEMA = 2
-"""Version of the JSON output. It is raised if a field changes its meaning or is removed."""
+"""Version of the JSON output. It is incremented if a field changes its meaning or is removed."""
 _FIELDS = (
     "phase", "length", "accumulation", "rows_per_chip", "fits", "ideal_seconds",
     "tokens_per_second", "mfu", "lowering_seconds", "compile_seconds", "cached",
@@ -29,7 +29,7 @@ _COLORS = ("#2b6cb0", "#4299e1", "#90cdf4", "#c2410c", "#a0aec0")
 
 
 def memory_per_chip(plan: Plan) -> dict[str, int]:
-    """Return bytes per chip by purpose, and their sum as `peak`. A chip may be two devices."""
+    """Return bytes per chip by purpose, and their sum as `peak`. A chip may have two devices."""
     memory, n = plan.memory, plan.topology.chip.devices_per_chip
     return {**{name: getattr(memory, name) * n for name in _MEMORY}, "peak": memory.peak * n}
 
@@ -133,7 +133,7 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
 
 
 def comparison(plans: Sequence[Plan]) -> str:
-    """Return a table that compares plans, with one line for each."""
+    """Return a table with one line per plan."""
     head = (
         "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
         "step ms      tokens/s    MFU"

@@ -1,9 +1,9 @@
-"""Search for settings by compilations of the full model or of a model with fewer layers.
+"""Search for settings by compiling the full model or a model with fewer layers.
 
-The function `on_paper` estimates the cost of candidates, which orders them before any compilation.
-It counts activations per layer and recomputation as Korthikanti et al. 2022 do, and bytes of state
-per parameter as Rajbhandari et al. 2019 do. Rates come from `chips.py`. Efficiencies are round
-numbers near those of compiled steps.
+The function `on_paper` estimates the cost of each candidate, so that candidates can be ranked
+before any compilation. Activations per layer and recomputation follow Korthikanti et al. 2022.
+Bytes of state per parameter follow Rajbhandari et al. 2019. Rates come from `chips.py`.
+Efficiencies are round numbers close to the efficiencies of compiled steps.
 """
 
 import dataclasses
@@ -27,21 +27,23 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
 
 LEAST_DEPTH = 2
-"""Smallest number of layers in compilations from which a deeper model is extrapolated."""
+"""Smallest number of layers to compile when the cost of a deeper model is extrapolated."""
 PARTS = 13
-"""Number of micro-batches in the steps that `pace` compiles. No other loop of a step has this prime
-length. Operations that run a multiple of 13 times are therefore in the loop over micro-batches."""
+"""Number of micro-batches in the steps that `pace` compiles. It is a prime and differs from the
+length of any other loop. If an operation runs a multiple of 13 times, it is thus in the loop over
+micro-batches."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
-"""Number of tokens in a usual step for a model of this kind: 4,096 rows of 128."""
+"""Number of tokens in a typical step of BERT pretraining: 4,096 rows of 128 tokens."""
 _MATMUL_EFFICIENCY = 0.6
 _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
-"""Share of the time of gathers and reductions during which no computation runs."""
+"""Fraction of the time of gathers and reductions that does not overlap with computation."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""Numbers of bfloat16 activations of width D that are kept per token and layer, by `remat`: those
-that every device has in full, and those that tensor parallelism divides."""
+"""By `remat`: numbers of bfloat16 activations of width D that are kept per token and layer. The
+first number counts activations that every device holds in full. The second number counts
+activations that tensor parallelism divides among devices."""
 
 
 class Planner:
@@ -61,12 +63,12 @@ class Planner:
 
     @property
     def usable(self) -> int:
-        """Usable bytes of a device, estimated until a refusal of the compiler names them."""
+        """Usable bytes of a device, from the last compilation or, before the first, an estimate."""
         named = [plan.usable for plan in self._plans.values()]
         return named[-1] if named else usable_bytes(self.topology)
 
     def plan(self, settings: Settings, num_layers: int | None = None) -> Plan:
-        """Compile the step with these settings, with `num_layers` layers or else all layers."""
+        """Compile the step with these settings and `num_layers` layers (default: all layers)."""
         layers = self.config.model.num_layers
         depth = num_layers or layers
         if (settings, depth) not in self._plans:
@@ -91,14 +93,15 @@ class Planner:
         return self._plans[settings, depth]
 
     def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
-        """Compile with `num_layers` layers, or else all layers, and return the cost."""
+        """Compile with `num_layers` layers (default: all layers), and return the cost."""
         plan = self.plan(settings, num_layers)
         return Guess(plan.peak, plan.seconds or 0.0)
 
     def reduced(self, settings: Settings) -> Guess:
         """Compile with two small numbers of layers, and extrapolate linearly to all layers.
 
-        A loop over layers compiles as fast as one layer, so a model with a loop is compiled fully.
+        If the layers run in a loop, a deeper model does not take longer to compile. All layers
+        are compiled then.
         """
         layers = self.config.model.num_layers
         depths = two_depths(self.config.model, LEAST_DEPTH)
@@ -112,7 +115,7 @@ class Planner:
         )
 
     def overrides(self, settings: Settings) -> list[str]:
-        """Return the command-line arguments that give the configuration these settings."""
+        """Return the command-line arguments that change the configuration to these settings."""
         return settings.overrides(self.config, self.phase)
 
     def mfu(self, rows: int, seconds: float) -> float:
@@ -121,7 +124,7 @@ class Planner:
         return flops / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
-        """Return a micro-batch's rows per chip; a chip may be two devices or a part of a shard."""
+        """Convert rows per shard to rows per chip. A shard may be smaller or larger than a chip."""
         return rows_per_shard * (self.topology.chip.devices_per_chip / settings.tensor)
 
     def settings_that_fit(self) -> search.Found | None:
@@ -144,10 +147,10 @@ class Planner:
         return search.largest_batch(reduced, whole, self.usable, guess)
 
     def pace(self, settings: Settings) -> Pace | None:
-        """Return the fastest size and number of micro-batches that fit on the mesh of `settings`.
+        """Find the fastest micro-batch size and accumulation that fit on the mesh of `settings`.
 
-        The cost is extrapolated as in `reduced`, from steps with one and two layers, or with one
-        and two periods of the layer pattern. Return None if no micro-batch fits.
+        The cost is extrapolated from models of two small depths, as in `reduced`. Return None if
+        no micro-batch fits.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
@@ -187,13 +190,13 @@ class Planner:
         return dataclasses.replace(pace, accumulation=parts)
 
     def usual(self, settings: Settings, pace: Pace) -> Settings:
-        """Return a step of about `USUAL_TOKENS` tokens, in micro-batches as in `split`."""
+        """Return settings for a step of about `USUAL_TOKENS` tokens (see `split`)."""
         rows = USUAL_TOKENS // self.length
         unit = self.rows(dataclasses.replace(settings, accumulation=1), pace.rows)
         return self.split(settings, pace, round(rows / unit) * unit if rows > unit else rows)
 
     def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
-        """Return a step of at most `rows` rows, in micro-batches of at most the size in `pace`."""
+        """Return settings for at most `rows` rows per step. `pace` limits the micro-batch size."""
         mine = max(1, rows * settings.tensor // self.topology.num_devices)
         parts = next(
             n
@@ -217,7 +220,7 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Return true if each mesh axis is a product of the torus's dimensions."""
+        """Return true if the mesh is possible: axes must be products of torus dimensions."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             make_mesh(mesh, devices(self.topology))
@@ -227,14 +230,14 @@ class Planner:
 
 
 def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
-    """Return two depths of at least `least` layers that differ by full periods of the pattern."""
+    """Return two depths >= `least` that differ by whole periods of the attention pattern."""
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)
 
 
 def _part_seconds(program: Program, topology: Topology) -> float:
-    """Compute the seconds of one of `PARTS` micro-batches."""
+    """Estimate the seconds of one micro-batch in a step of `PARTS` micro-batches."""
     inside: dict[str, Any] = {
         name: tuple(
             dataclasses.replace(item, runs=item.runs // PARTS)
@@ -308,7 +311,7 @@ def _num_params(config: PretrainConfig) -> tuple[int, int]:
 def rows_that_may_fit(
     config: PretrainConfig, phase: int, topology: Topology, settings: Settings, usable: int
 ) -> int:
-    """Estimate the number of rows per batch shard that fills `usable` bytes; at least 2."""
+    """Estimate the largest number of rows per batch shard that fits `usable` bytes; at least 2."""
     shards = topology.num_devices // settings.tensor
 
     def peak(rows: int) -> int:

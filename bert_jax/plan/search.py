@@ -21,18 +21,18 @@ REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches in a step, and the share of the speed with that number that a
-smaller number must reach to be chosen."""
+"""Largest number of micro-batches in a step. The smallest power of two that reaches the fraction
+`ENOUGH` of the throughput with `MOST_PARTS` is chosen."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
-"""Largest numbers of compilations in a search: with fewer layers, and of the full model."""
+"""Limits on compilations in a search: of models with fewer layers, and of the full model."""
 SHRINK_BELOW = 0.97
-"""Share of the predicted MFU below which a smaller batch is tried. Near the memory's limit, the
-compiler saves memory by computing parts twice, which takes longer than predicted."""
+"""Share of the predicted MFU below which a smaller batch is tried. Near the memory limit, the
+compiler recomputes values to save memory, which takes longer than predicted."""
 
 
 @dataclass(frozen=True, order=True)
 class Settings:
-    """Settings that the search may change. All compute the same function."""
+    """Settings that the search may change. They do not change what a step computes."""
 
     fsdp: int
     tensor: int
@@ -53,7 +53,7 @@ class Settings:
         )
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
-        """Return the arguments that change `config` to these settings, for changed fields only."""
+        """Return command-line arguments for the fields in which `config` has other settings."""
         mesh, model, shape = config.mesh, config.model, config.training.phases[phase]
         wanted = {
             "mesh.data": (mesh.data, -1),
@@ -111,7 +111,7 @@ def candidates(
     config: PretrainConfig, phase: int, num_devices: int, *, num_slices: int = 1,
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:  # fmt: skip
-    """List all settings for a step of the configured rows whose mesh is `possible`."""
+    """List all settings that keep the configured rows per step and satisfy `possible`."""
     model = config.model
     batches = [p.batch_size for p in config.training.phases]
     rows = batches[phase]
@@ -146,7 +146,7 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations: settings, result, "reduced depth" or "whole". The last one is of `settings`."""
+    """Compilations: (settings, cost, "reduced depth" or "whole"). The last one is of `settings`."""
 
 
 def fastest_that_fits(
@@ -154,8 +154,9 @@ def fastest_that_fits(
 ) -> Found | None:  # fmt: skip
     """Return the fastest choice whose peak is at most `usable` bytes, or None if none is found.
 
-    `paper` estimates without a compilation, and `reduced` compiles with fewer layers. `whole`
-    compiles all layers; if the compiler refuses, it returns the peak that would be needed.
+    `paper` estimates without a compilation, `reduced` compiles with fewer layers, and `whole`
+    compiles all layers. If the compiler runs out of device memory, `whole` returns the peak that
+    the step would need.
     """
     # A measurement corrects the estimates of all candidates of its kind. A kind without measurement
     # takes the most favourable known correction of time, but the least favourable of memory.
@@ -215,7 +216,7 @@ class Fit:
     best: int
     """Rows per batch shard with the highest MFU among the compiled batches."""
     predicted: dict[int, float]
-    """Predicted seconds of a step by rows per shard, on a line through the two measurements."""
+    """Predicted seconds of a step by rows per shard, extrapolated linearly from two batches."""
 
 
 def largest_batch(
@@ -223,8 +224,8 @@ def largest_batch(
 ) -> Fit:  # fmt: skip
     """Find the largest number of rows per batch shard that fits, and the fastest number.
 
-    Memory and time are assumed to be linear in the rows. `reduced` measures both for two numbers of
-    rows below `first_guess`, and `whole` checks the result.
+    Memory and time are assumed to be linear in the rows per shard. `reduced` measures both for two
+    batches smaller than `first_guess` rows, and `whole` checks the result.
     """
     # Stay well below the limit, where the compiler is slow, and memory and time are not linear.
     high = round_rows(max(first_guess * 5 // 8, 2))
@@ -275,7 +276,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Pace:
-    """The size and number of micro-batches with the highest throughput."""
+    """A micro-batch size and accumulation with nearly the highest throughput."""
 
     rows: int
     """Rows of a micro-batch on one batch shard."""
@@ -285,12 +286,12 @@ class Pace:
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Return the size and number of micro-batches with the highest MFU, or None if none fit.
+    """Return the fastest micro-batch size and an accumulation, or None if no micro-batch fits.
 
-    A micro-batch is faster per row than one large batch if it is so small that the activations
-    between layers stay in the core's own memory. Several micro-batches in a step share the work
-    that a step does once. The numbers of rows in `ladder`, ascending, are tried until a larger
-    micro-batch is slower or does not fit.
+    Small micro-batches can be faster per row than one large batch, because the activations between
+    layers then stay in the core's own memory. More micro-batches per step amortise the work that a
+    step does only once. `ladder` has micro-batch sizes in rows, in ascending order. They are tried
+    until one is slower per row than the size before or does not fit.
     """
     tried: dict[int, Pass] = {}
 

@@ -61,7 +61,7 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        """Number of JAX devices; a chip may be two devices."""
+        """Number of JAX devices. A chip may have two devices."""
         return self.num_chips * self.chip.devices_per_chip
 
     @property
@@ -74,8 +74,8 @@ def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: The name has another form, or there is no such chip or slice. The message lists
-            similar names.
+        UserError: The name does not have this form, or there is no such chip or slice. The message
+            lists similar names.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:
@@ -132,7 +132,10 @@ def devices(topology: Topology) -> list[Any]:
             raise UserError(_NO_LIBTPU) from error
         raise UserError(f"--topology {topology.name}: libtpu says {error}") from error
     if len(found) != topology.num_devices:
-        raise AssertionError(f"{topology.name}: {len(found)} devices, not {topology.num_devices}")
+        raise AssertionError(
+            f"{topology.name}: libtpu describes {len(found)} devices; expected "
+            f"{topology.num_devices}"
+        )
     return list(found)
 
 

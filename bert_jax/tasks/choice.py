@@ -19,7 +19,7 @@ from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
 def read_choices(
     source: str, config: ChoiceConfig, read: Any = read_labelled, **options: Any
 ) -> Data[TextExample]:
-    """Read texts with choices; `read` is a function of `text.tables` that reads the table."""
+    """Read texts with choices. `read` is the function in `text.tables` that reads the table."""
     columns = [*filter(None, [config.beginning]), *config.choices]
 
     def choices(origin: Origin, values: Sequence[Any]) -> list[str]:
@@ -58,7 +58,7 @@ class ChoiceSplit(Split):
         return float(np.bincount(gold).max() / len(gold))
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return one list of keys: a hash of each example's text, without its choices."""
+        """Return a single list with one key per example: a hash of the text without its choices."""
         return [[example_key([example.text]) for example in self._examples]]
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
@@ -66,7 +66,7 @@ class ChoiceSplit(Split):
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
-        """Return the predicted choice of each example, by name and text, and all probabilities."""
+        """Return the name and the text of each predicted choice, and all choices' probabilities."""
         names = self._task.config.names
         for example, shares in zip(
             self._examples, softmax(self._logits(outputs), axis=1), strict=True

@@ -28,7 +28,7 @@ _SEVERAL = "which works only with task.problem_type='multi_label'"
 class TableConfig(SkewConfig, WrittenConfig):
     """Settings of the task kind `table`: a table of texts with labels.
 
-    A column is given by its name or, in CSV and TSV, by its number from 1.
+    A column is given by its name or, in CSV and TSV, by its number (the first column is 1).
     """
 
     FILES: ClassVar = "a file with texts and labels (.csv, .tsv, .jsonl, .parquet)"
@@ -60,13 +60,13 @@ class TableConfig(SkewConfig, WrittenConfig):
     head_tail: fill a quarter of the row with the beginning and the rest with the end (Sun et al.
     2019). windows: read everything in overlapping rows; for a pair, each row has a part of the
     longer text and the beginning of the shorter text, which takes at most half of the row. Every
-    window is trained on its text's label; the windows of a text together weigh as much as a row."""
+    window is trained on its text's label. The loss weights of a text's windows sum to 1."""
     window_pooling: Pooling = "mean"
     """Rule that combines the logits of a text's windows (long=windows). mean: their mean. max: the
     highest logit of each class. first_last: the mean of the first and the last window."""
     window_stride: Natural = 0
-    """Number of tokens from the start of one window to the start of the next, at most a window's
-    length. 0 means half a window (long=windows)."""
+    """Number of tokens from the start of one window to the start of the next (long=windows), at
+    most the length of a window. 0 means half of that length."""
     calibrate: bool = False
     """Whether to divide logits by a temperature, fitted to the dev data, so that probabilities tell
     how often predictions are right (Guo et al. 2017). The predicted classes do not change."""
@@ -75,7 +75,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     the threshold that gives the label's highest F1 on the dev data."""
 
     def __post_init__(self) -> None:
-        """Refuse options that do not apply to the kind of prediction."""
+        """Raise a UserError for options that do not apply to the problem type."""
         super().__post_init__()
         kind, several = self.problem_type, self.problem_type == "multi_label"
         if number := kind == "regression":
@@ -106,7 +106,7 @@ class TableConfig(SkewConfig, WrittenConfig):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics of the problem type; with single_label, f1 needs exactly two labels."""
+        """Metrics of the problem type. With single_label, f1 requires exactly two labels."""
         return METRICS[self.problem_type]
 
     @property
@@ -127,9 +127,9 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTaskConfig(WrittenConfig):
-    """Settings of the task kind `embedding`: vectors that show which texts belong together.
+    """Settings of the task kind `embedding`: vectors that are similar if texts belong together.
 
-    A column is given by its name or, in CSV and TSV, by its number from 1.
+    A column is given by its name or, in CSV and TSV, by its number (the first column is 1).
     """
 
     LENGTH: ClassVar = 256
@@ -142,9 +142,9 @@ class EmbeddingTaskConfig(WrittenConfig):
     `negatives` add hard negatives. scores: two texts and their similarity. classes: a text and its
     class. texts: one text, which is compared with itself under different dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Content of a row in the dev and test files. auto means the same as `rows`; with rows=texts,
-    each text is cut in two, and the first half is the query that must find the second half. Only
-    auto is allowed with rows=classes or without a dev file."""
+    """Content of a row in the dev and test files. auto means the same as `rows`. If that is texts,
+    each text is cut in two: the first half is a query, and the second half is its document. With
+    rows=classes or without a dev file, dev_rows must be auto."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -153,8 +153,8 @@ class EmbeddingTaskConfig(WrittenConfig):
     """Columns of documents that do not answer the query (pairs). An entry is a text or nothing; in
     JSON lines and parquet it may also be a list of texts."""
     max_negatives: Count = 8
-    """Largest number of hard negatives read from a row; further negatives are left out. Every row
-    takes as much memory as the file's row with the most negatives."""
+    """Largest number of hard negatives read from a row; further negatives are left out. All rows
+    are padded to the largest number of negatives in the file, which takes memory."""
     score: str = "score"
     """Column of the score; a higher score means more similar texts (scores)."""
     text: str = "text"
@@ -164,13 +164,13 @@ class EmbeddingTaskConfig(WrittenConfig):
     query_prefix: str = ""
     """Text to put before each query, such as "query: ", in training and in every later use."""
     document_prefix: str = ""
-    """Text to put before each document; before each text, if `rows` is classes or texts."""
+    """Text to put before each document, or before each text if `rows` is classes or texts."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Largest number of tokens in a query, special tokens included. 0 means `task.max_length`, the
-    limit for documents. If queries are short, a low limit saves time."""
+    """Largest number of tokens in a query, including special tokens. 0 means `task.max_length`,
+    which also limits documents. If queries are short, a low limit saves time."""
 
     def __post_init__(self) -> None:
-        """Refuse options that do not apply to the kind of rows."""
+        """Raise a UserError for options that do not apply to the kind of rows."""
         super().__post_init__()
         if self.negatives and self.rows != "pairs":
             raise UserError(
@@ -193,7 +193,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     @property
     def query_length(self) -> int:
-        """Largest number of tokens in a query, special tokens included."""
+        """Largest number of tokens in a query, including special tokens."""
         return min(self.max_query or self.length, self.length)
 
     def with_folds(self) -> TaskConfig:
@@ -206,7 +206,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Settings of the task kind `choice`: texts with several choices, exactly one right.
+    """Settings of the task kind `choice`: texts with several choices, of which one is correct.
 
     Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT; the default columns are SWAG's.
     """
@@ -222,13 +222,13 @@ class ChoiceConfig(FileTaskConfig):
     choices: Annotated[tuple[str, ...], Distinct(2)] = ("ending0", "ending1", "ending2", "ending3")
     """Columns of the choices, in their order."""
     label: str = "label"
-    """Column that names the right choice by one of the `labels`."""
+    """Column that holds the name of the correct choice, one of `labels`."""
     labels: tuple[str, ...] = ()
     """Names of the choices in the column `label`, such as A,B,C,D. If empty, they are 0, 1, ..."""
     id: str = ""
     """Column of the rows' ids. If empty, rows are numbered from 0."""
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files; auto means that the suffix of the file's name tells the format."""
+    """Format of the files; auto detects the format by the suffix of the file name."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if `labels` does not have exactly one name for each choice."""
@@ -255,8 +255,8 @@ class SquadConfig(FileTaskConfig):
 
     kind: str = "squad"
     misplaced: Literal["fail", "skip", "keep"] = "fail"
-    """Treatment of answers whose text is not at the given offset: fail, skip them, or keep them
-    only for the scores. A warning counts the answers skipped or kept."""
+    """Treatment of answers whose text is not at the given offset. fail: raise an error. skip: drop
+    these answers. keep: use them only for scoring. A warning counts the answers skipped or kept."""
     stride: Natural = 0
     """Number of tokens from one window's start to the next; 0 means a third of max_length."""
     max_question: Count = 64
@@ -297,11 +297,11 @@ class WindowOptions(Bounded):
     """Lengths, in tokens, of a long context's windows; the defaults are from `run_squad.py`.
 
     Raises:
-        UserError: a length is below 1, or tokens between windows would be left out.
+        UserError: a length is below 1, or the stride is so large that windows leave gaps.
     """
 
     max_length: Count = 384
-    """Largest number of tokens in a row, special tokens included."""
+    """Largest number of tokens in a row, including special tokens."""
     stride: Count = 128
     """Number of tokens from one window's start to the next. (In `transformers`, the name `stride`
     means the overlap.)"""
@@ -313,9 +313,9 @@ class WindowOptions(Bounded):
         room = self.max_length - self.max_question - MAX_SPECIAL
         if room < self.stride:
             raise UserError(
-                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context beside "
-                f"a question of {self.max_question} and special tokens ({MAX_SPECIAL}), so windows "
-                f"at stride {self.stride} would leave out tokens. Set max_length to at least "
+                f"max_length {self.max_length} leaves {max(room, 0)} tokens for the context, after "
+                f"{self.max_question} tokens of the question and {MAX_SPECIAL} special tokens. "
+                f"Windows at stride {self.stride} would skip tokens. Set max_length to at least "
                 f"{self.max_question + MAX_SPECIAL + self.stride}, or lower stride or max_question"
             )
 
@@ -328,42 +328,42 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
 
     kind: str = "tagging"
     format: Literal["columns", "conllu", "wikiann", "rows"] = "columns"
-    """Format of the files. columns: one word per line, as in CoNLL's files; a file of CoNLL-U is
-    recognised. conllu: only CoNLL-U. wikiann: en:WORD, a tab and the tag on each line. rows: a list
-    of words and a list of tags in each row of JSON lines, parquet or tfds:NAME:SPLIT."""
+    """Format of the files. columns: one word per line, as in CoNLL files; CoNLL-U files are
+    detected. conllu: CoNLL-U only. wikiann: each line has en:WORD, a tab and the tag. rows: each
+    row of JSON lines, parquet or tfds:NAME:SPLIT has a list of words and a list of tags."""
     token_column: int = 1
-    """Number of the column of words; 1 is the first, -1 the last (columns)."""
+    """Column of the words, by number (format=columns). 1 is the first column, -1 the last."""
     tag_column: int = -1
-    """Number of the column of tags; 1 is the first, -1 the last (columns)."""
+    """Column of the tags, by number (format=columns). 1 is the first column, -1 the last."""
     comment: str = ""
-    """Prefix of lines to skip (columns). If empty, no line is skipped."""
+    """Prefix of lines to skip (format=columns). If empty, no line is skipped."""
     conllu_column: Literal["upos", "xpos", "deprel"] = "upos"
-    """Column of the tags (conllu)."""
+    """Column of the tags (format=conllu)."""
     tokens: str = "tokens"
-    """Column of the words (rows)."""
+    """Column of the words (format=rows)."""
     tags: str = "tags"
-    """Column of the tags (rows)."""
+    """Column of the tags (format=rows)."""
     tag_names: tuple[str, ...] = ()
-    """Names of the tags 0, 1, ..., for files in which tags are numbers (rows)."""
+    """Names of the tag ids 0, 1, ..., for files with integer tags (format=rows)."""
     labels: tuple[str, ...] = ()
     """Tags in the order of the model's outputs; entity tags must be IOB2 and include O. If empty,
-    the tags of the training file are used. An unlisted tag is an error in the training file and a
-    miss in other files."""
+    the tags of the training file are used. Unlisted tags are an error in the training file. In
+    other files, unlisted tags count as wrongly predicted."""
     scheme: Literal["auto", "plain"] = "auto"
-    """Scheme of the tags. auto: detect IOB1, IOB2 or IOBES; tags that mark no entities are plain.
-    plain: tags are classes of words, and the metric is accuracy."""
+    """Scheme of the tags. plain: tags are classes of words, and the metric is accuracy. auto:
+    detect IOB1, IOB2 or IOBES; tags without entities are plain."""
     lenient: bool = False
-    """Whether to accept tags that follow no scheme, and read them as the CoNLL script does."""
+    """Whether to accept entity tags that violate every scheme, and read them as conlleval does."""
     stride: Natural = 0
     """Number of sub-words from one window's start to the next, in sentences longer than max_length.
     0 means half of max_length."""
 
     def __post_init__(self) -> None:
-        """Refuse a stride that leaves words out, and entity options for plain tags."""
+        """Raise a UserError for a stride that skips words or an entity option with plain tags."""
         super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError(
-                "task.lenient is an option for entities, but task.scheme is 'plain'; leave one out"
+                "task.lenient is for entity tags, but task.scheme is 'plain'; unset one of them"
             )
         if not 1 <= self.tag_stride <= self.length - 2:
             raise UserError(
@@ -390,7 +390,8 @@ class ParsingConfig(FileTaskConfig):
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
     """Relations in the order of the model's outputs. If empty, the relations of the training file
-    are used. An unlisted relation is an error in the training file and wrong in other files."""
+    are used. Unlisted relations are an error in the training file. In other files, unlisted
+    relations count as wrongly predicted."""
 
 
 TaskConfig.VARIANTS = {

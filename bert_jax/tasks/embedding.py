@@ -23,7 +23,7 @@ from bert_jax.tasks.text.tables import read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
-"""Smallest number of characters in a text that is cut into two halves."""
+"""Smallest number of characters that a text must have to be cut into two halves."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def read_groups(
     *,
     labelled: bool = True,
 ) -> GroupData:
-    """Read a file of rows of this kind; rows with an empty text are skipped with a warning.
+    """Read a file whose rows have the content `kind`. Skip rows with an empty text, with a warning.
 
     `labels` are the classes of the training file; None means the classes that occur in this file.
     Scores and classes are read only if `labelled`.
 
     Raises:
-        UserError: the file cannot be read, has wrong rows, or lacks the column of labels.
+        UserError: the file cannot be read, has invalid rows, or lacks the column of labels.
     """
     is_pair = kind in ("pairs", "scores")
     table = TableConfig(
@@ -106,7 +106,7 @@ def text_key(text: str) -> bytes:
 
 
 def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
-    """Hold out a share of the distinct documents, or of the single texts, with all their rows."""
+    """Hold out a share of the distinct documents (or single texts), each with all its rows."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
     held = held_out(source, keys, rate, 2, "documents")
     pairs = list(zip(data.examples, held, strict=True))
@@ -121,7 +121,7 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
 
 
 def halved(data: GroupData) -> GroupData:
-    """Cut each text in two, at the blank nearest to its middle or, without blanks, at its middle.
+    """Cut each text in two, at the space nearest to its middle or, without spaces, at its middle.
 
     Raises:
         UserError: fewer than two texts are long enough.
@@ -155,9 +155,9 @@ def group_rows(
 ) -> tuple[Rows, list[str]]:
     """Return the rows of one file's texts, and warnings that count cut texts.
 
-    An example becomes a group of rows, one for each text. Empty rows fill up groups that are
-    smaller than the largest. Each text gets the prefix of queries or documents, and a long text
-    loses its end. In training, a single text (kind texts) is paired with itself.
+    An example becomes a group of rows, one for each text. Smaller groups are padded with empty rows
+    to the size of the largest group. Each text gets the prefix of queries or documents, and long
+    texts are truncated. In training, texts of the kind `texts` are paired with themselves.
     """
     is_pair = len(data.examples[0].texts) > 1
     limits = {"query": config.query_length, "document": config.length}
@@ -222,7 +222,7 @@ class EmbeddingSplit(Split):
 
     @cached_property
     def constant_score(self) -> float:
-        """Expected score of a random ranking; 0 for scored pairs; NaN if labels are missing."""
+        """Expected score of a random ranking: 0 for scored pairs, NaN if labels are missing."""
         if self._data.kind in ("scores", "classes") and self._data.truth is None:
             return math.nan
         if self._data.kind == "scores":
@@ -236,11 +236,12 @@ class EmbeddingSplit(Split):
     def _search(
         self,
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
-        """Positions of queries and documents among all N * G rows, and two lists by query.
+        """Row indices of the distinct queries and documents, and two lists with an entry per query.
 
-        The first list has the numbers of the documents that answer each query. The second has the
-        number of the document whose text is the query's own, which a search must leave out; it is
-        -1 if there is no such document or if this document is an answer.
+        Row indices are among all N * G rows, document indices among the returned documents. The
+        first list has the indices of the documents that answer a query. The second list has the
+        index of the document with the same text as the query, which the search must leave out. This
+        index is -1 if there is no such document or if the document is an answer.
         """
         group = self.rows.group
         assert self.rows.text_ids is not None
@@ -290,8 +291,8 @@ class EmbeddingSplit(Split):
         queries, documents, relevant, hidden = self._search
         if not any(relevant):
             raise UserError(
-                f"{self.name} has no two texts of the same class, so no text has another to find; "
-                "at least one class must occur twice"
+                f"{self.name} has no two texts of the same class, so no query has an answer; at "
+                "least one class must occur twice"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
         return search_scores(flat[queries], flat[documents], relevant, hidden)
@@ -300,8 +301,8 @@ class EmbeddingSplit(Split):
         """Return the cosine between the two texts of each row."""
         if self.rows.group == 1:
             raise UserError(
-                f"{self.name} has single texts, not pairs to compare; use `bert-jax embed` to "
-                "write the vectors of texts"
+                f"{self.name} has single texts, but predictions compare pairs; use `bert-jax "
+                "embed` to write the vectors of texts"
             )
         return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
 

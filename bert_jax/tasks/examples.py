@@ -12,7 +12,7 @@ from bert_jax.errors import UserError, nearest
 from bert_jax.files.untrusted.whole_file import read_text
 
 SHOWN = 5
-"""Number of lines that a message names; further lines are only counted."""
+"""Largest number of lines that a message lists. Further lines are only counted."""
 MAX_BYTES = 512 << 20
 """Largest size, in bytes, of a file of tagged or parsed words."""
 Example = TypeVar("Example", bound=Any)
@@ -24,7 +24,7 @@ class Origin(NamedTuple):
     path: str
     """File, or name of a data set."""
     line: int
-    """Number of the line, from 1; if the source has no lines, number of the record."""
+    """Line number, or record number if the source has no lines. The first is 1."""
 
     @property
     def unit(self) -> str:
@@ -41,18 +41,18 @@ class TextExample:
     """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
-    """Id from the file or, if the file has no ids, the example's number from 0."""
+    """Id from the file. If the file has no ids, the index of the example."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | None
-    """Number of a class or choice, a score, or the ascending numbers of all classes of the text
-    (multi-label); None if the file has no labels."""
+    """Index of a class or choice, or a score, or (multi-label) the ascending indices of all classes
+    of the text. None if the file has no labels."""
     origin: Origin
     group: str | None = None
     """Group of the example; None if the table has no groups."""
 
     more: tuple[str, ...] = ()
-    """Other texts: hard negatives, or choices, each including the beginning that all share."""
+    """Other texts: hard negatives or choices. A choice includes the beginning that all share."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -65,14 +65,14 @@ class TaggedExample:
     """A sentence of words, with a tag for each word."""
 
     id: str
-    """Number of the sentence in the file, from 0."""
+    """Index of the sentence in the file."""
     tokens: tuple[str, ...]
     tags: tuple[str, ...] | None
-    """Tag of each word, empty if the word has no tag; None if the file has no tags."""
+    """Tag of each word, or "" for a word without a tag. None if the file has no tags."""
     origin: Origin
     """File and line of the first word."""
     document: int = 0
-    """Number of the document in the file; always 0 if the file marks no documents."""
+    """Index of the document in the file; always 0 if the file does not mark documents."""
 
     @property
     def texts(self) -> tuple[str]:
@@ -127,7 +127,7 @@ class Data(Generic[Example]):
     warnings: tuple[str, ...] = ()
     """Warnings, for example with the lines of examples that were skipped or that look wrong."""
     submission: tuple[str, str] | None = None
-    """GLUE task and split, for a test set whose predictions the leaderboard scores; else None."""
+    """GLUE task and split if the leaderboard scores predictions for the examples, else None."""
     trains: bool = False
     """Whether a model is trained on the examples."""
 
@@ -140,7 +140,7 @@ class Data(Generic[Example]):
 
 @dataclass(frozen=True)
 class LabelSet:
-    """Names of labels, in order; the number of a label is its position, from 0.
+    """Names of labels, in the order of their indices.
 
     Raises:
         UserError: there are no names, or a name is empty or occurs twice.
@@ -160,7 +160,7 @@ class LabelSet:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "LabelSet":
-        """Make a set of the labels in data, sorted as numbers if all are numbers, else as text."""
+        """Make a set of the labels in data. Sort by value if all are integers, else as text."""
         met = set(names)
         if all(name.isascii() and name.isdigit() and len(name) < 10 for name in met):
             return cls(tuple(sorted(met, key=lambda name: (int(name), name))))
@@ -170,14 +170,14 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin | str) -> int:
-        """Return a label's number; if it is unknown, raise an error that begins with `origin`."""
+        """Return a label's index, or raise an error that begins with `origin` if it is unknown."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
         return number
 
     def find(self, name: str) -> int | None:
-        """Return the number of a label; None for a label outside this set."""
+        """Return the index of a label, or None if the label is not in this set."""
         return self._numbers.get(name)
 
     @cached_property
@@ -188,8 +188,8 @@ class LabelSet:
 class UnknownLabel(UserError):
     """Error for a label that is not in a `LabelSet`.
 
-    The text is slow to make, so it is made only when it is shown: a file may have a million unknown
-    labels, and a message shows five.
+    The message is slow to make, so it is made only when it is shown. A file may have a million
+    unknown labels, of which only five are shown.
     """
 
     def __str__(self) -> str:
@@ -221,7 +221,7 @@ class MissingColumn(UserError):
 
 
 class Problems:
-    """Faults of a file, collected while it is read; `what` is the word for its lines or rows."""
+    """Faults of a file, collected while it is read. Messages call the file's entries `what`."""
 
     def __init__(self, path: str, what: str = "rows") -> None:
         self._path = path
@@ -246,7 +246,7 @@ class Problems:
 
 
 def counted(what: str, origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return one warning per file: the number of `origins`, the words `what`, the first lines."""
+    """Return one warning per file of the form "PATH: COUNT what (lines 1, 2, ...)"."""
     found = []
     for path, group in groupby(sorted(origins), key=attrgetter("path")):
         lines = list(group)

@@ -35,24 +35,24 @@ class TaskConfig(Bounded, section="task"):
     questions about texts (squad), multiple choice (choice), dependency trees (parsing), or vectors
     (embedding)."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
-    """Largest number of tokens in a row, special tokens included. 0 means 128 (384 for squad, 256
+    """Largest number of tokens in a row, including special tokens. 0 means 128 (384 for squad, 256
     for embedding), or the model's number of positions if that is lower. Longer texts are cut, and a
-    warning counts them; tagged sentences and the contexts of squad are read in windows."""
+    warning counts them. Tagged sentences and squad contexts are split into windows instead."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
     """Number of parts (folds) into which cross-validation divides the training data; each fold is
     held out in one run. Folds have the same mix of labels and keep groups together. 0 means no
     cross-validation."""
     fold: Natural = 0
-    """Number of the fold to hold out, from 1. 0 means one run for each fold."""
+    """Number of the fold to hold out; the first fold is 1. 0 means one run for each fold."""
     metric: str = ""
     """Metric that selects the best checkpoint; if empty, the first metric listed here. glue: the
-    leaderboard's metrics. table: accuracy, f1 (of the second of two labels), macro_f1 or matthews
-    for single_label; f1 (micro), macro_f1 or accuracy for multi_label; pearson or spearman for
-    regression. choice: accuracy. tagging: f1, precision, recall or accuracy for entity tags;
+    leaderboard's metrics. table: accuracy, f1 (of the second label, if there are two), macro_f1 or
+    matthews for single_label; f1 (micro), macro_f1 or accuracy for multi_label; pearson or spearman
+    for regression. choice: accuracy. tagging: f1, precision, recall or accuracy for entity tags;
     accuracy for plain tags. squad: f1 or exact. parsing: las or uas. embedding: spearman or pearson
     for rows of scores; ndcg@10, mrr@10, recall@100 or map for other rows."""
     test: str = ""
-    """File (for GLUE, a split with labels) to score once, after training. If empty, no file is."""
+    """File (for GLUE, a split with labels) to score once, after training. Empty means none."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for a fold or a metric that the task does not have."""
@@ -71,7 +71,7 @@ class TaskConfig(Bounded, section="task"):
         return self.METRICS
 
     def choose_metric(self, metrics: Sequence[str]) -> str:
-        """Return the configured metric, by default the first; a UserError if it is unknown."""
+        """Return the configured metric (default: the first). Raise a UserError if it is unknown."""
         metric = self.metric or metrics[0]
         if metric not in metrics:
             hint = "; f1 needs two labels" if metric == "f1" and "macro_f1" in metrics else ""
@@ -93,7 +93,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def length(self) -> int:
-        """Largest number of tokens in a row, special tokens included."""
+        """Largest number of tokens in a row, including special tokens."""
         return self.max_length or self.LENGTH
 
     def fitted(self, max_positions: int) -> "TaskConfig":
@@ -104,7 +104,7 @@ class TaskConfig(Bounded, section="task"):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Files or data sets (tfds:NAME) that a run reads, by the field that names them."""
+        """Files or data sets (tfds:NAME) that a run reads, by configuration field."""
         return {f"task.{name}": getattr(self, name) for name in self.PATHS if getattr(self, name)}
 
     @property
@@ -136,14 +136,14 @@ class TaskConfig(Bounded, section="task"):
         return source.startswith("tfds:") or scheme(source) is not None
 
     def source(self, field: str) -> str:
-        """Return the value of a field such as "train"; a UserError if it is empty."""
+        """Return the value of a field such as "train". Raise a UserError if it is empty."""
         value: str = getattr(self, field)
         if not value:
             what = self.FILES
             if field == "dev":
                 second = what.replace("a file", "a second file")
                 what = f"{second}, which selects the best checkpoint"
-            raise UserError(f"task.{field} is empty; name {what}")
+            raise UserError(f"task.{field} is empty; set it to {what}")
         return value
 
 
@@ -166,7 +166,7 @@ class FileTaskConfig(TaskConfig):
         """Return a configuration that reads all training data (see `TaskConfig.with_folds`)."""
         if self.dev:
             raise UserError(
-                f"task.dev is set, but task.folds is {self.folds}, and each fold is held out of "
+                f"task.dev is set, but task.folds is {self.folds}, so the dev data are folds of "
                 "the training file; leave task.dev out"
             )
         return replace(self, dev=self.source("train"))

@@ -1,7 +1,7 @@
 """The nine tasks of GLUE and its diagnostic set: files, columns, labels, metrics, submissions.
 
-Labels are in the order of TensorFlow Datasets and of the published checkpoints. Test files have no
-labels; the leaderboard scores predictions in the files that `submission_file` makes.
+Labels have the same order as in TensorFlow Datasets and in the published checkpoints. Test files
+have no labels. The leaderboard scores predictions in the files that `submission_file` makes.
 """
 
 import math
@@ -44,13 +44,13 @@ class GlueTask:
     metrics: tuple[str, ...]
     """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    """Name of the leaderboard's file and its number of rows, by test split."""
+    """By test split: name of the file to submit, and the number of rows that it must have."""
     tfds: tuple[str, str, str]
-    """Names in TensorFlow Datasets of the configuration and of the columns of both texts."""
+    """Names in TensorFlow Datasets: the configuration, and the columns of both texts."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)
     """File of each split."""
     id: str = "index"
-    """Column of the row numbers in the test files."""
+    """Column of the row index in the test files."""
     score_range: tuple[float, float] | None = None
     """Lowest and highest score; None if classes are predicted."""
 
@@ -106,9 +106,9 @@ TASKS: Mapping[str, GlueTask] = {
 
 
 def glue_task(name: str) -> GlueTask:
-    """Look up a task by name; the `UserError` for an unknown name lists the tasks."""
+    """Look up a task by name. The `UserError` for an unknown name lists the tasks."""
     if name not in TASKS:
-        raise UserError(f"{name!r} is no task of GLUE; expected one of {', '.join(TASKS)}")
+        raise UserError(f"{name!r} is not a GLUE task; expected one of {', '.join(TASKS)}")
     return TASKS[name]
 
 
@@ -134,18 +134,18 @@ def submission_file(
 ) -> tuple[str, str]:
     """Return the name and the content of the file to submit to the leaderboard.
 
-    After a header, each line has an index and a prediction. `ids` and `predictions` correspond one
-    to one, in any order. A prediction is the number of a class, or a score, which is clipped to
-    0...5 and written with three decimals.
+    After a header, each line has an index and a prediction. `ids[i]` is the row of the test file
+    that `predictions[i]` belongs to. A prediction is a class index or a score. Scores are clipped
+    to 0...5 and written with three decimals.
 
     Raises:
-        UserError: the task is unknown, `split` is no test split, a prediction is not valid, or a
+        UserError: the task is unknown, `split` is not a test split, a prediction is not valid, or a
             row of the split does not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:
         splits = ", ".join(task.submissions)
-        raise UserError(f"{name} has no submission for {split!r}; predict {splits}")
+        raise UserError(f"{name} has no submission for {split!r}; predict on {splits}")
     file, rows = task.submissions[split]
     if len(ids) != len(predictions) or len(ids) != rows:
         raise UserError(
@@ -158,8 +158,8 @@ def submission_file(
     lacks = [f"{index}" for index in range(rows) if f"{index}" not in found]
     if lacks:
         raise UserError(
-            f"{file}: there is no prediction for row {lacks[0]}, nor for {len(lacks) - 1:,} "
-            f"others; the rows of {task.files[split]} have the numbers 0 to {rows - 1:,}"
+            f"{file}: there is no prediction for row {lacks[0]} and {len(lacks) - 1:,} other rows; "
+            f"the rows of {task.files[split]} are numbered 0 to {rows - 1:,}"
         )
     lines = ["index\tprediction", *(f"{index}\t{found[f'{index}']}" for index in range(rows))]
     return file, "\n".join(lines) + "\n"
@@ -173,7 +173,7 @@ def _written(file: str, task: GlueTask, prediction: int | float) -> str:
         return f"{min(max(float(prediction), low), high):.3f}"
     if int(prediction) != prediction or not 0 <= prediction < len(task.written):
         raise UserError(
-            f"{file}: a prediction is {prediction}; expected the number of a class, 0 to "
+            f"{file}: a prediction is {prediction}; expected a class index from 0 to "
             f"{len(task.written) - 1} ({', '.join(task.labels)})"
         )
     return task.written[int(prediction)]
@@ -194,24 +194,24 @@ class GlueConfig(SkewConfig, TaskConfig):
     mnli can also predict the diagnostic set ax."""
     data: str = ""
     """Directory of the task's TSV files, or the directory that holds all tasks. tfds means the data
-    set that TensorFlow Datasets has prepared."""
+    set prepared by TensorFlow Datasets."""
 
     def __post_init__(self) -> None:
-        """Refuse a task without training data, and class options for a task that has no classes."""
+        """Raise a UserError for a task without training data or class options without classes."""
         super().__post_init__()
         if self.name and "train" not in glue_task(self.name).files:
             raise UserError(
-                f"task.name is {self.name!r}, which has no training data; fine-tune mnli and "
-                f"predict {self.name!r} with it"
+                f"task.name is {self.name!r}, which has no training data; fine-tune on mnli, and "
+                f"predict {self.name!r} with that model"
             )
         if self.problem_type == "regression":
             self.check_has_classes(f"task.name {self.name!r}")
 
     def source(self, field: str) -> str:
-        """Return the value of the field "name" or "data"; a UserError if it is empty."""
+        """Return the value of the field "name" or "data". Raise a UserError if it is empty."""
         if field == "name" and not self.name:
             known = ", ".join(name for name in TASKS if name != "ax")
-            raise UserError(f"task.name is empty; name one of {known}")
+            raise UserError(f"task.name is empty; set it to one of {known}")
         return super().source(field)
 
     @property
@@ -227,7 +227,7 @@ class GlueConfig(SkewConfig, TaskConfig):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Files or data sets (tfds:NAME) that a run reads, by the field that names them."""
+        """Files or data sets (tfds:NAME) that a run reads, by configuration field."""
         names = glue_sources(self.name, self.data)
         return {f"task.data/{PurePath(name).name}": name for name in names}
 

@@ -45,7 +45,7 @@ class LongTexts(Bounded, section="long"):
     def pooled(
         self, logits: Float[np.ndarray, "R C"], owners: Int64[np.ndarray, " R"]
     ) -> Float[np.ndarray, "N C"]:
-        """Pool the logits of each example's rows; `owners` has the number of a row's example."""
+        """Pool the logits of each example's rows. `owners` has the index of each row's example."""
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         if len(first) == len(logits):
             return logits
@@ -61,7 +61,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return two texts' lengths after cutting them to `room` tokens in all, the longer first."""
+    """Cut two texts to `room` tokens in all, the longer text first. Return both lengths."""
     if first + second <= room:
         return first, second
     kept = min(first, max(room - second, room - room // 2))
@@ -108,11 +108,12 @@ class TextRows:
 
     rows: Rows
     owners: Int64[np.ndarray, " R"]
-    """Number of the example of each row."""
+    """Index of the example of each row."""
     long: Sequence[int] = ()
-    """Numbers of the examples that did not fit in one row."""
+    """Indices of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens in long examples, without special tokens; `left_out` are in no row."""
+    """Number of tokens in long examples, without special tokens. `left_out` of them are in no
+    row."""
     left_out: int = 0
 
     def warnings(

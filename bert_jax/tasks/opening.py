@@ -32,8 +32,9 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
     The default length of rows is lowered to `max_positions`, the model's number of positions.
 
     Raises:
-        UserError: a file is missing, unreadable or wrong (see the readers); nothing can be learned
-            from the labels; rows are longer than `max_positions`; or folds cannot be made.
+        UserError: a file is missing, unreadable or invalid (see the readers); the labels are
+            unsuitable for training, such as a single class; rows are longer than `max_positions`;
+            or there are too few groups for the folds.
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:
@@ -68,10 +69,10 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
-    """Rebuild a task, without its data, from what `Task.describe` returned.
+    """Rebuild a task, without its data, from the output of `Task.describe`.
 
     Raises:
-        UserError: `Task.describe` did not make the description.
+        UserError: the description is not an output of `Task.describe`.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

@@ -1,4 +1,4 @@
-"""Examples that share texts, and division of examples into parts that keep these together."""
+"""Detection of examples that share texts, and splits that keep such examples together."""
 
 import hashlib
 import math
@@ -56,7 +56,7 @@ def strata(labels: Sequence[Any]) -> list[Hashable]:
 
 
 def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
-    """Return each example's group number; an equal key in any list puts examples in one group."""
+    """Return each example's group index. Examples with an equal key in any list share a group."""
     count = len(keys[0])
     nodes: list[np.ndarray] = []
     total = count
@@ -73,8 +73,8 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
     """Choose keys to hold out: a share `rate` of the distinct keys, but at least `least`.
 
-    The result is true for the chosen keys; it does not depend on their order. `path` and `what`,
-    the noun for the keys, are for the message.
+    Return true for each key that is held out. The choice does not depend on the order of the keys.
+    The error message names the file `path` and calls the keys `what`.
 
     Raises:
         UserError: fewer than `least` distinct keys would remain.
@@ -98,14 +98,14 @@ def deal(
 ) -> Int64[np.ndarray, " N"]:
     """Divide examples into parts that have the same mix of kinds and do not split groups.
 
-    `kinds` are the examples' strata (see `strata`), `groups` their groups, and `keys` hashes of
-    their texts. `shares` are the sizes of the parts and sum to 1. The result is the number of each
-    example's part, from 0; it does not depend on the order of the examples.
+    `kinds` are the strata of the examples (see `strata`), `groups` the groups, and `keys` hashes of
+    the texts. `shares` are the sizes of the parts and sum to 1. The result is the index of each
+    example's part. It does not depend on the order of the examples.
 
     Groups with the same number of examples of each kind are divided evenly among the parts, the
-    largest groups first. Groups that are left over go, in the order of their keys, to the part that
-    lacks their kinds most. This minimises the squared differences from the shares, relative to the
-    number of examples of each kind.
+    largest groups first. Each remaining group goes to the part in which the group's kinds are most
+    under-represented. This greedily minimises the squared differences from the shares, relative to
+    the number of examples of each kind.
     """
     number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
     kind_of = np.array([number[kind] for kind in kinds])

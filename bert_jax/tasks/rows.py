@@ -2,7 +2,8 @@
 
 A row is padded to the shortest bucket that holds it, and XLA compiles the step once for each
 bucket. Rows that do not fill a batch of their bucket move up to the next bucket, so every epoch has
-ceil(N / B) batches; at most one is not full. Only integer arithmetic assigns rows to batches.
+ceil(N / B) batches; at most one is not full. The assignment of rows to batches uses only integer
+arithmetic, so it is the same on all machines.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +20,14 @@ NO_LABEL = -1
 """Marker of positions that have no label."""
 
 Batch = dict[str, np.ndarray]
-"""Rows of one length as arrays, with a leading axis (M) if M trials are trained at once.
+"""Rows padded to one length. If M trials are trained at once, all arrays have a leading axis (M).
 
 tokens, type_ids, segment_ids: (..., B, L) int32, or (..., B, G, L) for groups of G rows;
     segment_ids are 1 for tokens and 0 for padding.
 labels: as in `Rows`, with B in place of N; absent if the rows have no labels. Tags and arcs are
     arrays (..., B, L), padded with `NO_LABEL`.
 text_ids: (..., B, G) int32, as in `Rows`; absent if the rows have none.
-weights: (..., B) float32, `Rows.weights` or 1; 0 for copies of a row that only fill the batch.
+weights: (..., B) float32, `Rows.weights` or 1; 0 for copies of a row that pad the batch.
 row_index: (..., B) uint32, 0 to B - 1, so that each row has its own dropout.
 """
 
@@ -36,26 +37,26 @@ class Rows:
     """N examples of `group` rows each; rows are not padded, so each has its own length n."""
 
     tokens: Sequence[Int32[np.ndarray, " _"]]
-    """N * group arrays (n,): [CLS] ... [SEP]. Rows of an example follow one another; empty rows
-    fill up a group that has fewer texts."""
+    """N * group arrays (n,): [CLS] ... [SEP]. The rows of an example are adjacent. Groups of fewer
+    texts are padded with empty rows."""
     second_start: Int32[np.ndarray, " rows"]
     """Position in each row where the second text (type 1) begins; n if there is no second text."""
     labels: np.ndarray | Sequence[Int32[np.ndarray, " _"]] | None = None
     """Labels to predict; None if they are not known. The form depends on the kind of head.
     single_label: (N,) int32. multi_label: (N, K) float32 of 0 and 1. regression: (N,) float32,
     standardised. span: (N, 2) int32, positions of the first and the last token. tags: N arrays (n,)
-    int32, with `NO_LABEL` at positions without a tag. arcs: arrays as for tags, of (head's position
-    * number of relations + relation's number). choice: (N,) int32, number of the right row in the
-    group. embedding: (N,) int32 classes or float32 scores."""
+    int32, with `NO_LABEL` at positions without a tag. arcs: N arrays (n,) int32 like tags; a label
+    is (head's position) * (number of relations) + (relation's index). choice: (N,) int32, index of
+    the right row in the group. embedding: (N,) int32 classes or float32 scores."""
     group: int = 1
     """Number of rows of an example, such as a query and its documents, or a text's choices."""
     text_ids: Int32[np.ndarray, " rows"] | None = None
-    """Number that identifies each row's text, -1 if empty; equal texts have equal numbers."""
+    """Id of each row's text, -1 for an empty row. Equal texts have equal ids."""
     weights: Float32[np.ndarray, " N"] | None = None
     """Weight of each example in the loss, above 0; None means that every weight is 1."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if `group` does not divide the rows, or if lengths differ."""
+        """Raise a ValueError if rows do not fill groups, or fields have inconsistent lengths."""
         if self.group < 1 or len(self.tokens) % self.group:
             raise ValueError(f"{len(self.tokens)} rows do not fill groups of {self.group}")
         for name in ("second_start", "text_ids"):
@@ -97,7 +98,7 @@ def choose_buckets(
     """Choose at most `max_buckets` bucket lengths that minimise padding (dynamic programming).
 
     The lengths are ascending multiples of 8, and the longest row fits in the last. `limit`, the
-    model's number of positions, caps the last length, which may then be no multiple of 8.
+    model's number of positions, caps the last length, which then need not be a multiple of 8.
 
     Raises:
         UserError: there are no rows.
@@ -137,7 +138,7 @@ class TrainBatches:
     All trials have batches of the same lengths, so that they run as one array program. The rows of
     a batch depend only on (rows, buckets, batch size, seed of the trial, epoch).
 
-    An epoch of N rows, repeated rows included, has `num_batches` = ceil(N / batch_size) batches;
+    An epoch of N rows (counting repeats) has `num_batches` = ceil(N / batch_size) batches.
     `batches_of` is the number of batches by length.
     """
 
@@ -149,9 +150,10 @@ class TrainBatches:
         pad_id: int,
         repeats: Float[np.ndarray, " N"] | None = None,
     ):
-        """Plan batches; `buckets` ascend, and the longest row must fit in the last.
+        """Plan batches. `buckets` ascend, and the longest row must fit in the last bucket.
 
-        `repeats` is how often, on average, each row occurs in an epoch, at least 1; None means 1.
+        `repeats` is the average number of times that each row occurs in an epoch, at least 1. None
+        means 1 for all rows.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -194,8 +196,8 @@ def eval_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, " b"], Batch]]:
     """Yield batches that contain every example once, from the shortest length to the longest.
 
-    An item is the numbers of a batch's examples, and the batch of arrays (B, ...) in the same
-    order. The last batch is filled with rows of weight 0.
+    Each item has the indices of a batch's examples, and the batch itself: arrays (B, ...) in the
+    same order. The last batch is padded with rows of weight 0.
     """
     if len(rows) == 0:
         return
@@ -215,7 +217,10 @@ class _Buckets:
     def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
         ascending = np.array(buckets)
         if batch_size < 1 or len(ascending) == 0 or (np.diff(ascending) <= 0).any():
-            raise ValueError(f"batch_size {batch_size} is below 1, or {buckets} do not ascend")
+            raise ValueError(
+                f"buckets are {buckets} and batch_size is {batch_size}; expected ascending buckets "
+                "and a batch_size of at least 1"
+            )
         if lengths.max() > ascending[-1]:
             raise ValueError(f"a row has {lengths.max()} tokens, but the buckets are {buckets}")
         self.batch_size = batch_size
@@ -229,11 +234,11 @@ class _Buckets:
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 
     def num_real(self, batch: int) -> int:
-        """Count the rows of a batch, leaving out the copies that only fill it."""
+        """Count the rows of a batch, without the copies that pad the batch."""
         return min(self.batch_size, self.num_rows - batch * self.batch_size)
 
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
-        """Return the row numbers of each batch; copies of one row fill up the last batch.
+        """Return the row indices of each batch. The last batch is padded with copies of one row.
 
         Rows left over from a bucket's full batches move up to the next bucket, where `shuffle`
         orders them together with that bucket's rows.
@@ -253,16 +258,17 @@ class _Buckets:
 class _Oversampled:
     """Rows of an epoch, with rows of rare classes repeated.
 
-    Each row occurs at least floor(`repeats`) times. Among rows with equal `repeats` in a bucket,
-    some are drawn once more, so that these rows occur round(sum of `repeats`) times in all. Entry i
-    of an epoch lies in the same bucket in every epoch.
+    Rows with the same bucket and the same `repeats` form a kind. Each row occurs at least
+    floor(`repeats`) times. Some rows of a kind are drawn once more, so that the kind occurs
+    round(sum of `repeats`) times in all. The bucket of an epoch's entry i is the same in every
+    epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
         bucket_of = np.searchsorted(np.array(buckets), rows.lengths)
         kinds = np.unique(np.stack([bucket_of, repeats]), axis=1, return_inverse=True)[1]
         self._parts: list[tuple[np.ndarray, int]] = []
-        """Rows of one kind, and the number of rows drawn from them."""
+        """Draws of an epoch: (rows of a kind, number of rows to draw from them)."""
         for kind in range(kinds.max() + 1):
             own = np.flatnonzero(kinds == kind)
             total = round(repeats[own[0]] * len(own))
@@ -270,7 +276,7 @@ class _Oversampled:
             self._parts += [(own, len(own))] * whole + ([(own, rest)] if rest else [])
 
     def epoch(self, key: int) -> Int64[np.ndarray, " T"]:
-        """Return the row numbers of an epoch, in a fixed order of buckets."""
+        """Return the row indices of an epoch, in a fixed order of buckets."""
         parts = []
         for number, (own, count) in enumerate(self._parts):
             order = np.arange(count)
@@ -295,7 +301,10 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Return the examples `index`, padded; all but each trial's first `num_real` weigh 0."""
+        """Return the examples `index` as a padded batch.
+
+        In each trial, the examples after the first `num_real` get the weight 0.
+        """
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

@@ -48,7 +48,7 @@ class Row(NamedTuple):
     values: tuple[Any, ...]
     """Values in the order of the requested columns; None for a missing optional column."""
     missing: bool = False
-    """Whether to skip the row, because it has too few or too many fields and `ragged` is skip."""
+    """True for a row to skip: it has too few or too many fields, and `ragged` is skip."""
     problem: str = ""
     """Message about a fault of the row; it begins with the origin. The row then has no values."""
 
@@ -206,7 +206,8 @@ def read_rows(
 def _kind(name: str, table: TableFormat) -> str:
     if name.startswith("tfds:") != (table.format == "tfds") and table.format != "auto":
         raise UserError(
-            f"{name}: the format is {table.format!r}; use 'tfds' for, and only for, tfds:NAME:SPLIT"
+            f"{name}: the format is {table.format!r}; tfds:NAME:SPLIT needs the format 'tfds', and "
+            "a file needs another format"
         )
     if table.format != "auto":
         return table.format
@@ -215,7 +216,7 @@ def _kind(name: str, table: TableFormat) -> str:
     kind = _SUFFIXES.get(plain_suffix(name))
     if kind is None:
         raise UserError(
-            f"{name}: tables are read from {', '.join(_SUFFIXES)}; for a file with another name, "
+            f"{name}: the name's suffix does not tell the format (known: {', '.join(_SUFFIXES)}); "
             "set the format to csv, tsv, jsonl or parquet"
         )
     return kind
@@ -267,7 +268,7 @@ def _json_lines(name: str, raw: bytes) -> Iterator[tuple[Origin, Any, str]]:
 
 def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
     if Path(name).suffix.lower() in COMPRESSED:
-        raise UserError(f"{name}: parquet files are compressed inside; decompress this file first")
+        raise UserError(f"{name}: compressed parquet files are not supported; decompress the file")
     with open_parquet(name) as file:
         present = file.schema_arrow.names
         for column in columns:
@@ -285,11 +286,14 @@ def _parquet(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iter
 
 
 def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
-    """Read a prepared data set; class numbers become names, -1 (no label) becomes None."""
+    """Read a prepared data set; replace class ids by class names, and -1 (no label) by None."""
     del optional  # a data set's columns are known, so none is optional
     _, dataset, *split = name.split(":", 2)
     if not dataset or not split:
-        raise UserError(f"{name}: write tfds:NAME:SPLIT, for example tfds:glue/mrpc:train")
+        raise UserError(
+            f"{name}: the name or the split is missing; write tfds:NAME:SPLIT, for example "
+            "tfds:glue/mrpc:train"
+        )
     features, examples, _ = open_tfds(name, dataset, split[0])
     for column in columns:
         if column not in features:

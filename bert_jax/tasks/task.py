@@ -56,7 +56,7 @@ class Split(ABC):
         data: examples of the file. `data.name` is the split's name in messages and metrics: train,
             dev, dev_mismatched, or the name of a file.
         rows: rows of the examples.
-        owners: number of the example to which each row belongs; None means that each example has
+        owners: index of the example to which each row belongs; None means that each example has
             one row.
         warnings: messages to the user, for example about texts that were cut to fit in a row.
         score_names: names of the scores.
@@ -66,7 +66,7 @@ class Split(ABC):
     PER_TOKEN: ClassVar[bool] = False
     """Whether outputs have an entry for each token of a row."""
     LABELS: ClassVar[str] = "labels"
-    """Word that messages use for the labels, such as "tags"."""
+    """Name of the labels in messages, such as "tags"."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Split(ABC):
     def constant_score(self) -> float:
         """Score, in the task's metric, of the best prediction that is the same for all examples.
 
-        It is NaN if the file has no labels. A run whose score is no higher than the constant's has
-        failed (Mosbach et al. 2021).
+        The score is NaN if the file has no labels. A fine-tuning run that scores no higher than
+        `constant_score` has failed (Mosbach et al. 2021).
         """
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
@@ -99,7 +99,7 @@ class Split(ABC):
 
     @property
     def _gold(self) -> list[Any]:
-        """Labels of all examples; a `UserError` if an example has no label."""
+        """Labels of all examples; raises a UserError if the file has no labels."""
         if self._data.truth is None:
             raise UserError(
                 f"{self.name} has no {self.LABELS}, so it cannot be scored; name a file that has "
@@ -127,15 +127,15 @@ class Split(ABC):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Plural noun for the units, and a key for each example; equal keys mean the same unit.
+        """Name of the units that confidence intervals resample, and a key for each example.
 
-        Confidence intervals resample units: single examples, or groups of related examples.
+        The name is a plural noun. Examples with equal keys form one unit.
         """
         return "examples", range(len(self._examples))
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Number (N,) of the unit to which each example belongs."""
+        """Index (N,) of the unit to which each example belongs."""
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:
@@ -147,10 +147,10 @@ class Split(ABC):
     def report(self, outputs: Outputs, saved: SplitScores | None = None) -> Mapping[str, Any]:
         """Return the scores, their confidence intervals and the task's details, as JSON values.
 
-        The report always has `examples` (their number), `scores` and `intervals` (95%). If all
-        logits are finite, it also has `no_intervals` (why a score has no interval), `units` (name
-        and number of the resampled units), `constant` (see `constant_score`) and the details, whose
-        keys depend on the task (see `reports.lines`). Arguments and errors are as in `score`.
+        The report always has `examples` (how many), `scores` and `intervals` (95%). If all logits
+        are finite, it also has `no_intervals` (why a score has no interval), `units` (what is
+        resampled, and how many), `constant` (see `constant_score`) and the details, whose keys
+        depend on the task (see `reports.lines`). Arguments and errors are as in `score`.
         """
         if not self._is_finite(outputs):
             nothing: dict[str, float | None] = dict.fromkeys(self._score_names)
@@ -222,15 +222,15 @@ class Split(ABC):
     ) -> "tuple[Split, np.ndarray]":
         """Return a new split of some examples, and the positions (n,) of their rows in this split.
 
-        `examples` are the examples' numbers, ascending; `trains` says whether a model is trained on
-        the new split.
+        `examples` has the examples' indices in ascending order; `trains` says whether a model is
+        trained on the new split.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))
         return split, np.flatnonzero(np.isin(self._owners, examples))
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Compute the scores of finite outputs, here with the score function of `_examine`."""
+        """Compute the scores of finite outputs; by default, with `_examine`'s score function."""
         grounds = self._examine(outputs, {}).grounds
         found = unweighted(grounds.score, len(grounds.units))
         return {name: found[name] for name in self._score_names}
@@ -256,11 +256,11 @@ class Split(ABC):
         return all(np.isfinite(logits[: len(ids)]).all() for ids, logits in rows)
 
     def _stacked(self, outputs: Outputs, *shape: int, dtype: Any = np.float64) -> np.ndarray:
-        """Return the outputs as an array; raise a ValueError unless `shape` begins their shape."""
+        """Return the outputs as an array; raise a ValueError if its first axes are not `shape`."""
         found = np.asarray(outputs, dtype)
         if found.shape[: len(shape)] != shape:
             raise ValueError(
-                f"{self.name}: outputs have the shape {found.shape}; expected {shape} first"
+                f"{self.name}: outputs have the shape {found.shape}; the first axes must be {shape}"
             )
         return found
 
@@ -276,7 +276,7 @@ class LabelSpec:
     deviation: float = 1.0
     """Standard deviation of the training scores."""
     scheme: Literal["iob2", "plain"] = "iob2"
-    """Scheme of the tags: iob2 for entities, plain for tags that are classes of words."""
+    """Scheme of the tags: iob2 for entities, plain for other tags such as parts of speech."""
     rules: Literal["v1.1", "v2.0"] = "v2.0"
     """Version of SQuAD's scoring rules; only v2.0 allows questions without an answer."""
 
@@ -352,7 +352,7 @@ class Task(ABC, Generic[Config]):
         dev.name, self._devs = "dev", [dev]
 
     def train_split(self) -> Split:
-        """Return the training data; a `UserError` if the task was restored."""
+        """Return the training data; raise a UserError if the task was restored without data."""
         if self._train is None:
             raise UserError("a task read from a checkpoint has no training data")
         return self._train
@@ -361,14 +361,14 @@ class Task(ABC, Generic[Config]):
         """Return the splits that score checkpoints; the first selects the best checkpoint.
 
         Raises:
-            UserError: the task was restored, without data.
+            UserError: the task was restored without data.
         """
         if not self._devs:
             raise UserError("a task read from a checkpoint has no dev data; name a file to score")
         return self._devs
 
     def test_splits(self) -> list[Split]:
-        """Read the test data that the configuration names; a UserError if they have no labels."""
+        """Read the configured test data; raise a UserError if the data have no labels."""
         found = []
         for name, source in self.config.test_sources.items():
             split = self.open_split(source)
@@ -386,7 +386,7 @@ class Task(ABC, Generic[Config]):
         return 0.0, 1.0
 
     def thresholds(self, scores: SplitScores) -> tuple[float, ...]:
-        """Return the probability above which each label is predicted; () means one half for all."""
+        """Return each label's decision threshold (a probability); () means one half for all."""
         return ()
 
     def describe(self) -> dict[str, Any]:

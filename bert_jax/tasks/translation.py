@@ -1,8 +1,8 @@
 """Scores of translations: sacreBLEU's BLEU and chrF, with confidence intervals.
 
-`best_constant` finds the BLEU that a single text reaches as the translation of every sentence. Give
-texts cased and untokenized; sacreBLEU tokenizes them with its tokenizer 13a (Post 2018, "A Call for
-Clarity in Reporting BLEU Scores").
+`best_constant` computes a baseline: the best BLEU of a system that outputs the same text for every
+sentence. Give texts cased and untokenized; sacreBLEU tokenizes them with its tokenizer 13a (Post
+2018, "A Call for Clarity in Reporting BLEU Scores").
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class Score:
 
 
 class Constant(NamedTuple):
-    """The text with the best BLEU as the translation of every sentence, and that BLEU."""
+    """Baseline that outputs one text for every sentence: the best such text, and its BLEU."""
 
     text: str
     bleu: float
@@ -58,7 +58,7 @@ def by_length(
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:
-    """Find the training target in `captions` with the best BLEU as every sentence's translation."""
+    """Find the constant output with the best BLEU, among the training targets `captions`."""
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     tokenize, compute = Tokenizer13a(), _metrics().BLEU.compute_bleu
@@ -101,7 +101,7 @@ def _metrics() -> Any:
 def _score(
     name: str, hypotheses: Sequence[str], references: Sequence[str], *, with_interval: bool = False
 ) -> Score:
-    """Compute a metric of sacreBLEU, with a 95% interval if asked for."""
+    """Compute a metric of sacreBLEU, with a 95% interval if `with_interval` is true."""
     metric = getattr(_metrics(), name)()
     value = metric.corpus_score(list(hypotheses), [list(references)]).score
     ends = None

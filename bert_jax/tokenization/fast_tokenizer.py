@@ -1,4 +1,4 @@
-"""Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa) or pieces with "▁" (XLM-R).
+"""Tokenizers from a `tokenizer.json`: byte-level BPE (RoBERTa), or BPE or Unigram with "▁" (XLM-R).
 
 The five special tokens keep their names in the model's files, such as `<mask>`; code takes their
 ids from `special_ids`. Text that spells one of these names is ordinary text, as in all tokenizers.
@@ -36,7 +36,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 _SPACES = ("Ġ", "Ċ", "ĉ", "č")
 """Byte-level forms of space, line feed, tab and carriage return."""
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
-"""Texts that every new tokenizer encodes once, so that a pipeline that fails is refused early."""
+"""Texts that every new tokenizer encodes once, so that a faulty pipeline raises an error early."""
 
 
 class FastTokenizer(Tokenizer):
@@ -49,7 +49,11 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; `where` names it in the UserError if the library cannot run it."""
+        """Build the tokenizer; `where` is its name in error messages.
+
+        Raises:
+            UserError: If the library cannot run the pipeline.
+        """
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -77,7 +81,8 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Spellings of added words in vocabulary characters, with the space that they include."""
+        """Spelling of each added word in vocabulary characters, with a leading space if the token
+        includes the space before the word."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
@@ -92,7 +97,7 @@ class FastTokenizer(Tokenizer):
         return FastTokenizer, (self.pipeline,)
 
     def _run(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call the library; turn its errors, and its panics (no `Exception`), into UserErrors."""
+        """Call the library; turn its exceptions and Rust panics into UserErrors."""
         try:
             return function(*arguments, **options)
         except BaseException as error:
@@ -104,7 +109,8 @@ class FastTokenizer(Tokenizer):
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
         """Make a `tokenizer.json` that treats the five special tokens in a text as ordinary text.
 
-        With `renamed`, special tokens that the model could produce from text get other names.
+        With `renamed`, a special token that the model could match in a text is renamed, so that no
+        text matches it.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
@@ -168,8 +174,8 @@ class FastTokenizer(Tokenizer):
     def normalised(self, word: str) -> str:
         """Return a word in the form that an added token must have: normalised as text is.
 
-        But if a normalizer writes spaces as other characters, added tokens are matched before it
-        runs, so the word is returned unchanged.
+        If a normalizer replaces spaces by another character, added tokens are matched in the text
+        before normalisation. In that case, the word is returned unchanged.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -205,11 +211,15 @@ class FastTokenizer(Tokenizer):
 
     @property
     def _marks_spaces_early(self) -> bool:
-        """Whether a normalizer writes spaces as other characters."""
+        """Whether a normalizer replaces spaces by another character."""
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return the files; `AutoTokenizer` loads them too, but matches special tokens in text."""
+        """Return the contents of the files by name.
+
+        `AutoTokenizer` can load the files too, but encodes the name of a special token in a text
+        as the special token.
+        """
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space
@@ -245,7 +255,7 @@ class FastTokenizer(Tokenizer):
 
 
 def _spelling(token: AddedToken, byte_level: bool) -> str:
-    """Return an added token as the vocabulary spells it; with `lstrip`, it begins with a space."""
+    """Return an added token in vocabulary characters, with a leading space if `lstrip` is set."""
     if not byte_level:
         return SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -91,7 +91,11 @@ def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> in
 
 
 def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
-    """Return vocabulary and options of a `tokenizer.json`; refuse other pipelines than BERT's."""
+    """Return vocabulary and options of a `tokenizer.json`.
+
+    Raises:
+        UserError: If the file describes another pipeline than BERT's.
+    """
 
     def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
         found = reading.mapping(part, reading.whole.get(part))

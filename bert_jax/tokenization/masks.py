@@ -15,7 +15,7 @@ _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTE = {chr(byte): byte for byte in _PLAIN} | {
     chr(256 + place): byte for place, byte in enumerate(_OTHERS)
 }
-"""Byte for which each character of a byte-level vocabulary stands."""
+"""Map from each character of a byte-level vocabulary to its byte."""
 
 
 def mask_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""SentencePiece (Kudo and Richardson 2018): unigram or BPE pieces of text, by Google's library.
+"""SentencePiece (Kudo and Richardson 2018) with unigram or BPE models, using Google's library.
 
 Text is NFKC-normalised, a space becomes "▁" at the start of the next piece, and all other
 characters stay. With byte fallback, the default, a character without a piece is encoded as its
@@ -41,7 +41,8 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
 """Longest training line, in characters; longer lines are split, because the library drops them."""
 _THREADS = 16
-"""Number of training threads; fixed, because the model file and sums of floats depend on it."""
+"""Number of training threads. It is fixed, because the trained model depends on it: the file
+records the number, and floating-point sums differ with the number."""
 _MOST_LINES = 500_000
 """Largest number of training lines in memory; if there are more, a sample is taken."""
 
@@ -67,7 +68,7 @@ class SentencePieceTokenizer(Tokenizer):
         """
         # This is checked first, because the library makes an object for each piece.
         if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
-            raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, the limit")
+            raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, which is the limit")
         self._model = model
         self._fast = sentencepiece.SentencePieceProcessor()
         try:
@@ -133,7 +134,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _count_pieces(model: bytes, limit: int) -> int:
-    """Count a model's pieces (protobuf field 1), up to `limit` + 1 or to the first invalid byte."""
+    """Count the pieces (protobuf field 1) of a model.
+
+    Counting stops at `limit` + 1 pieces, or at the first invalid byte.
+    """
     count, at, end = 0, 0, len(model)
     with contextlib.suppress(UserError):  # raised for a number that is cut off
         while at < end and count <= limit:
@@ -155,9 +159,9 @@ def _spans(
 ) -> Int32[np.ndarray, "n 2"]:
     """Return the character spans in `text` of `pieces`, which make up the normalised text.
 
-    Character i of `normal` comes from the characters of `text` that start at `starts[i]` and end
-    where the next source starts. Characters from one source, such as the letters of a ligature,
-    have the same start.
+    Character i of `normal` comes from the characters of `text` from `starts[i]` to the next larger
+    value in `starts`. Several characters of `normal` that come from the same characters of `text`,
+    such as the letters of a ligature, have the same start.
     """
     # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" + accent.
     shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
@@ -251,9 +255,9 @@ def train_sentencepiece(
         if small is None:
             raise UserError(f"sentencepiece cannot train on these texts: {error}") from error
         raise UserError(
-            f"vocab_size is {vocab_size}; {reserved} special tokens and bytes and the characters "
-            f"of the texts need {small[2]}. Ask for more than that, or lower character_coverage "
-            f"({character_coverage})"
+            f"vocab_size is {vocab_size}, but {reserved} special tokens and bytes and the "
+            f"characters of the texts need {small[2]} entries. Set vocab_size above {small[2]}, or "
+            f"lower character_coverage (now {character_coverage})"
         ) from error
     made = SentencePieceTokenizer(out.getvalue())
     warn_of_few(made.vocab_size, vocab_size, "the texts have no more pieces")
@@ -261,9 +265,10 @@ def train_sentencepiece(
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield lines with single spaces; split longer lines than `_LINE_CHARS`, at a space if any.
+    """Yield lines with single spaces; split lines longer than `_LINE_CHARS`, if possible at spaces.
 
-    NUL, tabs and U+2585 become spaces: the trainer uses them as marks, and drops lines with them.
+    NUL, tabs and U+2585 become spaces: the trainer uses these characters internally, and drops
+    lines that contain them.
     """
     for text in texts:
         for line in replace_surrogates(text).split("\n"):

@@ -1,4 +1,4 @@
-"""The class for the ids of the special tokens; data, models and objectives share the class."""
+"""Ids of the special tokens, in a class that data, models and objectives share."""
 
 from dataclasses import dataclass
 

@@ -4,10 +4,11 @@ The library matches by backtracking, which can take much longer. Accepted patter
 published ones (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
 characters, each followed by at most one repetition mark, with no repetition inside a repetition.
 
-In an alternative, a part that can fail may follow one repetition `X+`, as in `\s+(?!\S)`. Such a
-failure takes time in proportion to the length of the run of X. Therefore a later alternative must
-match the complete run with no part after it that can fail, as `\s+` does. The alternatives between
-the two must also begin with a repeated X. Then each run is scanned a constant number of times.
+One repetition `X+` in an alternative may be followed by a part that can fail, as in `\s+(?!\S)`. If
+this part fails, the library has scanned the run of X in vain, and could do so again from each
+character of the run. Therefore a later alternative must match the complete run and have nothing
+after the run that can fail; `\s+` is an example. All alternatives between the two must also begin
+with a repeated X. Then each run is scanned a constant number of times.
 """
 
 import re
@@ -71,7 +72,7 @@ def _parse(pattern: str) -> list[list[_Term]] | None:
 
 
 def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
-    """Return true if an alternative has the form that the module's docstring describes."""
+    """Return true if `alternatives[number]` has the form that the module's docstring describes."""
     terms = alternatives[number]
     if all(_LOOK.match(term.atom) for term in terms if term.required):
         return False  # can match the empty string, and therefore at every position

@@ -26,12 +26,12 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens, in the order of the fields of `SpecialIds`."""
 
 SPACE = "▁"
-"""Character that stands for a space in the pieces of SentencePiece."""
+"""Character that stands for a space in SentencePiece pieces."""
 MAX_TOKENS = 1_000_000
 """Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest tokenizer file that is read, in bytes. The tokenizer.json of multilingual BERT has 3 MB;
-that of Gemma, with 256,000 tokens, has 34 MB."""
+Gemma's, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -41,7 +41,7 @@ KIND_FILES = {
 MAX_SPECIAL = 4
 """Largest number of special tokens in a `TokenRow`."""
 MAX_TOKEN_CHARS = 1000
-"""Limit for the characters of a token, and for the option `max_input_chars_per_word`."""
+"""Largest number of characters in a token, and the largest `max_input_chars_per_word`."""
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Tokenizer(ABC):
         """
 
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids (n,) int32 of each word as they are inside a sentence, after a space."""
+        """Return the ids, (n,) int32, that each word has inside a sentence, after a space."""
         return self.encode_batch([self.word_prefix + word for word in words])
 
     @abstractmethod

@@ -1,10 +1,10 @@
-"""Reading of a `tokenizer.json` with byte-level BPE, or with pieces that write a space as "▁".
+"""Reading of a `tokenizer.json` with byte-level BPE, or with BPE or Unigram and "▁" for spaces.
 
 RoBERTa, GPT-NeoX (ModernBERT, Ettin) and Llama 3 (EuroBERT) have byte-level tokenizers; XLM-R and
-Gemma (mmBERT) have pieces with "▁".
+Gemma (mmBERT) use "▁" for spaces.
 
-Such a file can describe any pipeline, and the library would run it. Here, only the parts that
-`tokenizer_parts` allows are accepted, and the tokenizer is built from their canonical forms.
+A `tokenizer.json` can describe any pipeline, and the library would run it. This module accepts only
+the parts that `tokenizer_parts` allows, and builds the tokenizer from their canonical forms.
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,14 @@ class Pipeline:
 
     Attributes:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
-        scores: Log-probability of each token for `unigram`, else empty.
+        scores: Log-probability of each token if `kind` is `unigram`, else empty.
         merges: Pairs in the order of their priority; empty for `unigram`.
         pre_tokenizer: Parts that split a text.
         byte_fallback: Whether characters without a token become their bytes.
         fuse_unk: Whether consecutive characters without a token become one unknown token.
         ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
-        unk_in_model: Whether characters without a token become the unknown token (or vanish).
+        unk_in_model: Whether a character without a token becomes the unknown token. If false, the
+            character is dropped.
         roles: Tokens for padding, unknown characters, beginning, separator and mask. The separator
             may also have the first three roles.
         specials: Other added tokens, which are not split where they occur in a text.

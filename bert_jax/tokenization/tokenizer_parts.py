@@ -27,18 +27,18 @@ MAP_NAME = "special_tokens_map.json"
 ROBERTAS = 2
 """Number of separators between two texts in RoBERTa."""
 _MAX_PARTS, _MAX_PAIR = 64, 16
-"""Largest number of parts in a Sequence (a SentencePiece export has 37), and of a template."""
+"""Largest number of parts in a Sequence (a SentencePiece export has 37) and in a template."""
 _MAX_CHARSMAP = 1 << 20
 """Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
 _MAX_REPLACED = 256
-"""Largest number of bytes by which a character map may replace a character; NFKC has up to 33."""
+"""Largest number of bytes that may replace one character in a character map; NFKC has up to 33."""
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, which may be repeated: this takes time proportional to the text.
 _LINEAR = re.compile(r"(?:\\s|\\n|[^\\\[\](){}*+?.|^$]|\[[^\]\\^]{1,64}\])(?:\+|\{[1-9],\})?")
 _LOOK = r"\(\?<?[=!](?:\\A|\[(?:[^\\\[\]]|\\p\{M\}|\\x\{[0-9a-f]{1,6}\})+\])\)"
 _PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
-"""Form of patterns that match positions in a text by the characters around the position."""
+"""Form of patterns that consist of lookarounds only, and so match positions, not characters."""
 AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
 """Patterns for spaces at the beginning and at the end of a text; both take linear time."""
 
@@ -73,7 +73,7 @@ class Reading:
         # `splitlines` would split at U+2028, which is a token of multilingual uncased BERT.
         lines = read_text(path, max_bytes=MAX_FILE_BYTES).removesuffix("\n").split("\n")
         if len(lines) > MAX_TOKENS:
-            raise UserError(f"{path} has more than {MAX_TOKENS:,} lines, the limit")
+            raise UserError(f"{path} has more than {MAX_TOKENS:,} lines, which is the limit")
         return [line.removesuffix("\r") for line in lines]
 
     def refuse(self, what: str) -> NoReturn:
@@ -130,7 +130,11 @@ class Reading:
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
-        """Return the normalizers; refuse them if several could make a text much longer."""
+        """Return the normalizers.
+
+        Raises:
+            UserError: The normalizers together could make a text many times longer.
+        """
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
@@ -216,7 +220,10 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Tokens that the post-processor makes of texts A and B; empty if it adds no tokens."""
+        """Output of the post-processor for two texts A and B, such as [CLS] A [SEP] B [SEP].
+
+        The list is empty if the file has no post-processor that adds tokens.
+        """
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]
@@ -245,7 +252,7 @@ class Reading:
         )
 
     def _pair(self, maker: Mapping[str, Any]) -> list[str]:
-        """Return the tokens that a part of the post-processor makes of texts A and B."""
+        """Return the output of one part of the post-processor for two texts (see `pair`)."""
         kinds = ("BertProcessing", "RobertaProcessing", "TemplateProcessing")
         kind = self.one_of("post_processor.type", maker.get("type"), kinds)
         if kind != "TemplateProcessing":

@@ -30,9 +30,9 @@ from bert_jax.tokenization.wordpiece import (
 )
 
 COVERAGE = 0.9995
-"""Fraction of the texts that, by default, must consist of characters with a token."""
+"""Default fraction of the texts' characters, counted with repetitions, that must have a token."""
 _ALPHABET = 1000
-"""Number of characters that get a token by default, even if fewer reach `COVERAGE`."""
+"""Number of distinct characters that get a token by default, even if fewer reach `COVERAGE`."""
 _COUNTED_WORDS = 1 << 18  # distinct words in memory before they are normalised
 
 _log = logging.getLogger(__name__)
@@ -62,10 +62,11 @@ def train_wordpiece(
         min_frequency: Smallest number of times that a pair must occur to be merged.
         limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
             other characters become [UNK].
-        character_coverage: Fraction of the texts that characters with tokens must make up. If
-            neither this nor `limit_alphabet` is given, 1,000 characters get tokens, or as many
-            more as 99.95% of the texts need. If these do not fit into `vocab_size`, fewer get
-            tokens; if merging leaves room, further characters get tokens.
+        character_coverage: Fraction of the texts' characters, counted with repetitions, that must
+            have a token. If neither `character_coverage` nor `limit_alphabet` is given, the 1,000
+            most frequent characters get tokens, or more if 99.95% coverage needs more. If these
+            tokens do not fit into `vocab_size`, fewer characters get tokens. If merging leaves
+            room, further characters get tokens.
 
     Returns:
         A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
@@ -181,7 +182,7 @@ class _Alphabet:
         return cls(characters, [total[char] for char in characters], first, rest)
 
     def tokens(self, start: int, stop: int) -> list[str]:
-        """Return the tokens of characters `start` to `stop`, those that begin words first."""
+        """Return tokens for characters `start` to `stop`: word beginnings, then continuations."""
         kept = set(self.characters[start:stop])
         alone = sorted(self.first & kept)
         return alone + [CONTINUATION + char for char in sorted(self.rest & kept)]
@@ -209,7 +210,7 @@ class _Alphabet:
             raise UserError(
                 f"vocab_size is {vocab_size}; the {len(SPECIAL_TOKENS)} special tokens and the "
                 f"{size} most frequent characters of the texts (alone and after {CONTINUATION}) "
-                f"need {used[size]}. Ask for more than that, or lower limit_alphabet or "
+                f"need {used[size]}. Set vocab_size above {used[size]}, or lower limit_alphabet or "
                 "character_coverage"
             )
         return size

@@ -5,8 +5,8 @@ characters, separate CJK characters by spaces, optionally lower-case and strip a
 whitespace and punctuation, then cut each word greedily into the longest pieces of the vocabulary.
 
 For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original.
-This package keeps the differences, because `transformers` uses the same normaliser whatever
-`tokenizer.json` says, and a model must get the same ids in use as in training.
+This package keeps the differences: `transformers` uses the normaliser of `tokenizers` whatever
+`tokenizer.json` says, and an exported model must get the same ids as in training.
 """
 
 import hashlib
@@ -53,7 +53,8 @@ class WordPieceOptions:
 
     lowercase: bool = True
     strip_accents: bool | None = None
-    """Whether accents are removed. None means as `lowercase`, which is the original's rule."""
+    """Whether accents are removed. None means that accents are removed if `lowercase` is true, as
+    in the original."""
     split_cjk: bool = True
     """Whether each CJK ideograph is a separate word."""
     max_word_chars: int = 100

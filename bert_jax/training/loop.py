@@ -36,7 +36,7 @@ from bert_jax.training.steps.step_queue import StepQueue
 
 
 def carry_out(plan: RunPlan, session: Session) -> Result:
-    """Run a plan, from its newest save if there is one, until the last step or a stop signal."""
+    """Run a plan until its last step or a stop signal; if a save exists, resume from the newest."""
     with StopRequest() as stop:
         return _Run(plan, session).run(stop)
 
@@ -185,7 +185,7 @@ class _Run:
         return [scorer for scorer in self.plan.scorers if scorer.after(step)]
 
     def _columns(self, kind: str, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return columns of metrics: single values if the run has one trial, else lists."""
+        """Return columns of metrics: a value if the run has one trial, else a value per trial."""
         alone = self.plan.num_trials < 2
         return {f"{kind}/{n}": each[0] if alone else list(each) for n, each in values.items()}
 
@@ -244,7 +244,7 @@ class _Run:
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
-        """Pad the trials' values with False to the number of trials in the compiled program."""
+        """Append False to `values` (one per trial) up to the compiled program's trial count."""
         places = len(self.stage.settings[0].seed)
         return np.array([*values, *[False] * (places - len(values))], bool)
 
@@ -309,7 +309,7 @@ class _Run:
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:
-        """Read the newest metrics that earlier starts of the run have written."""
+        """Read from metrics.jsonl the newest metrics up to the step at which the run resumes."""
         for row in read_metrics(self.session.work.local / "metrics.jsonl"):
             if row["step"] > self.now.step:
                 break

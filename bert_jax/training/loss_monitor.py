@@ -38,20 +38,24 @@ class Finding(NamedTuple):
 
 @dataclass
 class LossMonitor:
-    """Monitor of the training loss, the first metric of an objective.
+    """Monitor of the training loss. It finds plateaus and divergences.
 
-    The check for a plateau is made once, a quarter of the run (at most 10,000 steps) after the
-    warm-up: before that, healthy runs may be at the baseline too. While the loss still falls, the
-    check is put off.
+    The monitor checks for a plateau once: a quarter of the run, or 10,000 steps if that is less,
+    after the warm-up. Until then, the loss of a healthy run may still be at the baseline. If the
+    loss is still falling at that step, the monitor waits until the loss no longer falls, at most
+    until the last step.
 
-    The check for a divergence is made at each step: it compares the smoothed loss with its lowest
-    value. (A running mean would follow a slow rise, so a comparison with it would miss the rise.)
-    Each phase starts with a new smoothed loss, which is used after half a window of steps, and with
-    a new lowest value, unless the loss is back above the baseline or a divergence is reported.
+    The monitor checks for a divergence at each step. It compares the smoothed loss with the lowest
+    smoothed loss so far. A comparison with a running mean would miss a slow rise, because the mean
+    would rise too.
+
+    When a phase begins, smoothing starts anew, and the checks pause for half a window of steps. The
+    lowest value starts anew too, with two exceptions: the loss has climbed back above the baseline,
+    or a divergence was reported and the loss has not recovered.
     """
 
     metric: Metric
-    """The monitored metric."""
+    """The monitored loss: the first metric of the objective."""
     baseline: float
     """Value of the metric for a model that ignores its input, in nats; infinite if unknown."""
     unknown_rate: float
@@ -74,16 +78,18 @@ class LossMonitor:
     lowest_at: int = 0
     """Step of the lowest smoothed loss."""
     alarm: int = 0
-    """Divergence that is reported now: 0 for none, 1 for a rise, 2 for a rise above the baseline.
-    After a recovery it is 0 again."""
+    """Reported divergence from which the loss has not recovered: 0 for none, 1 for a rise, 2 for a
+    rise back above the baseline."""
     fallen: float = sys.float_info.max
-    """Smoothed loss, in nats, when it had last fallen by `_FALL`; each phase starts anew."""
+    """Reference, in nats, that tells whether the loss still falls: once the smoothed loss is more
+    than `_FALL` below the reference, the smoothed loss becomes the new reference. Each phase starts
+    without a reference."""
     fallen_at: int = 0
-    """Step at which `fallen` was set."""
+    """Step at which `fallen` was last set."""
 
     @cached_property
     def _bounds(self) -> list[int]:
-        """Number of updates before each phase, and at the end of the run."""
+        """Number of steps before each phase, followed by the number of steps in the run."""
         return list(accumulate((phase.num_steps for phase in self.phases), initial=0))
 
     @property
@@ -98,7 +104,7 @@ class LossMonitor:
 
     @property
     def judged_at(self) -> int:
-        """First step at which a plateau is reported; the loss should then be below the baseline."""
+        """First step of the check for a plateau. By then, the loss should be below the baseline."""
         waits = max(self.window, min(self.num_steps // 4, 10_000))
         return min(self.warmup_steps + waits, self.num_steps)
 
@@ -125,7 +131,7 @@ class LossMonitor:
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Continue from a `state` saved after `step` steps; older versions saved fewer values."""
+        """Continue from a `state` saved after `step` steps. Old versions saved fewer values."""
         for name, value in {"step": step, **state}.items():
             setattr(self, name, value)
 
@@ -182,7 +188,7 @@ class LossMonitor:
         )
 
     def _phase_of(self, step: int) -> int:
-        """Return the number of the phase that contains step number `step`, counted from 1."""
+        """Return the index (from 0) of the phase that contains step `step`, counted from 1."""
         return bisect.bisect_left(self._bounds[:-1], step, lo=1) - 1
 
     def _explanation(self, step: int) -> str:

@@ -88,10 +88,10 @@ class Progress:
 
 
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
-    """Find the best trial of an initialisation; return (best score, trial number), or None.
+    """Return (score, index) of the best trial of an initialisation; None if no score is finite.
 
-    Of equal scores, the one at the earliest step wins, then the trial with the lowest number. So
-    the choice does not depend on when the run is saved. None means that no score is finite.
+    Of trials with equal scores, the trial that reached the score at the earliest step wins, then
+    the trial with the lowest index. So saves and restarts have no influence on the choice.
     """
     found = [
         (each.best, -each.best_step, -number)
@@ -153,7 +153,7 @@ class Means:
         return {"sums": sums, "count": self._count.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from values that `state` returned."""
+        """Restore the sums and counts from `state`, which the method `state` returned."""
         self._sums = {name: np.array(values) for name, values in state["sums"].items()}
         self._count = np.array(state["count"])
 

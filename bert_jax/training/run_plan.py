@@ -2,8 +2,9 @@
 
 A run is a sequence of stages. In pretraining, each phase is a stage, and continues with the state
 of the previous phase. In fine-tuning, trials train in groups called waves. A wave is one or more
-stages: the first starts with a fresh state, and after the last the trials have outcomes. Steps are
-counted over all stages, so that the step numbers of checkpoints and metrics only grow.
+stages: its first stage starts with a fresh state, and its last stage ends with the outcomes of the
+trials. Steps are counted over all stages, so that the step numbers of checkpoints and metrics only
+grow.
 """
 
 import math
@@ -27,16 +28,16 @@ class Stage:
     """Part of a run: steps that use one compiled program."""
 
     steps: range
-    """Numbers of the stage's batches, counted over all stages of the run."""
+    """Indices of the stage's batches, counted over all stages of the run."""
     train: StepConfig
     trials: tuple[Trial, ...]
     """Trials that train in the stage, without padding trials. Pretraining has one trial."""
     settings: tuple[Any, ...] = ()
     """Further arguments of the step: learning rates and seeds of the trials, on the mesh."""
     wave: int = 0
-    """Number of the wave (group of trials); waves of a large sweep train one after another."""
+    """Index of the wave (group of trials). Waves of a large sweep train one after another."""
     first: int = 0
-    """Number of the first batch that the trials see."""
+    """Index of the first batch that the trials see."""
     ends: bool = False
     """Whether the trials end with this stage."""
 
@@ -48,12 +49,12 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Source of batches, which are arrays on the mesh. A batch is a pure function of its number."""
+    """Source of batches, which are arrays on the mesh. A batch is a pure function of its index."""
 
     stream: Callable[[int], Generator[Mapping[str, Any], None, None]]
-    """Function that yields the batches from a given number on."""
+    """Function that yields the batches from a given index on."""
     confirm: Callable[[], None] = lambda: None
-    """Function that waits until all text read so far has been checked; raises if it is damaged."""
+    """Function that waits for the checks of all text read so far; raises if text is damaged."""
 
 
 class Scores(NamedTuple):
@@ -91,7 +92,7 @@ class Scorer(Protocol):
     """Evaluation of all trials of a stage."""
 
     def after(self, step: int) -> bool:
-        """Return true if trials are scored after `step`, which counts over all stages."""
+        """Return true if trials are scored after step `step`, counted over all stages."""
 
     def score(
         self, params: Any, at: Moment, alive: Callable[[str], None]
@@ -158,7 +159,7 @@ class Voice(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """Schedule of logging, saving and early stopping; steps count over all stages."""
+    """Schedule of logging, saving and early stopping. Steps are counted over all stages."""
 
     log_every: int
     scores_start: bool = False

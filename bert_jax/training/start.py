@@ -51,7 +51,7 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Return `fresh` with the initial model's value of each parameter that this model has."""
+        """Return the initial model's parameters; take those that it lacks from `fresh`."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
@@ -100,7 +100,8 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return a teacher's architecture, with enough positions for rows of `longest` tokens.
 
     Raises:
-        UserError: The teacher has too few learned positions. `rows` is the end of the message.
+        UserError: The teacher has too few learned positions. The message ends with `rows`, which
+            names the rows that are too long and a remedy.
     """
     model = teacher.config
     if longest <= model.num_positions:

@@ -71,7 +71,7 @@ def refuse_other_run(
     free: Sequence[str],
     fingerprints: Mapping[str, tuple[Any, str]],
 ) -> None:
-    """Refuse to continue the run in `work` with another configuration or other data.
+    """Raise an error if the run in `work` has another configuration or other data.
 
     `began` is the configuration of the run in the directory, and `config` is the one given now. A
     restart may change the fields `free`. `fingerprints` maps a description of the data, such as
@@ -90,9 +90,9 @@ def refuse_other_run(
     ]
     if rows:
         raise UserError(
-            f"{work.name} belongs to a run of another configuration ({'; '.join(rows)}). "
-            "To continue that run, give its configuration; to start another, choose another work "
-            "directory"
+            f"{work.name} contains a run with another configuration or data ({'; '.join(rows)}). "
+            "To continue that run, give its configuration and data; to start another run, choose "
+            "another work directory"
         )
 
 
@@ -108,7 +108,7 @@ def begin_workdir(
     ancestors: Callable[[], list[dict[str, Any]]] | None = None,
     **record: Any,
 ) -> None:
-    """Write config.json and the tokenizer, in process 0; each appears complete or not at all.
+    """Write config.json and the tokenizer, in process 0, and leave no incomplete file.
 
     `ancestors` returns records of the models and data that the run is made from. If it is None, the
     records in an existing config.json stay. Arguments in `record` become entries of config.json.

@@ -356,9 +356,9 @@ def test_bad_phases(phases, message):
 
 def test_bad_requests():
     stream = ExampleStream(STORE, DataConfig(), [Phase(32, 8, 3)])
-    with pytest.raises(UserError, match="8 rows does not divide among 3 processes"):
+    with pytest.raises(UserError, match="8 rows does not divide evenly among 3 processes"):
         TrainBatches(stream, 0, 0, 3)
-    with pytest.raises(UserError, match="6 rows does not divide among 4"):
+    with pytest.raises(UserError, match="6 rows does not divide evenly among 4"):
         EvalBatches(STORE, DataConfig(), 32, 6, process_count=4)
     with pytest.raises(UserError, match="first step is 4"):
         TrainBatches(stream, 4)
@@ -406,6 +406,6 @@ def test_a_batch_warm_up_reads_the_same_rows_in_smaller_batches():
     np.testing.assert_array_equal(
         np.concatenate([half["tokens"] for half in halves]), batches[6]["tokens"]
     )
-    with pytest.raises(UserError, match="a batch of 2 rows does not divide among 4 processes"):
+    with pytest.raises(UserError, match="2 rows does not divide evenly among 4 processes"):
         TrainBatches(stream, 0, 0, 4)
     TrainBatches(stream, 3, 0, 4).close()  # steps that are over need not divide

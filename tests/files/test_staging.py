@@ -73,7 +73,7 @@ def test_a_directory_is_kept_unless_asked(tmp_path):
 def test_other_directories_are_never_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="holds files of another kind"):
         fill(tmp_path / "out", "first", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     (tmp_path / "file").write_text("x")

@@ -107,7 +107,7 @@ def test_text_without_mask_is_refused(model, text):
 def test_text_beyond_the_positions_is_refused(model):
     fits = "cat " * 37 + "[MASK]"  # and [CLS], [SEP]: 40
     assert len(fill(model, [fits])) == 1
-    with pytest.raises(UserError, match="has 41 tokens, but the model takes 40"):
+    with pytest.raises(UserError, match="has 41 tokens, but the model takes at most 40"):
         fill(model, ["cat " + fits])
 
 

@@ -90,7 +90,7 @@ def test_classify_from_arguments_files_and_to_a_file(home, run, tmp_path):
     lines = write_lines(tmp_path / "in.jsonl", rows)
     code, out, err = run("classify", model, "--input", lines, "--columns", "text=s")
     assert (code, len(out.splitlines())) == (2, 1)
-    assert f"{lines}, line 2: the field 'text' holds 5; it must hold a text" in err
+    assert f"{lines}, line 2: the field 'text' is 5; it must be a string" in err
 
     found = tmp_path / "out.jsonl"
     code, out, err = run(
@@ -136,7 +136,7 @@ def test_embed_to_npy(home, run, tmp_path):
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
         (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: unknown suffix; name a file that"),
         (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: unknown suffix; name a file that"),
-        (["tag", "nothing", "--input", "a.xlsx"], ".xlsx files are not read, only .txt"),
+        (["tag", "nothing", "--input", "a.xlsx"], "the suffix .xlsx is unknown; known are .txt"),
         (
             ["attend", "nothing", "a", "--out", "a.pdf"],
             "a.pdf: the page is HTML; name a",
@@ -283,8 +283,8 @@ def test_what_is_cut_is_counted_once(home, run, tmp_path, monkeypatch):
         code, _, err = run(verb, home / "work" / "reviews", "--input", texts)
         assert code == 0
         assert err == (
-            "Warning: 2 of 4 texts are longer than 48 tokens, special ones included, and were cut "
-            f"there ({texts}, line 2; {texts}, line 4)\n"
+            "Warning: 2 of 4 texts are longer than 48 tokens, including special tokens, and were "
+            f"cut there ({texts}, line 2; {texts}, line 4)\n"
         )
 
 

@@ -135,8 +135,8 @@ def test_a_row_that_cannot_be_told_apart_keeps_its_place(tmp_path):
         ("a.parquet", "no parquet", {}, ["is not a sound parquet file"]),
         ("a.csv", "", {}, ["a.csv is empty"]),
         ("b.csv.gz", "text\n", {}, ["not a sound gzip file"]),
-        ("a.xlsx", "PK", {}, [".xlsx files are not read", ".csv", ".parquet", "--format=text|"]),
-        ("a.pdf.gz", "", {}, [".pdf files are not read"]),
+        ("a.xlsx", "PK", {}, ["the suffix .xlsx is unknown", ".csv", ".parquet", "--format=text|"]),
+        ("a.pdf.gz", "", {}, ["the suffix .pdf is unknown"]),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, options, parts):
@@ -150,8 +150,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input": ("a.md",)}, r"a\.md: \.md files are not read"),
-        ({"input": ("-",), "format": "csv"}, "standard input is text or jsonl"),
+        ({"input": ("a.md",)}, r"a\.md: the suffix \.md is unknown"),
+        ({"input": ("-",), "format": "csv"}, "standard input must be text or jsonl"),
         ({"out": Path("v.npz"), "verb": Embed}, r"v\.npz: unknown suffix; .* \.npy or \.parquet"),
         ({"out": Path("v.npy")}, r"\.npy is for vectors; .* \.jsonl or \.ndjson"),
         ({"out": Path("v")}, "v: unknown suffix"),

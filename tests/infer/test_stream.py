@@ -164,7 +164,7 @@ def test_json_lines_are_renamed_and_get_what_is_the_same_for_all(tmp_path):
         (b'{"text": "\xff"}', "0xff is not UTF-8"),
         (b'{"text": "a\0"}', "line 2: a NUL byte"),
         (b'{"a": 1, "a": 2}', "occurs twice"),
-        (b'{"a": NaN}', "not a number"),
+        (b'{"a": NaN}', "not a valid JSON number"),
         (b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", "nested too deeply"),
         (b'{"text": "' + b"x" * MAX_LINE_BYTES + b'"}', "longer than 4,194,304 bytes"),
     ],

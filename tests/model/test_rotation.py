@@ -70,7 +70,7 @@ def test_each_kind_of_layer_has_its_own_angles():
         ({"attention_pattern": "GLL"}, "local_window is 0"),
         ({"positions": "rope", "rope_theta": -1.0}, "rope_theta is -1.0; it must be above 0"),
         ({"positions": "rope", "hidden_dim": 36}, "rotates pairs of numbers, but a head has 3"),
-        ({"first_norm": False}, "first_norm is false with model.norm_order 'post'"),
+        ({"first_norm": False}, "first_norm is false, but model.norm_order is 'post'"),
         ({"num_kv_heads": 5}, "num_heads 12 is not divisible by model.num_kv_heads 5"),
     ],
 )

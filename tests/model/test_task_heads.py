@@ -87,7 +87,7 @@ def test_dropout_is_the_heads_own_and_named_by_rows():
     ("fields", "message"),
     [
         ({"kind": "tagging", "num_labels": 0}, "num_labels is 0; it must be at least 1"),
-        ({"kind": "span", "num_labels": 3}, "2 outputs, start and end, not 3"),
+        ({"kind": "span", "num_labels": 3}, "num_labels is 3, but a span head has 2"),
         ({"kind": "tagging", "dropout_rate": 1.0}, "dropout_rate is 1.0"),
     ],
 )

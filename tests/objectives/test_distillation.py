@@ -392,7 +392,7 @@ def test_layers_are_evenly_spaced_or_given():
     assert of(3, 3) == (1, 2, 3)
     assert of(2, 4, (1, 3)) == (1, 3)
     for layers in ((1,), (0, 2), (1, 5)):
-        with pytest.raises(UserError, match=r"distil.layers is .* give 2 numbers from 1 to 4"):
+        with pytest.raises(UserError, match=r"distil.layers is .* 1 to 4 for each .* 2 layers"):
             of(2, 4, layers)
 
 

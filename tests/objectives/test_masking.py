@@ -360,7 +360,7 @@ def test_bad_config():
         with pytest.raises(UserError, match=message):
             MaskingConfig(**change)
     tokens = np.full((1, 8), 6)
-    with pytest.raises(UserError, match="whole_word needs a tokenizer"):
+    with pytest.raises(UserError, match="whole_word is set, but this tokenizer"):
         masked(tokens, config=MaskingConfig(whole_word=True), continues_word=None)
     with pytest.raises(UserError, match="vocab_size is 5, but there are 5"):
         masked(tokens, vocab_size=5, special_ids=SpecialIds(*range(5)))

@@ -236,7 +236,7 @@ def test_what_is_refused():
         TrainBatches(make_rows([]), (8,), 2, PAD)
     with pytest.raises(ValueError, match="a row has 9 tokens"):
         TrainBatches(make_rows([9]), (8,), 2, PAD)
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(ValueError, match="expected ascending buckets"):
         TrainBatches(make_rows([9]), (16, 8), 2, PAD)
     tags = [np.zeros(3, np.int32)]
     with pytest.raises(ValueError, match="more or fewer tags"):

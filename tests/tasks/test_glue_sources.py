@@ -41,5 +41,5 @@ def test_files_that_are_not_there_are_named_as_they_should_be(tmp_path):
 def test_a_prepared_data_set_has_the_name_of_its_configuration():
     assert glue_sources("stsb", "tfds") == ["tfds:glue/stsb"]
     assert GlueConfig(name="mnli", data="tfds").sources == {"task.data/mnli": "tfds:glue/mnli"}
-    with pytest.raises(UserError, match="'sst' is no task of GLUE; expected one of cola, sst2"):
+    with pytest.raises(UserError, match="'sst' is not a GLUE task; expected one of cola, sst2"):
         glue_sources("sst", "tfds")

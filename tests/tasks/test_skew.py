@@ -82,7 +82,7 @@ def test_rows_of_rare_classes_are_repeated():
         ({"oversampling": 1.5}, "oversampling is 1.5"),
         (
             {"kind": "tagging", "focal_gamma": 2, "label_smoothing": 0.1},
-            "set one of them",
+            "set one of the two options",
         ),
     ],
 )

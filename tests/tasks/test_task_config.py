@@ -69,8 +69,8 @@ def test_fields_are_explained(kind):
             lambda: build(TaskConfig, {"name": "cola"}),
             "unknown field name; kind=glue has this field; set that value first",
         ),
-        (lambda: GlueConfig(name="ax"), "no training data; fine-tune mnli"),
-        (lambda: GlueConfig(name="sst"), "'sst' is no task of GLUE"),
+        (lambda: GlueConfig(name="ax"), "no training data; fine-tune on mnli"),
+        (lambda: GlueConfig(name="sst"), "'sst' is not a GLUE task"),
         (lambda: TableConfig(max_length=7), "max_length is 7; it must be at least 8"),
         (lambda: SquadConfig(max_length=96), "task: max_length 96 leaves 28"),
         (
@@ -99,11 +99,11 @@ def test_fields_are_explained(kind):
             lambda: TableConfig(problem_type="multi_label", separator=" "),
             "expected a mark",
         ),
-        (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is an option"),
+        (lambda: TaggingConfig(lenient=True, scheme="plain"), "lenient is for entity tags"),
         (lambda: SquadConfig(num_best=0), "task.num_best is 0"),
-        (lambda: TableConfig().source("train"), "task.train is empty; name a file"),
-        (lambda: GlueConfig().source("name"), "task.name is empty; name one of cola"),
-        (lambda: SquadConfig().source("dev"), "task.dev is empty; name a second file"),
+        (lambda: TableConfig().source("train"), "task.train is empty; set it to a file"),
+        (lambda: GlueConfig().source("name"), "task.name is empty; set it to one of cola"),
+        (lambda: SquadConfig().source("dev"), "task.dev is empty; set it to a second file"),
     ],
 )
 def test_refused(make, message):

@@ -256,7 +256,7 @@ def test_bad_training_requests(caplog: Any) -> None:
         train_sentencepiece(TEXTS, 200)
     with pytest.raises(UserError, match=r"vocab_size is 5; 5 special tokens alone take 5"):
         train_sentencepiece(TEXTS, 5, byte_fallback=False)
-    with pytest.raises(UserError, match=r"vocab_size is 262; .* characters of the texts need \d+"):
+    with pytest.raises(UserError, match=r"vocab_size is 262, .* characters of the texts need \d+"):
         train_sentencepiece(TEXTS, 262)
     with pytest.raises(UserError, match="limit is 1,000,000"):
         train_sentencepiece(TEXTS, 2_000_000)

@@ -123,7 +123,7 @@ def test_another_configuration_is_refused_and_changes_nothing(finished):
         **SHORT, data={"corpus": config.data.corpus}, seed=8, model__num_layers=1,
         training__log_every_steps=2,
     )  # fmt: skip
-    with pytest.raises(UserError, match="belongs to a run of another configuration") as error:
+    with pytest.raises(UserError, match="contains a run with another configuration") as error:
         train(other, workdir, echo=lambda _: None)
     assert "model.num_layers: 2 there, 1 given" in str(error.value)
     assert "seed: 7 there, 8 given" in str(error.value)

@@ -1,9 +1,10 @@
-"""Export of a model for other software, with proof that it computes the same: bert-jax export.
+"""Export of a model for other software, with proof of equal outputs: bert-jax export.
 
 export("work/base", "huggingface", Path("out/base"))
 
-The directory is written and compared with its source under a temporary name. If a difference
-exceeds the tolerance, the disk is full or a signal arrives, nothing appears under the final name.
+The export is written under a temporary name, and its outputs are compared with the source's. If an
+output differs by more than the tolerance, the disk is full or a signal arrives, nothing appears
+under the final name.
 """
 
 import math
@@ -62,9 +63,10 @@ FORMATS = {
 """Export formats by name.
 
 The module of a format has these functions. `write(saved, out)` fills a directory, or raises
-UserError if the format cannot hold the model. `prove(saved, out, rows)` compares the directory with
-its source on rows of token ids, and returns `differences`, by output, and `versions`. The optional
-`loading(saved)` returns the loading section of the model card.
+UserError if the format cannot hold the model. `prove(saved, out, rows)` compares the written model
+with its source, usually by their outputs for rows of token ids. It returns a dict with
+`differences` (the largest difference of each output) and `versions`. The optional `loading(saved)`
+returns the loading section of the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -91,9 +93,11 @@ def export(
         tolerance: Largest allowed absolute difference of float32 states and logits from the source.
         license: License for the model card, as the Hugging Face Hub abbreviates it.
         name: Title of the model card; if empty, the name of the source's directory.
-        part: Model to export if a run has two, discriminator or generator; if empty, the first.
-        quantize: "int8", for ONNX only, replaces the proven graph with a graph of 8-bit matrices;
-            `quantized` in the result reports how far it differs. If empty, float32 is kept.
+        part: Model to export from a run that has two: "discriminator" or "generator". If empty, the
+            first model is exported.
+        quantize: "int8" (for ONNX only) to replace the float32 graph, after its proof, with a graph
+            of 8-bit matrices. The entry `quantized` of the result then reports how far the outputs
+            of the 8-bit graph differ from the source's. If empty, the float32 graph is kept.
         say: Function that receives one line of text at each stage.
 
     Returns:
@@ -109,7 +113,8 @@ def export(
         raise UserError(f"the tolerance is {tolerance}; it must be a finite number, at least 0")
     if quantize not in ("", "int8") or (quantize and format != "onnx"):
         raise UserError(
-            f"quantize is {quantize!r:.40} and the format {format}; only int8 with onnx works"
+            f"quantize is {quantize!r:.40} and the format is {format}; quantize must be empty, or "
+            "int8 with the format onnx"
         )
     if not _LICENSE.fullmatch(license):
         raise UserError(
@@ -119,8 +124,8 @@ def export(
     name = name or Path(source).absolute().name
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"the name is {name[:120]!r}; it must have 1 to 96 letters, digits, spaces and any of "
-            ". + / - _ (--name)"
+            f"the name is {name[:120]!r}; it must have 1 to 96 characters, each a letter, a digit, "
+            "a space or one of . + / - _ (--name)"
         )
     say(f"reading {source}")
     as_read = read_model(source, part=part)
@@ -135,8 +140,8 @@ def export(
     if saved.network is not None and not written.translates:
         fitting = ", ".join(name for name, each in FORMATS.items() if each.translates)
         raise UserError(
-            f"{saved.name}: {format} has no search, which translation needs. Export this model "
-            f"with --to followed by one of {fitting}"
+            f"{saved.name} is a translation model, but --to {format} exports only encoders. Export "
+            f"this model with --to followed by one of {fitting}"
         )
     has_parts = saved.network is None or format == "huggingface"  # else nothing is added
     module = import_module(f"bert_jax.artefacts.exchange.{written.module}")

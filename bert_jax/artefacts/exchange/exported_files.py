@@ -36,14 +36,16 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
-"""Files that describe a model in our own terms. `model.json` is for an encoder that no class of
-Transformers computes, and `network.json` for a translation model that keeps our layout."""
+"""Files that replace `config.json` and describe a model with the fields of our own configurations.
+`model.json` describes an encoder for which Transformers has no class. `network.json` describes a
+translation model whose parameters keep our layout."""
 
 
 def family_of(saved: SavedModel) -> str:
-    """Return the `model_type` of a written encoder: bert wherever a class of BERT computes it.
+    """Return the `model_type` of a written encoder; "bert" if a BERT class can compute the encoder.
 
-    If no family computes it, a NoClassError lists the differences from the nearest family.
+    If no family can compute the encoder, a NoClassError lists the differences from the nearest
+    family.
     """
     if (kind := model_config.kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
@@ -97,9 +99,10 @@ def class_of(saved: SavedModel) -> str:
 
 
 def class_name(saved: SavedModel) -> str:
-    """Return the name of a model's class in Transformers or, if it has none, of our network.
+    """Return the name of a model's class in Transformers.
 
-    An encoder without a class gives "none".
+    If Transformers has no class for the model, return the name of our network class for a
+    translation model, and "none" for an encoder.
     """
     try:
         return class_of(saved)
@@ -108,7 +111,7 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return true if a model has a class, in Transformers or ours (see `class_name`)."""
+    """Return true if a model has a class, so that `class_name` does not return "none"."""
     return class_name(saved) != "none"
 
 
@@ -149,9 +152,10 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 
 
 def prefix_left_out(saved: SavedModel) -> str:
-    """Return the prefix that tensor names lack in the family's class without a head, or "".
+    """Return the prefix to drop from tensor names if the model's class has no head, else "".
 
-    `BertModel` has `encoder.layer...`, for example, where `BertForMaskedLM` has `bert.encoder...`.
+    For example, `BertForMaskedLM` has `bert.encoder.layer...`, and `BertModel`, the class without
+    a head, has `encoder.layer...`.
     """
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
@@ -218,9 +222,10 @@ def config_of(saved: SavedModel) -> dict[str, Any]:
 def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write a model as a directory in Hugging Face's format, without a proof or a model card.
 
-    The files are `model.safetensors` and those of `write_description`; for a translation model,
-    `config.json` and `generation_config.json` replace `network.json`. The directory must exist and
-    hold none of these files. The written class is `class_of(saved)`.
+    The files are `model.safetensors`, `config.json` and the tokenizer's files. A translation model
+    also has `generation_config.json`, and an embedding model the files of sentence-transformers
+    (see `write_description`). The directory must exist and hold none of these files. The class
+    named in `config.json` is `class_of(saved)`.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
@@ -256,7 +261,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
     """Write `model.safetensors` and the files of `write_description`, even if no class fits.
 
-    Returns the tensors by their names in the file, which are our own for a translation model.
+    Returns the written tensors by name. A translation model, or an encoder without a class, keeps
+    our names.
     """
     write_description(saved, directory)
     metadata = {"format": "pt"} if saved.network is None else {}
@@ -276,7 +282,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
 
     In place of `config.json`, an encoder without a class gets `model.json`, and a translation model
     gets `network.json`. An embedding model with a class also gets the files of
-    sentence-transformers, if sentence-transformers has its pooling.
+    sentence-transformers, if sentence-transformers supports the model's pooling.
 
     Raises:
         UserError: Hugging Face's format cannot express the tokenizer.

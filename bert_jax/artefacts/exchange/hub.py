@@ -1,7 +1,7 @@
 """Download of models from the Hugging Face Hub: only safetensors, JSON and tokenizer files.
 
-Pickled weights, and Python files beside a model, are programs that the uploader wrote. They are not
-fetched, so that nothing can run them later.
+Pickled weights and Python files are not fetched, because loading them would run code that the
+uploader wrote.
 """
 
 import re
@@ -17,8 +17,8 @@ FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
     "1_Pooling/config.json",
 )  # fmt: skip
-"""Files to fetch from the top directory of a repository, and the file from a subdirectory that
-describes the pooling of sentence-transformers."""
+"""Files to fetch from a repository: files of the top directory, and `1_Pooling/config.json`, in
+which sentence-transformers describes the pooling."""
 _ELSEWHERE = ["*/*.safetensors", "*/*.model"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -46,7 +46,8 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
-            f"{name!r:.80} is not a model name; the Hub has owner/name or owner/name@revision"
+            f"{name!r:.80} is not a model name; names on the Hub have the form owner/name or "
+            "owner/name@revision"
         )
     with needs_package(
         f"{name} is not a directory, and fetching a model from the Hugging Face Hub needs a "

@@ -1,8 +1,8 @@
 """Export in Hugging Face's format, with proof: the files are read back and compared.
 
-`read_model` reads the files; tensors (bit for bit), token ids of texts and outputs are compared. If
-`transformers` is installed, it also loads the files: no tensor may be missing or unexpected, token
-ids must be equal, and outputs must agree within the tolerance.
+`read_model` reads the files. The tensors must equal the source's bit for bit; token ids and outputs
+are also compared. If `transformers` is installed, it loads the files too: no tensor may be missing
+or unexpected, token ids must be equal, and outputs must agree within the tolerance.
 """
 
 import re
@@ -66,7 +66,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Read the directory back; compare outputs and translations; return the result of `proven`.
 
     Raises:
-        ProofFailedError: A part differs that must be equal; the message names the part.
+        ProofFailedError: The written files differ from the model; the message says in which part.
     """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(proof.logits_of, read_back(saved, out))]
@@ -122,7 +122,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     ours, theirs = (each.without(left_out).params for each in (meant, back))
     if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):
         raise proof.ProofFailedError(
-            f"what was read back is not what was written: {first_few(wrong, 8)}"
+            f"the files differ from the model when they are read back: {first_few(wrong, 8)}"
         )
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
@@ -131,7 +131,8 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     for name, value in _facts(saved).items():
         if found[name] != value:
             raise proof.ProofFailedError(
-                f"what was read back is not what was written: {name} {found[name]}, not {value}"
+                f"the files differ from the model when they are read back: {name} {found[name]}, "
+                f"not {value}"
             )
     return back
 
@@ -158,13 +159,17 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
             min(len(expected), len(found)),
         )
         raise proof.ProofFailedError(
-            f"{who} gives other ids for {text[:60]!r}: at position {at} "
+            f"{who} gives wrong token ids for {text[:60]!r}: from position {at}, it gives "
             f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"
         )
 
 
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
-    """Load a directory with `transformers`; raise ProofFailedError if class or keys are wrong."""
+    """Load a directory with `transformers`.
+
+    Raises:
+        ProofFailedError: The class is wrong, or tensors are missing or unexpected.
+    """
     name = files.class_of(saved)
     model = TheirModel(out, auto_class(name) if saved.network is None else name)
     if model.name != name:
@@ -173,11 +178,13 @@ def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
-    """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
+    """Compare our tokenizer with the `AutoTokenizer` that Transformers loads from a directory.
+
+    Token ids, token types, special tokens and offsets are compared.
 
     Returns:
-        The numbers of texts with equal ids and with equal offsets, and the list of tied texts (see
-        `_check_ids`).
+        The count of texts with equal ids, the count of texts with equal offsets, and the list of
+        tied texts (see `_check_ids`).
     """
     import transformers
 
@@ -192,8 +199,9 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
-    Offsets of a SentencePiece model may differ. If several tokens result from composed characters
-    or bytes, `tokenizers` gives each their joint span. Its spans include the space before a word.
+    Offsets of a SentencePiece model may differ, for two reasons. If a character, with its combining
+    accents, becomes several tokens, `tokenizers` gives each token the span of the whole character.
+    The spans of `tokenizers` also include the space before a word.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -208,21 +216,23 @@ def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
         equal += same
         if not (same or sentencepiece):
             raise proof.ProofFailedError(
-                f"transformers' tokenizer gives other offsets for the tokens of {text[:60]!r}: "
+                f"transformers' tokenizer gives wrong offsets for the tokens of {text[:60]!r}: "
                 f"{found['offset_mapping'][:8]}, not {spans.tolist()[:8]}"
             )
     return f"{equal} of {compared}"
 
 
 def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
-    """Compare the ids of single texts as rows, and the ids and token types of one pair of texts.
+    """Compare the ids of single texts, and the ids and token types of one pair of texts.
 
     Returns the number of texts with equal ids, and the tied texts. A tied text has two equally
     probable segmentations, and the two tokenizers chose differently.
 
-    If a text spells one of the five special tokens, Transformers reads the token, but our tokenizer
-    reads text. With `split_special_tokens`, Transformers also reads text. Our tokenizer never
-    splits an added special token, so texts that spell one are not compared with this option.
+    If a text spells one of the five special tokens, Transformers by default encodes it as that
+    token, but our tokenizer encodes it as plain text. Such texts are compared only with the option
+    `split_special_tokens`, with which Transformers also encodes plain text. Our tokenizer never
+    splits an added special token, so texts that spell an added special token are not compared with
+    this option.
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"
@@ -252,11 +262,12 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     first, second = texts[:2]
     both = theirs(first, second)
     pair = make_row(ours, *ids[:2])
-    check(f"{who}, of two texts,", first, pair.ids.tolist(), both["input_ids"])
+    check(f"{who}, given a pair of texts,", first, pair.ids.tolist(), both["input_ids"])
     types = (np.arange(len(pair.ids)) >= pair.second_start).astype(int).tolist()
     if saved.config.num_types > 1 and list(both["token_type_ids"]) != types:
         raise proof.ProofFailedError(
-            f"{who} gives other token types to a pair of texts: {both['token_type_ids']}"
+            f"{who} gives wrong token types for a pair of texts: {both['token_type_ids']}, "
+            f"not {types}"
         )
     roles = [getattr(theirs, f"{role}_id") for role in ROLES]
     if roles != list(vars(special).values()):

@@ -5,9 +5,9 @@ report = import_model("roberta-base", Path("work/roberta"))
 The source is a directory in Hugging Face's format, a TensorFlow checkpoint of BERT's original code,
 or a name on the Hugging Face Hub. Its family must be in `formats.families`; a directory may have
 the layout of sentence-transformers. The import writes a BERT, or a model of the same modern family,
-in Hugging Face's format, with a report in `import.json`. Before the directory gets its name, it is
-read back and compared bit for bit. If Transformers is installed, states, logits and token ids are
-also compared with the source in its own class.
+in Hugging Face's format, with a report in `import.json`. Before the directory gets its final name,
+it is read back and compared bit for bit. If Transformers is installed, our states, logits and token
+ids are also compared with the outputs of Transformers for the source.
 """
 
 import glob
@@ -79,7 +79,8 @@ def import_model(
         The content of `import.json`.
 
     Raises:
-        UserError: The source is unsupported or malformed (lists all faults), or `out` is taken.
+        UserError: The source is unsupported or malformed, or `out` is taken. For a malformed
+            source, the message lists all faults.
         ProofFailedError: The written model and the source compute different outputs.
     """
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
@@ -131,7 +132,7 @@ def import_model(
 
 
 def _ancestor(source: str, found: Source) -> dict[str, Any]:
-    """Return the lineage entry of the source; for a local directory, with its ancestors."""
+    """Return the lineage entry of the source; include the ancestors of a local directory."""
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
@@ -214,14 +215,20 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
     parts = {"the configuration": "config", "the labels": "outputs"}
     wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
     if wrong:
-        raise ProofFailedError(f"what was read back is not what was written: {', '.join(wrong)}")
+        raise ProofFailedError(
+            f"the files differ from the model when they are read back: {', '.join(wrong)}"
+        )
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare, in Transformers, the token offsets of the source's tokenizer and the written one.
+    """Compare the token offsets of the source's tokenizer with the written tokenizer and with ours.
 
-    Texts that they split differently, because tokens were added, are left out. ProofFailedError is
-    raised if the offsets differ, or if they differ from our offsets in more than white space.
+    Transformers loads both tokenizers. Texts that these two tokenizers split differently, because
+    tokens were added, are left out.
+
+    Raises:
+        ProofFailedError: Offsets of the source's tokenizer differ from the written tokenizer's, or
+            differ from ours in more than white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

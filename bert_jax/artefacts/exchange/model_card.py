@@ -250,7 +250,7 @@ def _value(value: float) -> str:
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:
-    """Report evaluation texts that the model's corpora contain, if a search for them was made."""
+    """Report evaluation texts that the model's corpora contain, if the corpora were searched."""
     reports = parity.get("contamination", [])
     if not reports:
         return ""

@@ -46,12 +46,12 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
 
     Raises:
-        ProofFailedError: Arrays are missing, unexpected or not equal; lists them.
+        ProofFailedError: Arrays are missing, unexpected or not equal; the message lists them.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):
         raise ProofFailedError(
-            f"{len(wrong)} of {number} arrays do not read back equal: {first_few(wrong, 8)}"
+            f"{len(wrong)} of {number} arrays differ when they are read back: {first_few(wrong, 8)}"
         )
     versions = {"orbax-checkpoint": version("orbax-checkpoint"), "jax": jax.__version__}
     return {"differences": {}, "arrays": number, "versions": versions}

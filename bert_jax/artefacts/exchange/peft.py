@@ -116,7 +116,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 
 
 def without_adapter(saved: SavedModel) -> SavedModel:
-    """Return the base model, without low-rank updates, and with zeros as heads and pooler."""
+    """Return the base model: without low-rank updates, and with zeros in its heads and pooler."""
     encoder = {
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()

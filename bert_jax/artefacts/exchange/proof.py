@@ -72,9 +72,9 @@ PROOF_TEXTS: tuple[str, ...] = (
     "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
     "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
 )
-"""Texts that were written for this package. They cover many scripts, accents (composed or not),
-digits, addresses, code, invisible characters, the empty text, long words, and special tokens
-spelled out."""
+"""Texts that were written for this package. They cover many scripts, precomposed and combining
+accents, digits, addresses, code, invisible characters, the empty text, long words, and special
+tokens spelled out."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
@@ -136,9 +136,10 @@ class Sides(NamedTuple):
 
 
 def proof_rows(saved: SavedModel) -> list[list[int]]:
-    """Return token ids of input rows: one row per proof text, then one per two consecutive texts.
+    """Return the token ids of input rows: a row for each proof text, then a row for each text pair.
 
-    Rows are cut to the largest length that the model accepts, and to 128 tokens at most.
+    The first and second text are a pair, the third and fourth, and so on. Rows are truncated to the
+    model's maximum length, or to 128 tokens if that is less.
     """
     tokenizer = saved.tokenizer
     length = min(saved.max_length, saved.config.num_positions, 128)
@@ -174,7 +175,8 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
     """Pad rows of token ids to an input of `logits_of`.
 
-    For a translation model, the target of row i is row i - 1 without its last token, [SEP].
+    A translation model also needs target tokens, and any tokens will do: row i gets row i - 1
+    without its last token, [SEP].
     """
     batch = batch_of(saved, rows, length)
     if saved.network is None:
@@ -210,7 +212,7 @@ def exact_config(config: ModelConfig) -> ModelConfig:
 
 
 def exact(network: Network | None) -> Network:
-    """Return a translation network whose configuration is its `exact_config`."""
+    """Return a translation network with `exact_config` applied to its configuration."""
     assert network is not None
     return dataclasses.replace(network, model=exact_config(network.model))
 
@@ -261,7 +263,7 @@ def row_batches(
 ) -> list[tuple[Sequence[Sequence[int]], int]]:
     """Split rows into batches of equal size; return each with the length to pad its rows to.
 
-    The length is the longest row in any batch, so that JAX compiles only once. The last
+    All batches have the length of the longest row, so that JAX compiles only once. The last
     batch repeats earlier rows if necessary. Batches are small because, with a multilingual
     vocabulary, the logits of the model and its source take 130 MB per row.
     """
@@ -276,7 +278,7 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return, for each program, the largest difference of each output from the output of `saved`.
+    """Return, for each program, the largest difference between its outputs and those of `saved`.
 
     Args:
         saved: Model to compare the programs with.
@@ -284,8 +286,11 @@ def compare(
         programs: Functions from a result of `inputs_of` to outputs with the names of `logits_of`.
         optional: Outputs that a program may lack.
 
+    Returns:
+        For each program, the largest absolute difference of each output, by the output's name.
+
     Raises:
-        ProofFailedError: A program lacks a required output, or gives an output of another shape.
+        ProofFailedError: A program lacks a required output, or an output has the wrong shape.
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:
@@ -308,12 +313,14 @@ def compare_shapes(
     *,
     optional: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Compare a program with `saved` on several shapes of batches; see `compare`.
+    """Compare a program with `saved` on batches of several shapes; see `compare`.
 
-    The batches are all rows in batches of 16, two rows with more padding, and the longest row.
+    All rows are compared in batches of 16. Then come a batch of two rows with extra padding, and a
+    batch of only the longest row.
 
     Returns:
-        `differences`, the largest of each output, and `shapes`, the list of all shapes (B, L).
+        `differences`, the largest difference of each output, and `shapes`, the list of the shapes
+        (B, L) of all batches.
     """
     longest = max(rows, key=len)
     padded = min(len(longest) + 5, saved.config.num_positions)
@@ -333,8 +340,8 @@ def check_differences(
     if above:
         said = ", ".join(f"{name} {gap:.2e}" for name, gap in above.items())
         raise ProofFailedError(
-            f"{failure}: the largest differences are {said}, but {tolerance:.0e} is allowed "
-            "(--tolerance). No output was kept"
+            f"{failure}: the largest differences are {said}, but at most {tolerance:.0e} is "
+            "allowed (--tolerance). No files were kept"
         )
 
 

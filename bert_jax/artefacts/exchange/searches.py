@@ -32,7 +32,7 @@ Translate = Callable[[Batch, SearchConfig, int], list[list[int]]]
 def translated(
     saved: SavedModel, source: Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
-    """Translate in float32 as `bert-jax translate` does; return the best translations' tokens."""
+    """Translate in float32 like `bert-jax translate`; return the best translations as token ids."""
     special = saved.tokenizer.special_ids
     with jax.default_matmul_precision("highest"):
         found = search(
@@ -55,8 +55,8 @@ def compare_searches(
     """Compare the translations of `rows` by `saved` and by `translate`, in batches of `size` rows.
 
     Returns:
-        For each search, the numbers of `equal` translations and of `ties`, which are different but
-        equally probable translations.
+        For each search, the count of `equal` translations and the count of `ties`: translations
+        that differ but are equally probable.
 
     Raises:
         ProofFailedError: A translation differs and is not a tie.
@@ -91,8 +91,9 @@ def _is_tie(
 ) -> bool:
     """Return true if two translations of a source are equally probable.
 
-    For a greedy search, the first differing token is compared; for a beam search, the mean
-    log-probability of the tokens.
+    For a beam search, the mean log-probabilities of the two translations are compared. For a greedy
+    search, only the tokens at the first position where the translations differ are compared, by
+    their log-probabilities.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

@@ -28,14 +28,14 @@ LEAST_COSINE = 0.99999
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
-    """Return a model without its heads; a model without a definition of vectors gets `PLAIN`."""
+    """Return a model without its heads; if it does not define text vectors, add `PLAIN` vectors."""
     parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back; compare its outputs, and the vectors of sentence-transformers.
+    """Read the directory back and compare outputs; compare sentence-transformers' vectors too.
 
     Returns:
         The result of `huggingface.prove`, with an entry in `proofs` for sentence-transformers: the

@@ -225,8 +225,8 @@ def _params(
     """Build parameters in our layout from `found`, the traced tensors of a class.
 
     Only shapes are read from `ours`. Layers are stacked here and unstacked by the encoder; the
-    compiler removes both steps, so nothing is copied. If the class has no token types, their
-    embeddings are zeros.
+    compiler removes both steps, so nothing is copied. If the class has no token types, the
+    token-type embeddings are zeros.
     """
     params: Params = {}
     for tensor in tables.tensors(entries, ours, config):

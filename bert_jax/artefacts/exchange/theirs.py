@@ -2,7 +2,8 @@
 
 Transformers is told to read no pickled weights, to download nothing, and to run no code from the
 directory. Other proofs compare the written model with our reading of the source, so they pass if
-reading and writing make the same mistake. Running the source in its own class reveals the mistake.
+reading and writing make the same mistake. Running the source in its Transformers class reveals such
+a mistake.
 """
 
 import contextlib
@@ -115,7 +116,7 @@ class TheirModel:
         return {part: array.numpy() for part, array in found.items()}
 
     def translate(self, source: proof.Batch, settings: SearchConfig, steps: int) -> list[list[int]]:
-        """Translate with the written generation settings, except number of beams and length."""
+        """Translate with the written generation settings, but with the given beams and length."""
         import torch
 
         with quiet(), torch.no_grad():
@@ -132,7 +133,11 @@ class TheirModel:
 def source_outputs(
     directory: Path, made_by: str, saved: SavedModel
 ) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
-    """Load a source in its own class and, if that lacks the masked-LM head, in one that has it."""
+    """Load a source in its Transformers class, and return a function that computes its outputs.
+
+    If that class lacks a masked-LM head that `saved` has, the source is also loaded in a class with
+    this head.
+    """
     import transformers
 
     if saved.network is not None:
@@ -192,7 +197,10 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Run a source in its own class; return the entry for `proofs`, or {} for a run of bert_jax."""
+    """Compare `saved` with its source, which runs in its Transformers class.
+
+    Returns the entry for `proofs`, or {} if the source is a run of bert_jax.
+    """
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():
@@ -213,8 +221,8 @@ def compare_with_source(
     Returns the largest differences with the versions, or the reason why nothing was compared.
 
     Raises:
-        ProofFailedError: The class `made_by`, loaded from `directory`, gives other outputs, or its
-            tokenizer gives other ids.
+        ProofFailedError: The class `made_by`, loaded from `directory`, computes different outputs,
+            or the tokenizer there gives different token ids.
     """
     family = known_family(saved.origin.config)
     if family is not None and not family.native:
@@ -236,7 +244,7 @@ def compare_with_source(
 
 
 def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
-    """Compare the ids of texts that do not spell a special token, and of one pair."""
+    """Compare the token ids of texts that do not spell a special token, and of one text pair."""
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
     ours, texts = saved.tokenizer, plain_texts(saved)
@@ -248,7 +256,7 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
         other += [] if found == wanted or tie else [text]
     if other:
         raise proof.ProofFailedError(
-            f"{saved.name}: the tokenizer gives other ids than Transformers for "
+            f"{saved.name}: our tokenizer and Transformers give different token ids for "
             f"{len(other)} of {len(texts)} texts, the first of them {other[0]!r:.200}"
         )
     row = make_row(ours, *ids[:2]).ids.tolist()

@@ -68,7 +68,8 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer lacks.
 
-    Blank lines are skipped. `where` is a format string for line numbers in messages.
+    Blank lines are skipped. `where` is a format string that error messages fill with the line
+    number.
 
     Raises:
         UserError: Tokens cannot be added to this kind of tokenizer; or an entry is a special token,
@@ -77,7 +78,7 @@ def new_tokens(
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
             "tokens can be added only to a WordPiece vocabulary or a tokenizer.json; this model's "
-            f"tokenizer is of the kind {tokenizer.kind}, whose tokens need scores"
+            f"tokenizer is of the kind {tokenizer.kind}, in which each token needs a score"
         )
     found: dict[str, None] = {}
     wrong: list[str] = []
@@ -106,7 +107,7 @@ def new_tokens(
 
 
 def _form(tokenizer: WordPieceTokenizer | FastTokenizer, word: str) -> tuple[str, str]:
-    """Return an entry in normalised form, and the reason to refuse the entry, or ""."""
+    """Return an entry in normalised form, and the reason why it cannot be added, or ""."""
     limit, special, hint = MAX_TOKEN_CHARS, set[str](), ""
     try:
         if isinstance(tokenizer, WordPieceTokenizer):
@@ -140,9 +141,12 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
 
     The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, its
     row in an untied decoder, and its masked-LM bias are means over these pieces. New ids follow the
-    old tokenizer's ids, so they first fill rows of the tables that were unused. `tokenizer_files`
-    of the result still point to the old tokenizer. A UserError is raised if the vocabulary would be
-    too large.
+    old tokenizer's ids. If the old tables have more rows than the old tokenizer has ids, the new
+    tokens first use these spare rows. `tokenizer_files` of the result still points to the old
+    tokenizer's files.
+
+    Raises:
+        UserError: The vocabulary would be too large.
     """
     old = saved.tokenizer
     if not new.tokens:

@@ -1,4 +1,4 @@
-"""BERT, and the families that compute the same as BERT under other names."""
+"""BERT, and the families with BERT's architecture whose fields and tensors have other names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,7 +74,7 @@ _TOKENS = {
 }
 """Heads whose tensors have the same names in all families of this module."""
 _TWO_MAPS = (*_pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
-"""Classification head of two linear maps on the first token: our pooler and our head."""
+"""Classification head of two linear maps on the first token, which are our pooler and our head."""
 _PREDICTIONS = "cls.predictions"
 
 BERT = Family(

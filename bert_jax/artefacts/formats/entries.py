@@ -23,7 +23,8 @@ from bert_jax.model.heads import MASKED_LM, Params
 class Entry:
     """A parameter or, if its name contains `{n}`, one parameter per layer.
 
-    Entries that share a name are parts of one foreign tensor: blocks of rows, in table order.
+    Entries that share a name are parts of one foreign tensor. Each entry is a block of rows, and
+    the blocks have the order of the entries in their table.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Tensor(NamedTuple):
     name: str
     """Name, with `{n}` if there is one tensor per layer."""
     layers: range
-    """Numbers of the layers that have the tensor; one number for a tensor outside the layers."""
+    """Indices of the layers that have the tensor; only 0 for a tensor outside the layers."""
     entries: list[Entry]
-    """Entries that the tensor consists of."""
+    """Entries that are parts of the tensor."""
 
     @property
     def per_layer(self) -> bool:
@@ -71,9 +72,10 @@ class Tensor(NamedTuple):
 
 
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
-    """Yield the tensors of a table that `tree` has, in the order of their first entries.
+    """Yield the tensors of a table, in the order of their first entries.
 
-    If the first layer has no attention norm, files lack this tensor, but our tree has ones for it.
+    Entries whose parameters `tree` lacks are skipped. If the model's first layer has no attention
+    norm, this norm is not a tensor of the file, although our tree has ones in its place.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):
@@ -139,8 +141,8 @@ def read_tensors(
         shapes: Shapes of our parameters.
         found: Foreign arrays by name.
         config: Architecture.
-        copies: Further names that `found` may have, each with the name of the tensor that it must
-            equal. The empty string means that the values are not checked.
+        copies: Further tensors that `found` may have. Each name maps to the name of the tensor that
+            must have equal values, or to "" if the values are not checked.
 
     Raises:
         UserError: If tensors are missing, unexpected or do not fit. The message lists them.
@@ -239,7 +241,7 @@ def _joined(
 
 
 def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
-    """Reorder the rows of each head from (pair, member) to (member, pair), or `back`."""
+    """Reorder the rows of each head from (pair, member) to (member, pair); `back` reverses this."""
     heads, width = head
     split = (heads, 2, width // 2, -1) if back else (heads, width // 2, 2, -1)
     return rows.reshape(split).swapaxes(1, 2).reshape(rows.shape)
@@ -262,7 +264,7 @@ def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]
 
 
 def _folded(names: Iterable[str]) -> list[str]:
-    """Merge names that differ only in the number of the layer."""
+    """Merge names that differ only in the layer index."""
     layers: dict[str, list[str]] = {}
     for name in names:
         number = _LAYER_NUMBER.search(name)
@@ -290,7 +292,8 @@ def _empty(shape: tuple[int, ...]) -> np.ndarray:
 
 
 _STRIP = 32
-"""Number of rows to transpose at once: two cache lines of each row that is written."""
+"""Number of foreign rows to transpose at once. In float32, they fill two cache lines of each row of
+our kernel."""
 
 
 def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:

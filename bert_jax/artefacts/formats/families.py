@@ -1,4 +1,4 @@
-"""The table of encoder families, the definitions of modern families, and refusals of others.
+"""Table of encoder families, definitions of modern families, and errors for unsupported families.
 
 A definition says what a family computes, and maps the fields and names in its files to ours.
 Entries for parameters that a model lacks, such as biases, are skipped. Sources: the classes of
@@ -31,7 +31,7 @@ _QKV = ("query", "key", "value")
 
 
 def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
-    """Return the entries of linear maps of a layer, whose names in our tree are `parts`.
+    """Return the entries of some linear maps of a layer; `parts` are the maps' names in our tree.
 
     If each map is a tensor in the file, `name` contains `{part}` or `{first}` (the first letter of
     the part). Otherwise, one tensor in the file has the rows of all maps.

@@ -40,7 +40,8 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Our activations by name in `config.json`; exports write the first of names that mean the same."""
+"""Our activations by name in `config.json`. If several names mean the same activation, exports
+write the first name."""
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 NOT_QUANTISED = {
@@ -65,12 +66,13 @@ class Family:
     fields: Mapping[str, str]
     """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` with one supported value: (the value, the reason for messages)."""
+    """Fields of `config.json` with only one supported value. Each field maps to this value and to
+    the reason, for messages, why no other value is supported."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
-    """Values of fields of `ModelConfig` for files that do not give them. Unlike in `computes`, the
-    family also computes other values."""
+    """Values of fields of `ModelConfig` for files that do not give them. Unlike a field in
+    `computes`, such a field may have another value in some models of the family."""
     follows: Mapping[str, str] = field(default_factory=dict)
     """Fields of `ModelConfig` that always equal another field, each mapped to that field."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -80,15 +82,18 @@ class Family:
     compares: bool = False
     """Whether the family has a multiple-choice class, whose classification head scores choices."""
     pooler: tuple[Entry, ...] = ()
-    """Pooler of classes without a fine-tuning head; old files of other classes may have it too."""
+    """Entries of the pooler in classes without a fine-tuning head. Old files of other classes may
+    also have this pooler."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
-    """Our poolings by value of `classifier_pooling`, default first; if empty, BERT's pooler."""
+    """Our poolings by value of `classifier_pooling`; the first value is the default. If the mapping
+    is empty, the family's classifiers use BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that have one value in all classifiers of the family."""
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Field with the dropout rate before each head; without the field, the layers' rate applies."""
+    """Field of `config.json` with the dropout rate before a head, by kind of head. If the file
+    lacks the field, the rate of the layers applies."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM. Regular names are a prefix and a task."""
     theta: float = 10000.0
@@ -96,21 +101,23 @@ class Family:
     local: bool = False
     """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether the file gives the width of an ungated feed-forward layer; we use 2/3 of it."""
+    """Whether the file gives the width that an ungated feed-forward layer would have. The family's
+    layer is gated, and its width is 2/3 of that."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns further reasons why the family cannot compute a configuration."""
     native: bool = True
     """Whether Transformers has the family's class; if not, only the model's own code can run it."""
     like_bert: bool = False
-    """Whether the family computes the same as BERT, except token types, positions and the pooler.
-    Files may omit sizes (BERT's apply) and may have pretraining heads beside a fine-tuning
-    head."""
+    """Whether the family computes the same as BERT, except for token types, positions and the
+    pooler. Such files may omit sizes, which then have BERT's default values, and may have
+    pretraining heads beside a fine-tuning head."""
     written: Collection[str] | None = None
     """Tasks whose files are read directly, without `bert-jax import`. None means all tasks."""
     has_types: bool = True
     """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
-    """Whether reading repeats a single token type, so that training can make two types of it."""
+    """Whether reading duplicates a single token type. The model then has two equal token types, and
+    training can make them differ."""
     first_position: int | None = None
     """Offset of the first position from the padding id. None means that positions start at 0."""
     exact_gelu_head: bool = False
@@ -121,7 +128,10 @@ class Family:
         return self.class_names.get(task, f"{self.classes.partition('|')[0]}{task}")
 
     def task_of(self, found: Mapping[str, Any]) -> str:
-        """Return the task of a `config.json`: its class without the family, such as ForMaskedLM."""
+        """Return the task of a `config.json`: the class name without the family's prefix.
+
+        For example, the task of `BertForMaskedLM` is `ForMaskedLM`.
+        """
         name = model_class(found)
         tasks = {theirs: task for task, theirs in self.class_names.items()}
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
@@ -142,7 +152,7 @@ class Family:
         return table if head is None else [*table, *self.heads[head]]
 
     def name_of(self, *path: str) -> str:
-        """Return the name in the file of the encoder parameter at `path` in our tree."""
+        """Return the name that files give to the encoder parameter at `path` of our tree."""
         return next(entry.name for entry in self.encoder if entry.path == path)
 
     @property
@@ -222,5 +232,8 @@ def their_activation(ours: str) -> str:
 
 
 def show(value: object) -> str:
-    """Format a value from a file for a message; null becomes "None" (`short` says "missing")."""
+    """Format a value from a file for a message.
+
+    Null becomes "None"; `short` would return "missing".
+    """
     return "None" if value is None else short(value)

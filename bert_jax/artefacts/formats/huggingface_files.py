@@ -51,7 +51,8 @@ _PROBLEMS = {
     "regression": "regression",
 }
 UNTRAINED = "untrained_parts"
-"""Field of `config.json` with the untrained parts, written because the class must have them."""
+"""Field of `config.json` that lists the untrained parts. Exports write these parts, with initial
+values, because the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Our own fields in a `config.json`; Transformers keeps them but does not read them."""
 _MAX_LABEL_CHARS = 200
@@ -97,7 +98,7 @@ def head_from_huggingface(
     """Read a fine-tuning head.
 
     Args:
-        task: Class of the model, a key of `TASKS`.
+        task: Class-name suffix of the model, a key of `TASKS`.
         found: Content of `config.json`.
         arrays: Tensors of the model.
         bias: Name of the tensor with one number per output.
@@ -217,7 +218,10 @@ def model_max_length(directory: Path) -> int | None:
 
 
 def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
-    """Return a field with a number of tokens, or None if it is missing or too large for a limit."""
+    """Return a field that limits the number of tokens; None means no limit.
+
+    A field that is missing, or has a huge value such as 1e30, means no limit.
+    """
     length = fields.get(name)
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
         return None  # Transformers writes 1e30 for no limit
@@ -229,10 +233,10 @@ def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """Memory-map all tensors, by name, from one file or from the shards that an index lists.
 
-    If the weights have another format, the message says how to convert them by class `made_by`.
-
     Raises:
-        UserError: If there are no weights, both a file and an index, or a malformed file.
+        UserError: If there are no weights, both a file and an index, or a malformed file. If the
+            weights have another format, the message says how to convert them with the class
+            `made_by` of Transformers.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():
@@ -273,5 +277,5 @@ def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:
                   for name in sorted(tensors.keys() - names)]  # fmt: skip
         found |= tensors
     if wrong:
-        raise UserError(f"{index} does not describe its files: {'; '.join(wrong[:20])}")
+        raise UserError(f"{index} does not match the weight files: {'; '.join(wrong[:20])}")
     return found

@@ -92,7 +92,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
 
 
 def first_position(family: Family, found: Mapping[str, Any]) -> int:
-    """Return the number of the row in the position table that the first token of a text uses."""
+    """Return the index of the first token's row in the position table."""
     assert family.first_position is not None
     return {**family.defaults, **found}["pad_token_id"] + family.first_position
 
@@ -100,7 +100,10 @@ def first_position(family: Family, found: Mapping[str, Any]) -> int:
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add a fault to `wrong` if the heads do not divide the width evenly, or have another size."""
+    """Add a fault to `wrong` if the number of heads does not divide the width evenly.
+
+    A `head_dim` in the file that differs from width / heads is also a fault.
+    """
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -291,7 +294,11 @@ def _period(letters: list[str]) -> str:
 
 
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
-    """Return the rotary base from `rope_parameters` or, failing that, from `old` (name, value)."""
+    """Return the rotary base: `rope_theta` in `part`, or the value of an old field.
+
+    `part` is `rope_parameters` or a section of it, `under` is its name for messages, and `old` has
+    the name and the value of the old field. Faults are added to `wrong`.
+    """
     if not isinstance(part, Mapping):
         wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
         return None
@@ -313,7 +320,10 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Normalise a configuration: reset fields whose default means the same as their value."""
+    """Normalise a configuration, so that configurations that mean the same become equal.
+
+    For example, `num_kv_heads` becomes 0 if it equals `num_heads`.
+    """
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,

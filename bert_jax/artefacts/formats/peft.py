@@ -54,7 +54,7 @@ class Adapter:
     config: dict[str, Any]
     """`config.json` of the base, with the class and the labels of the adapter."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
-    """A (r, in), B (out, r) and a factor, by name of the weight; the update is factor B A."""
+    """Matrices A (r, in), B (out, r) and a factor, by weight name; the update is factor x (B A)."""
     tensors: Mapping[str, np.ndarray]
     """Tensors that replace tensors of the base."""
 
@@ -151,13 +151,18 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return a module's alpha: `lora_alpha`, unless `alpha_pattern` has the end of its name."""
+    """Return a module's alpha.
+
+    If a key of `alpha_pattern` is the module's name, or the last parts of this name, the alpha is
+    the key's value. Otherwise, the alpha is `lora_alpha`.
+    """
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():
             if not re.fullmatch(r"[\w.]+", name):
                 raise UserError(
-                    f"{path}: alpha_pattern has the expression {name!r:.80}; only names are read"
+                    f"{path}: alpha_pattern has the key {name!r:.80}, a regular expression; only "
+                    "names of modules are supported"
                 )
             if module == name or module.endswith(f".{name}"):
                 alpha = own
@@ -197,17 +202,18 @@ class Update(NamedTuple):
     b: np.ndarray
     """Matrix B (out, R)."""
     maps: int
-    """Number of our linear maps in the tensor that have updates. R is this number x the rank."""
+    """Number of maps in the tensor that have updates. R is `maps` times the rank of an update."""
 
 
 def lora_tensors(
     lora: Params, layers: Params, config: ModelConfig, table: Iterable[Entry]
 ) -> dict[str, Update]:
-    """Return the updates of a run by the tensor names of the class to write.
+    """Return the updates of a run, by the tensor names of the class that the export writes.
 
     `layers` is the entry `encoder/layers` of the parameters; only its shapes are read.
-    `table` has the entries of the class. If one tensor holds several maps, their matrices A are
-    stacked by rows, and the B of each map has separate columns, with zeros in the other maps' rows.
+    `table` has the entries of the class. If one tensor holds several maps, the matrices A of the
+    maps are stacked by rows, and the matrices B lie side by side: each has its own columns, which
+    are zero in the rows of the other maps.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

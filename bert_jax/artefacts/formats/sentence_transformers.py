@@ -124,7 +124,8 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     dimensions = settings.get(DIMENSIONS, [])
     if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
         raise UserError(
-            f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; it must list sizes"
+            f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; it must be a list of "
+            "integers, the sizes of shorter vectors"
         )
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
     given = fields.get("pooling_mode", flags or "mean")
@@ -141,8 +142,9 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         )
     if (cut := settings.get("truncate_dim")) is not None:
         raise UserError(
-            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; remove the field and ask for "
-            "shorter vectors with embed(texts, dimensions=N), or --dimensions N"
+            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; the field is not supported. "
+            "Remove it, and ask for shorter vectors with embed(texts, dimensions=N), or with "
+            "--dimensions N"
         )
     width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
     if type(width) is not int:
@@ -186,8 +188,8 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
         raise UserError(f"{where}: prompts is {short(prompts)}; expected an object of texts")
     if (name := settings.get("default_prompt_name")) is not None:
         raise UserError(
-            f"{where}: default_prompt_name is {short(name)}; remove the field and name the kind of "
-            "texts with embed(texts, kind='query' or 'document')"
+            f"{where}: default_prompt_name is {short(name)}; the field is not supported. Remove "
+            "it, and choose the prompt with embed(texts, kind='query') or kind='document'"
         )
     document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
     others = sorted(prompts.keys() - {"query", document})
@@ -201,12 +203,18 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the limit of tokens from the encoder's module or, if it has none, the tokenizer."""
+    """Return the largest number of tokens in a text; None means no limit.
+
+    The limit is read from the file of the encoder's module or, if this file has none, from the
+    tokenizer's files.
+    """
     named = sorted(model.glob("sentence_*_config.json"))
     fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
         if (value := fields.get(name, expected)) != expected:
-            raise UserError(f"{named[0]}: {name} is {short(value)}; only {short(expected)} is read")
+            raise UserError(
+                f"{named[0]}: {name} is {short(value)}; only {short(expected)} is supported"
+            )
     if fields.get("max_seq_length") is None:
         return model_max_length(model)
     return row_length(fields, "max_seq_length", model)

@@ -1,8 +1,9 @@
 """Conversion of a SentencePiece model to a `tokenizer.json` of `tokenizers`, with equal ids.
 
-The library has both algorithms (unigram, BPE), but other steps before and after them. SentencePiece
-normalises by a table in the model, trims and merges spaces, puts a space before the text, and
-writes "▁" for each space. It never encodes text as a control or byte piece, but the library would.
+`tokenizers` has both algorithms (unigram and BPE), but different steps before and after them.
+SentencePiece normalises text by a table in the model, trims and merges spaces, puts a space before
+the text, and writes "▁" for each space. If a text spells the name of a control or byte piece,
+`tokenizers` would encode the name as this piece; SentencePiece does not.
 """
 
 import unicodedata
@@ -22,15 +23,17 @@ from bert_jax.tokenization.tokenizer_parts import AT_END, AT_START
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 _DROPPED = "\x01"
-"""Control character that the tables of SentencePiece delete, so that it can separate characters."""
+"""Character that separates other characters. SentencePiece's tables delete this control character,
+so it leaves no trace in the normalised text."""
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     """Return the content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
 
-    Special tokens make a text `[CLS] text [SEP]`, and a pair `[CLS] first [SEP] second [SEP]`.
-    The five special tokens are added tokens with their names in the model. Unlike `tokenizer`, the
-    written tokenizer finds these names in a text, unless `encode_special_tokens` is set.
+    A text becomes `[CLS] text [SEP]`, and a pair becomes `[CLS] first [SEP] second [SEP]`. The five
+    special tokens are added tokens, under the names that the model gives them. Unlike `tokenizer`,
+    the written tokenizer encodes such a name in a text as the special token, unless
+    `encode_special_tokens` is set.
 
     Raises:
         UserError: If the format cannot express a feature of the model.
@@ -51,8 +54,9 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
     """Return true if two lists of ids spell one text and are equally probable in a unigram model.
 
-    Example: "..." is "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
-    float32, but the library in float64, so that rounding may lead to different ids.
+    For example, "..." can be split into "." and "..", or into ".." and ".". SentencePiece adds
+    log-probabilities in float32, but `tokenizers` adds them in float64. Because of rounding, the
+    two libraries may choose different splits.
     """
     model = _parse(tokenizer)
     if model.trainer_spec.model_type != _UNIGRAM:
@@ -121,9 +125,10 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
     """Return normalisers that apply the replacement table of the model as SentencePiece does.
 
-    The library treats a letter with its marks as one unit: it takes the table's entry for the
-    shortest prefix and loses the rest, and it splits units of more than five bytes. Therefore these
-    steps first compose characters as the table would, then separate other marks from their letters.
+    `tokenizers` looks up a letter and its marks together, as one unit. It replaces the whole unit
+    by the table's entry for the shortest prefix of the unit, and so loses the other marks; only
+    units of more than five bytes are split. Therefore the steps before the table compose characters
+    as the table would, and then separate the remaining marks from their letters.
     """
     if normalize(_DROPPED):
         return [normalizers.Precompiled(table)]  # without the separator, marks must stay
@@ -143,10 +148,12 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
 
 
 def _uncomposed() -> str:
-    """Return a pattern for the position between two marks that NFC would reorder or compose.
+    """Return a pattern for positions between two marks where NFC would differ from the table.
 
-    NFC may compose a letter with its second mark; the table sees only neighbours. Some orders are
-    safe: cedilla or dot below, then accent; horn, then dot below; accent, then accent.
+    NFC reorders marks, and may compose a letter with its second mark. The table composes only
+    adjacent characters. A separator at these positions prevents the difference. Pairs of marks for
+    which NFC and the table agree are not in the pattern: a cedilla or dot below, then an accent; a
+    horn, then a dot below; an accent, then an accent.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -175,10 +182,12 @@ def _any_of(chars: Iterable[str]) -> str:
 
 
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that splits names of control and byte pieces after one character.
+    """Return a pre-tokenizer that splits text inside the names of control and byte pieces.
 
-    Without the split, the library's unigram model would match these names. No other piece may
-    cross a split: then the best segmentations of the parts make up the best of the whole text.
+    Each name is split after its first character. Without the split, the unigram model of
+    `tokenizers` would match the name. A UserError is raised if another piece could contain a split
+    point. If no piece can, the best segmentation of a text consists of the best segmentations of
+    its parts.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
     rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]
@@ -188,7 +197,10 @@ def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
     cut = {name[:2] for name in names}
     over = [p.piece for p in model.pieces if p.type == _NORMAL and any(c in p.piece for c in cut)]
     if over:
-        raise _refusal(f"its piece {over[0]!r:.80} is like the name of a special or byte piece")
+        raise _refusal(
+            f"its piece {over[0]!r:.80} contains the first two characters of the name of a special "
+            "or byte piece"
+        )
     return pre_tokenizers.Split(Regex("|".join(rests)), "merged_with_previous")
 
 

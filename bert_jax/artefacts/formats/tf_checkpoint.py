@@ -65,8 +65,8 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
 
     Args:
         path: The directory, or PREFIX or PREFIX.index to choose one of several checkpoints.
-        gelu: Meaning of "gelu" as `hidden_act`: the code of google-research/bert computes the
-            tanh form, Transformers (and the first release of that code) the erf form.
+        gelu: Meaning of "gelu" as `hidden_act`. The code of google-research/bert computes the tanh
+            form. Transformers, and the first release of google-research/bert, compute the erf form.
 
     Raises:
         UserError: If files are missing or malformed, the model is not a BERT, or variables are
@@ -78,8 +78,9 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
         other = next((name for name in bundle if pattern.fullmatch(name)), None)
         if other is not None:
             raise UserError(
-                f"{index} is {what} ({other[:80]!r}); only BERTs of google-research/bert are read. "
-                "Convert it with Transformers, save it as safetensors and import the directory"
+                f"{index} is {what} (it has the variable {other[:80]!r}); only checkpoints of "
+                "google-research/bert are read. Convert the model with Transformers, save it as "
+                "safetensors and import the saved directory"
             )
     directory = index.parent
     for name in (CONFIG, VOCABULARY):
@@ -134,8 +135,9 @@ def _find_index(path: Path) -> Path:
             return index
         if path.is_file():
             raise UserError(
-                f"{path} has no {index.name} beside it. A checkpoint in one file has version 1, "
-                "from before 2017; save it again with tf.compat.v1.train.Saver"
+                f"{path} has no {index.name} beside it. Checkpoints in a single file have the old "
+                "format, version 1, which is not read; save the checkpoint again with "
+                "tf.compat.v1.train.Saver"
             )
         raise UserError(f"{path} is not a directory, and there is no {index.name}")
     found = sorted(path.glob("*.index"))
@@ -144,9 +146,9 @@ def _find_index(path: Path) -> Path:
         raise UserError(f"{path} holds {len(found)} checkpoints; name one of them: {names}")
     if not found:
         old = next((each for each in sorted(path.glob("*.ckpt*")) if each.is_file()), None)
-        why = "has version 1, or its index was not copied"
+        why = "has the old format, version 1, or its index was not copied"
         there = f" ({old.name} {why})" if old else ""
-        raise UserError(f"{path} holds no checkpoint of TensorFlow: it has no *.index{there}")
+        raise UserError(f"{path} holds no TensorFlow checkpoint: it has no *.index{there}")
     return found[0]
 
 

@@ -223,7 +223,10 @@ class Pegasus(Marian):
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return our index for each index of Transformers along the width: even ones, then odd ones."""
+    """Return our index for each index of Transformers along the width.
+
+    Transformers has all our even indices first, then all our odd indices.
+    """
     width = network.model.hidden_dim
     return np.r_[0:width:2, 1:width:2]
 
@@ -373,10 +376,10 @@ _INSTEAD = "Export with --to stablehlo (one program for the whole search) or wit
 
 
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
-    """Return the class that computes the same as a network, and the network.
+    """Return the class of Transformers that can compute a network, and the network.
 
     Raises:
-        UserError: If no class does. The message, about the model `name`, lists the differences
+        UserError: If no class can. The message names the model `name` and lists the differences
             from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
@@ -389,6 +392,6 @@ def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
         raise UserError(
             f"{name}: no class of Transformers computes this model. The nearest is "
             f"{FAMILIES[nearest].class_name}, but {'; '.join(unlike[nearest])}. {_INSTEAD}, or "
-            "train a model with the fields of this class"
+            "train a model whose configuration fits this class"
         )
     return FAMILIES[nearest], network

@@ -81,7 +81,10 @@ def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
 
 
 def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return an entry for each path in `files`, whose keys are roles; only files get a digest."""
+    """Return an entry for each of `files`, which maps roles to paths.
+
+    The digest is left empty for a path that is not a readable file, such as a directory.
+    """
     return [
         Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
         for role, name in files.items()

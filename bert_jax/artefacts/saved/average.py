@@ -85,8 +85,9 @@ def average(
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
         out: Local directory that does not exist yet, or is empty.
-        method: `mean` gives all checkpoints equal weights. `ema` is an exponential moving average:
-            the average of all earlier checkpoints has weight `decay`, the next one 1 - `decay`.
+        method: `mean` gives all checkpoints equal weights. `ema` is an exponential moving average.
+            Each further checkpoint enters with weight 1 - `decay`, and the average of the
+            checkpoints before it keeps weight `decay`.
         decay: Decay of `ema`, above 0 and below 1; None means 0.9.
         last: Number of newest checkpoints to take from each WORKDIR, oldest first; None means 1.
         progress: Whether to show a progress bar on standard error.
@@ -170,7 +171,7 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError if a source's model is not that of the first source; list differences."""
+    """Raise UserError, with the differences, if the sources are not checkpoints of one model."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)
@@ -245,7 +246,10 @@ def _write(
             f"cannot write {checkpoint}: {storage.save_fault(error)}. Nothing was left there"
         ) from error
     if fault := verify_checkpoint(checkpoint, mark=True).fault:
-        raise UserError(f"{checkpoint} was read back damaged ({fault}); write to another disk")
+        raise UserError(
+            f"{checkpoint} was written, but reading it back shows damage ({fault}); write to "
+            "another disk"
+        )
     load_tokenizer(newest.tokenizer).save(directory / "tokenizer")
     left_out = ("branch", "average", "bert_jax", RECORD)
     run = {name: value for name, value in newest.run.items() if name not in left_out}

@@ -60,7 +60,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
 
 def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Return an ancestor's entry for a descendant's record; only its name if tracing fails."""
+    """Return an ancestor's entry for a descendant's record; if tracing fails, only with a name."""
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):
@@ -205,7 +205,7 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
 
 
 def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yield each field of a configuration that is a text: its path, as data.corpus, and value."""
+    """Yield the path, such as data.corpus, and the value of each str field of a configuration."""
     if isinstance(section, Mapping):
         for name, value in section.items():
             yield from _texts(value, f"{where}.{name}" if where else f"{name}")
@@ -221,9 +221,9 @@ def _found(
 ) -> Ancestor:
     """Look for an ancestor at `places`, then in the directories `near`, by name and digest.
 
-    If the ancestor is unchanged since the descendant read it, its parents come from its own record,
-    otherwise from the descendant's. If the descendant recorded no digest, an ancestor in `near` is
-    identified only by its name.
+    The result's parents come from the ancestor's own record if the ancestor has not changed since
+    the descendant read it. Otherwise they come from the descendant's record. If the descendant
+    recorded no digest, an ancestor in `near` is identified only by its name.
     """
     near_by = [f"{each / known.name}" for each in near] if known.name else []
     for place in [*places, *near_by]:

@@ -1,4 +1,4 @@
-"""A model as read from a directory that a run of ours or Transformers wrote."""
+"""A model as read from a directory that bert_jax or Transformers wrote."""
 
 import dataclasses
 import hashlib
@@ -41,7 +41,7 @@ class Origin:
     kind: str
     """Kind of origin: pretrain, finetune or huggingface."""
     step: int = 0
-    """Number of updates in a run of ours; 0 for any other model."""
+    """Number of updates in a run of bert_jax; 0 for any other model."""
     config: dict[str, Any] = field(default_factory=dict)
     """Configuration of the run, or config.json of Hugging Face's format, as JSON values."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -66,7 +66,10 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of the head and of a constant; None if the head is better or has no score."""
+        """Dev scores of the head and of a constant prediction.
+
+        None if the head's score is better, or if there is no score.
+        """
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -104,7 +107,7 @@ class SavedModel:
     tokenizer_files: Path
     """Path that `load_tokenizer` reads; in Hugging Face's format, the directory of the model."""
     max_length: int
-    """Largest number of tokens in a row, special tokens included."""
+    """Largest number of tokens in a row, including special tokens."""
     name: str
     """Name for messages: the directory, and the step or the class."""
     origin: Origin
@@ -178,7 +181,10 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told`, all parameters and their paths (without the first key)."""
+    """Compute the SHA-256 of `told` and of each parameter's path and values.
+
+    The first key of each path is left out.
+    """
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

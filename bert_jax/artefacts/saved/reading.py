@@ -1,4 +1,4 @@
-"""Reading of a model from a directory that a run of ours or other software wrote."""
+"""Reading of a model from a directory that bert_jax or other software wrote."""
 
 import dataclasses
 from pathlib import Path
@@ -66,7 +66,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             replaced-token detection. If empty, the first model is read.
 
     Raises:
-        UserError: `path` is none of these, or is malformed; lists everything that does not fit.
+        UserError: `path` is none of these, or is malformed. The message lists all faults.
         DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
     saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
@@ -133,7 +133,11 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
-    """Read a run's tokenizer and return it with its directory; raise UserError if it changed."""
+    """Read a run's tokenizer and return it with its directory.
+
+    Raises:
+        UserError: The tokenizer has changed since the run began.
+    """
     files, config = place.local / "tokenizer", place.local / "config.json"
     tokenizer = load_tokenizer(files)
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}

@@ -116,8 +116,8 @@ def split_name(name: str) -> tuple[str, int | None]:
         return name, None
     if not workdir or not (step.isascii() and step.isdigit()):
         raise UserError(
-            f"{name!r} names no checkpoint; expected WORKDIR@STEP with the number of a saved step, "
-            "or WORKDIR. A WORKDIR with an @ in its name needs the step"
+            f"{name!r} names no checkpoint; expected WORKDIR@STEP, where STEP is a saved step, or "
+            "only WORKDIR. If the name of WORKDIR has an @, give the step too"
         )
     return workdir, int(step)
 
@@ -195,8 +195,8 @@ def finetuned_checkpoint(workdir: Path | str) -> Restored:
 def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reports on a run's best model, by split; empty if there is no report.
 
-    `member` is the trial of the best model, as the checkpoint records it. A report on another trial
-    is out of date and is ignored; the run has not ended yet.
+    `member` is the trial of the best model, as the checkpoint records it. Before a run has ended,
+    its report may be on an earlier trial; such a report is ignored.
     """
     path = workdir / REPORT
     if not path.is_file():

@@ -22,7 +22,7 @@ def heading(number: int, title: str) -> None:
 def make_once(
     path: Path, make: Callable[[], str | None], is_there: Callable[[Path], bool] = Path.exists
 ) -> None:
-    """Call `make` and print the line that it returns, unless an earlier start has made `path`."""
+    """Call `make` and print the line that it returns, or only print that `path` exists already."""
     if line := f"{path} is there already" if is_there(path) else make():
         print(line)
 
@@ -43,7 +43,11 @@ def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int
 
 
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
-    """Return the configuration of `run`, or None if there is no run; refuse another objective."""
+    """Return the configuration of `run`, or None if there is no run.
+
+    Raises:
+        UserError: The run has another objective than `config`.
+    """
     if not (run / "config.json").exists():
         return None
     there = read_config(run)
@@ -56,7 +60,10 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
 
 
 def _program() -> list[str]:
-    """Return the words that start `bert-jax` of this environment, which need not be activated."""
+    """Return a shell command, as words, that starts the `bert-jax` of this environment.
+
+    The command works even if the environment is not activated.
+    """
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

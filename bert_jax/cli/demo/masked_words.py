@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     least_gain: float
     """Nats by which the masked-LM loss must lie below the corpus's unigram entropy."""
     least_pair_accuracy: float
-    """Smallest share of the sentence pairs that must be classified correctly."""
+    """Smallest accepted accuracy in the classification of sentence pairs."""
 
 
 RECIPES = {
@@ -97,7 +97,7 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
 
 
 def _refuse_other_recipe(config: PretrainConfig, run: Path) -> None:
-    """Refuse a directory that holds a run of another recipe, before anything is built."""
+    """Raise UserError if `run` holds a run of another recipe, before anything is built."""
     there = config_there(config, run)
     if there is None or _model_and_optimizer(there) == _model_and_optimizer(config):
         return
@@ -125,7 +125,7 @@ def _write_text(path: Path) -> str:
 
 
 def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Yield random held-out sentences in which one whole word is masked, and that word."""
+    """Yield random held-out sentences, each with one whole word masked, and the masked words."""
     shard = store.shards[0]
     offsets = shard.sentence_offsets
     candidates = np.flatnonzero((np.diff(offsets) >= 10) & (np.diff(offsets) <= 24))

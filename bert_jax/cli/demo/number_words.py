@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.train import train
 
 CONFIG = "configs/translate/numbers.py"
 LEAST_EXACT = 0.99
-"""Smallest share of the unseen numbers that must be translated exactly."""
+"""Smallest accepted share of unseen numbers that are translated exactly."""
 NUM_TRAIN, NUM_UNSEEN = 20_000, 2_000
 FIRST_DRAWN = 5_001
 """Smallest number that may be drawn; all smaller numbers are in the training data."""
@@ -50,9 +50,9 @@ class Sides(NamedTuple):
 def run_demo(config_name: str, workdir: Path) -> int:
     """Run the demo in `workdir`. A second call continues an unfinished run.
 
-    Return 0 if at least `LEAST_EXACT` of the unseen numbers are right, or if a signal stopped the
-    training (which is then saved), and 1 if fewer are right. Raise a `UserError` if `workdir`
-    cannot be used, or holds a run of another configuration.
+    Return 0 if at least `LEAST_EXACT` of the unseen numbers are right, and 1 if fewer are right. If
+    a signal stops the training, save the run and return 0. Raise a `UserError` if `workdir` cannot
+    be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"

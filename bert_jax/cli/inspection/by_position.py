@@ -22,7 +22,7 @@ from bert_jax.training.steps.step import make_eval_step
 class PositionLosses:
     """Sums over held-out rows for R masking rates and K buckets of positions.
 
-    A token's position is the number of tokens before it in its segment, [CLS] included. The
+    A token's position is the number of tokens, including [CLS], before it in its segment. The
     position in the row does not matter, since a token attends to no other segment of a packed row.
     """
 
@@ -30,7 +30,7 @@ class PositionLosses:
     length: int
     """Number of tokens in a row."""
     trained_length: int
-    """Number of tokens in the longest row of training."""
+    """Number of tokens in the longest training row."""
     num_rows: int
     unigram_entropy: float | None
     """Loss in nats of a model that ignores its input."""
@@ -69,7 +69,9 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 
 
 def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
-    """Evaluate parameters on held-out rows, once for each masking rate (a share of the tokens).
+    """Evaluate a run on its held-out rows, once for each masking rate.
+
+    `edges` are the edges of the buckets of positions. `rates` are shares of the tokens.
 
     Raises:
         UserError: The run's objective is not masked_lm.
@@ -77,7 +79,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
     objective = run.settings.objective
     if not isinstance(objective, MaskedLM):
         raise UserError(
-            "the run's objective is not masked_lm; losses by position need masked words"
+            "the run's objective is not masked_lm; losses by position need masked tokens"
         )
     given = {field.name: getattr(objective, field.name) for field in fields(MaskedLM)}
     masking = replace(objective.masking, rate=max(rates), max_predictions=None)

@@ -30,7 +30,8 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Approximate number of tokens to read from a larger corpus, if not all are wanted."""
+"""Number of tokens above which only a sample of a corpus is read, unless all documents are wanted.
+The sample has about this number of tokens."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
@@ -61,13 +62,13 @@ class CorpusLook:
     scripts: dict[str, dict[str, Any]]
     """Tokens per word and other counts for each writing system, over the full store."""
     duplicates: int
-    """Number of documents that equal an earlier one, among the documents that were read."""
+    """Number of documents that equal an earlier document, among the documents that were read."""
     duplicate_groups: list[dict[str, Any]]
     """Documents that occur most often, as dicts with `count` and the keys of `longest`."""
 
     @property
     def quantiles(self) -> dict[str, int]:
-        """Quantiles of the lengths, by share of the documents: "0.5" is the median."""
+        """Quantiles of the document lengths. The keys are probabilities: "0.5" is the median."""
         found = np.quantile(self.lengths, _QUANTILES, method="inverted_cdf").tolist()
         return {f"{share:g}": int(tokens) for share, tokens in zip(_QUANTILES, found, strict=True)}
 
@@ -91,10 +92,10 @@ def inspect_corpus(
 ) -> CorpusLook:
     """Look at a corpus without changing it.
 
-    `path` is a directory that `bert-jax corpus` wrote, or one store in it, local or at gs://BUCKET.
-    If `pairing` is empty, rows are single texts or, in a corpus of pairs, translations. The result
-    lists `documents` longest and `documents` shortest documents. If `full` is true, all documents
-    of a large corpus are read.
+    `path` is the output of `bert-jax corpus`, or one store in this output, as a local directory or
+    as gs://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its translation if the
+    corpus has pairs, or a single text otherwise. The result lists the `documents` longest and the
+    `documents` shortest documents. If `full` is true, all documents of a large corpus are read.
 
     Raises:
         UserError: There is no such corpus or part, or pairing or length do not fit the corpus.
@@ -171,10 +172,11 @@ def inspect_corpus(
 
 
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield blocks of about a million tokens: shard, first document, document starts (n + 1,).
+    """Yield the shard index, the index of the first document and the document starts of each block.
 
-    If the store has more than `most` tokens, yield the blocks of every k-th shard or, if there are
-    few shards, every k-th block.
+    A block has about a million tokens. The starts (n + 1,) of its n documents are token offsets in
+    the shard; the last one is the end. If the store has more than `most` tokens, yield the blocks
+    of every k-th shard or, if there are few shards, every k-th block.
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1

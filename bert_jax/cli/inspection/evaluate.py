@@ -113,7 +113,11 @@ def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
 
 
 def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
-    """Give the model positions for rows of `length` tokens; raise a UserError if this fails."""
+    """Return `config` with at least `length` positions. Warn if training rows were shorter.
+
+    Raises:
+        UserError: The rows are shorter than 8 tokens or exceed the learned positions.
+    """
     model = config.model
     if length < 8:
         raise UserError(f"--length is {length}; it must be at least 8")
@@ -147,9 +151,9 @@ def evaluate_run(
     if not is_run(workdir):
         model = f"{workdir} is a model in Hugging Face's format"
         if corpus is None:
-            raise UserError(f"{model}, which names no corpus; give --corpus")
+            raise UserError(f"{model} and records no corpus; give --corpus")
         if step is not None:
-            raise UserError(f"--step is {step}, but {model}, which has no steps; leave --step out")
+            raise UserError(f"--step is {step}, but {model} and has no steps; leave --step out")
         stores, saved = open_corpus(corpus), read_model(workdir)
         check_measurable(saved, stores, corpus, f"{workdir}")
         values = heldout_metrics(saved, stores, length=length, max_rows=max_rows)

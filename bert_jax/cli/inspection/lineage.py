@@ -64,11 +64,12 @@ def check_lineage(
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Checked:
-    """Trace a directory, and compare its ancestors with their recorded digests; change nothing.
+    """Trace a directory to its ancestors, and compare their digests with the recorded digests.
 
-    `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` has further directories in
-    which ancestors are searched for by name. `quick` compares only the records. `say` is called
-    with a line of text before the content of an ancestor is read.
+    Nothing is changed. `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` lists
+    further directories in which to search for ancestors by name. If `quick` is true, the content of
+    the ancestors is not read, and only digests from records are compared. Otherwise, `say` is
+    called with a line of text before an ancestor's content is read.
 
     Raises:
         UserError: The directory has no lineage, or a record is malformed.
@@ -101,7 +102,11 @@ def _missing(ancestor: Ancestor) -> tuple[State, str]:
 
 
 def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
-    """Compare an ancestor's content with its own record; return a state and an explanation."""
+    """Compare an ancestor's content with its own record; return a state and an explanation.
+
+    If the ancestor is a file that can be read, the digest of its content takes the place of the
+    explanation.
+    """
     if quick:
         return "unread", ""
     say(f"reading {ancestor.place}")
@@ -133,7 +138,10 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare an ancestor, which `_content` has checked, with its descendant's record."""
+    """Compare an ancestor with its descendant's record; return a state and an explanation.
+
+    `state` and `said` are the result of `_content` for this ancestor.
+    """
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said

@@ -40,8 +40,8 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
-    `corpus` is the place where the corpus of the step's phase is now. None means the place that it
-    had in training.
+    `corpus` is the present location of the corpus that the step's phase reads. None means the
+    location in the run's configuration.
 
     Raises:
         UserError: There is no run, the step is outside the run, or the corpus is not the run's.
@@ -81,8 +81,9 @@ def replay_batch(
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
     """Decode batch `step` of a fine-tuning run, once for each seed.
 
-    Trials that train together are a wave. `step` counts from 0 through all waves, and the seeds are
-    those of the step's wave. `max_rows` limits the rows of each seed.
+    A wave is a group of trials that train together. `step` counts from 0 and goes on from one wave
+    to the next. The seeds are the seeds of the trials in the wave of this step. `max_rows` is the
+    largest number of rows to decode for each seed.
 
     Raises:
         UserError: There is no run, the step is outside the run, or data or models have changed.
@@ -137,7 +138,8 @@ def describe_batch(
 
     `batch` comes from `ExampleStream.batch`. `shown` has the model's input and the predicted
     positions; if it is None, the rows are decoded as they are before masking. `first_row` is the
-    number of the batch's first row in the run's stream. `labels` has a label for each row, or none.
+    index of the batch's first row in the run's stream. `labels` has a label for each row, or is
+    empty.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -225,7 +227,10 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Join the tokens that have the same name in `names` to one text, with masks marked."""
+    """Return one text for each different name, with masks marked.
+
+    `names` has a name for each token. Tokens with the same name are joined to one text.
+    """
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -251,7 +256,11 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 
 
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
-    """Return a token's text without its word-start or continuation mark, but keep a lone mark."""
+    """Return a token's text without the mark for a word start or a continuation.
+
+    The mark stays if it is the whole token. The WordPiece mark ## also stays if the token is not
+    `glued` to the token before it.
+    """
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":
         return text.removeprefix("▁").removeprefix("Ġ") or text

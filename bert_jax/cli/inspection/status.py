@@ -69,9 +69,10 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and moved to damaged/."""
     seconds: dict[str, float]
-    """Seconds of all starts, by use: `productive` steps, or a reason for loss (see `goodput`)."""
+    """Seconds of all starts of the run, divided into `productive` time and the reasons for badput
+    (see `goodput`)."""
     down_seconds: float
-    """Seconds between an end and the next start, when nothing ran."""
+    """Total seconds between an end of the run and its next start, when nothing ran."""
     num_starts: int
     num_killed: int
     """Number of starts for which no end was recorded before the next start."""
@@ -99,7 +100,7 @@ class PretrainStatus(RunStatus):
     metrics: tuple[Metric, ...]
     """Metrics of the run's objective; the curves show the first metric."""
     unigram_entropy: float | None
-    """Baseline of the first metric, or None if there is none or it is unknown."""
+    """Baseline of the first metric; None if there is no baseline or the baseline is unknown."""
     train: dict[str, Any]
     """Last row of training metrics, with its `step`; empty before the first row."""
     evaluation: dict[str, Any]
@@ -107,12 +108,14 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint from which the run branches, or checkpoints that were averaged; may be empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step, at which the checkpoint is never deleted."""
+    """Work directories of the run's branches, by the step at which a branch starts. The run never
+    deletes its checkpoints at these steps."""
     curve: list[tuple[float, float]]
     """Points (step, first training metric). If there are many, neighbouring points are averaged."""
     heldout_curve: list[tuple[float, float]]
     corpora: list[CorpusCurve]
-    """Text read so far and held-out loss for each corpus of a mixture; empty for one corpus."""
+    """Text read so far and held-out loss for each corpus of a mixture; empty if the run mixes no
+    corpora."""
 
     @property
     def phase(self) -> int:
@@ -216,7 +219,11 @@ def _run_values(
     saved: Sequence[int],
     now: float | None = None,
 ) -> dict[str, Any]:
-    """Return the values of the fields of `RunStatus`; `row` is the newest row with rates."""
+    """Return the values of the fields of `RunStatus`.
+
+    `rows` are the rows of `metrics.jsonl`, and `row` is the newest row of training metrics. `saved`
+    are the steps of the saved checkpoints.
+    """
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
     starts = read_starts(workdir / "goodput.json")
@@ -261,7 +268,7 @@ def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Name the checkpoints from which a run or model comes, as config.json (`record`) has them."""
+    """Name the checkpoints from which a run or model comes; `record` is its config.json."""
     try:
         if "average" in record:
             made = record["average"]
@@ -288,7 +295,10 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """Return the time of the last recorded sign of life, or of the last change of metrics.jsonl."""
+    """Return the time of the last recorded sign of life.
+
+    If no sign of life is recorded, return the time of the last change of `metrics.jsonl`.
+    """
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
@@ -302,7 +312,12 @@ def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> 
 def _state(
     turns: Sequence[str], silent: float | None, *, soon: float, long: float, ended: bool
 ) -> State:
-    """Decide the state from the starts and ends in the log and from the seconds of silence."""
+    """Decide the state of a run.
+
+    `turns` are the starts and ends in the log. `silent` is the number of seconds since the last
+    sign of life. A run counts as silent after `soon` seconds, and as killed after `long` seconds.
+    `ended` says whether the checkpoint of the last step exists.
+    """
     if turns and turns[-1] in _ENDS:
         return _ENDS[turns[-1]]
     if not turns and ended:

@@ -19,7 +19,7 @@ _REASONS = {
 
 
 def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = True) -> list[str]:
-    """Describe a pretraining run: a subject on each line, and the loss curve.
+    """Describe a pretraining run: one subject per line, and the loss curve.
 
     If `plain` is true, the curve is ASCII without colours, for a file or a pipe.
     """
@@ -70,7 +70,7 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
 
 
 def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
-    """Describe a fine-tuning run: a subject on each line, and a finished run's statistics."""
+    """Describe a fine-tuning run: one subject per line, and a finished run's statistics."""
     saved = "saved" if status.model_saved else "not yet saved"
     subjects = [
         ("task", f"{status.task}, starting from {status.init}"),

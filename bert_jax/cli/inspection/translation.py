@@ -25,7 +25,8 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Least rise of the loss by wrong sources, in nats per token, if the decoder uses its source."""
+"""Threshold in nats per target token. If wrong sources raise the loss by less than this, the
+decoder ignores its source."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -38,20 +39,22 @@ def evaluate_pairs(
     settings: SearchConfig,
     corpus: str | None = None,
 ) -> dict[str, Any]:
-    """Translate the lines of a file, and score them against the lines of another file.
+    """Translate a file of source sentences, and score the translations against reference sentences.
 
-    Each line is a sentence. `corpus` replaces the run's corpus, whose targets are the candidates
-    for the best constant translation.
+    Both files have one sentence per line. A constant translation is one text for all sources; the
+    candidates for the best one are targets of the training corpus. `corpus` is the directory of
+    this corpus; None means the directory in the run's configuration.
 
     Returns:
-        `bleu` and `chrf` with intervals and signatures; `exact`, the share of the translations that
-            equal the reference; `floors`, the BLEU of copied sources and of the best constant;
-            `ceiling`, the BLEU of references that the tokenizer encodes and decodes; losses in nats
-            per target token; `by_length`; and counts. `translation_lines` formats the result.
+        `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
+            equal their reference; `floors`, the BLEU of copies of the sources and of the best
+            constant translation; `ceiling`, the BLEU of references after the tokenizer has encoded
+            and decoded them; `loss` and `loss_swapped` (see `losses`); `by_length`, the scores by
+            source length; and counts. `translation_lines` formats the result.
 
     Raises:
-        UserError: The model does not translate, the corpus has no pairs, a file cannot be read or
-            has no lines or an empty line, or the files have different numbers of lines.
+        UserError: The model does not translate; the corpus has no pairs; a file cannot be read, has
+            no lines or has an empty line; or the files have different numbers of lines.
     """
     sources, references = read_pairs(source_file, target_file)
     saved = on_device(read_model(workdir))
@@ -150,13 +153,15 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
 def losses(
     saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
 ) -> tuple[float, float | None]:
-    """Compute the loss of the targets in nats per token, with end tokens and without smoothing.
+    """Compute the mean loss of the target tokens in nats.
 
-    `saved` must be on a device. `targets` are token ids without special tokens.
+    The end token of each target counts as a token. Labels are not smoothed. `saved` must be on a
+    device. `targets` are token ids without special tokens.
 
     Returns:
-        The loss, and the loss with each source moved to another pair (None if there is only one
-            pair). Both are equal if the decoder ignores its source.
+        The loss with the right sources, and the loss if each target gets the source of another
+            pair. The second loss is None if there is only one pair. The two losses are equal if the
+            decoder ignores its source.
     """
     special, limit = saved.tokenizer.special_ids, saved.max_length
     rows = [

@@ -27,8 +27,9 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory in which to find ancestors by name and digest, since exports do not record
-    where their source is. An export's parent directory is always searched. May be repeated."""
+    """Further directory in which to search for ancestors by name and digest. An export, for
+    example, does not record the location of its source. The parent directory of an export is always
+    searched. May be repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, corpora and files."""
 
@@ -65,7 +66,8 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
-    """Read all documents; otherwise, above 50 million tokens, only an even sample is read."""
+    """Read all documents. By default, only an even sample is read if the corpus has more than 50
+    million tokens."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
@@ -85,10 +87,10 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 
 
 class Contamination(groups.Workers, groups.Json):
-    """Find evaluation texts, or near-duplicates, in a corpus.
+    """Find evaluation texts, or near-duplicates of held-out texts, in a corpus.
 
-    Evaluation texts are found by n-grams of 13 words that the corpus shares with them. Held-out
-    documents are found if they are near-duplicates of training documents.
+    An evaluation text is found if it shares an n-gram of 13 words with the corpus. A held-out
+    document is found if it is a near-duplicate of a training document.
 
     $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
     $ bert-jax contamination work/corpus --against heldout
@@ -103,7 +105,7 @@ class Contamination(groups.Workers, groups.Json):
     with one example per line (.txt), per row (.tsv, .csv) or per object (.jsonl). May be
     repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
-    """Lowest Jaccard similarity of word 5-shingles that counts as a near-duplicate."""
+    """Lowest Jaccard similarity (of word 5-shingles) at which documents are near-duplicates."""
     out: Annotated[Path | None, "FILE.json"] = None
     """File for the report (default: in the corpus, where `evaluate`, `export` and `lineage` find
     it; a report on text that is not yet a corpus is only printed)."""

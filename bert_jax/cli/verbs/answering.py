@@ -25,10 +25,10 @@ from bert_jax.tokenization.tokenizer import replace_surrogates
 def run_verb(
     asked: Asking, make: Callable[[SavedModel], Predictor[Any]], **same: str | None
 ) -> int:
-    """Answer the texts of the command line or of files; if neither are given, read standard input.
+    """Answer texts from the command line or from files, or else from standard input.
 
-    `make` turns a model on a device into a predictor. `same` has the fields whose value is the same
-    for all records; a field whose value is None is not set.
+    `make` turns a model on a device into a predictor. `same` holds fields that are added to every
+    record, with the same value; a field whose value is None is not added.
     """
     table = check_files(asked)
     saved = read_model(asked.model)

@@ -21,12 +21,12 @@ class Sources(groups.Columns):
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """Text to read: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a
-    data set of the Hugging Face Hub, read without a download first), `tfds:NAME[:SPLIT]` (a data
-    set of TensorFlow Datasets), or `python-docs` (the documentation of Python and of the installed
-    packages). A file is .txt with a blank line between documents, .jsonl, .csv or .tsv, all of
-    which may be compressed (.gz, .xz, .zst, .bz2), or .parquet, .warc.gz, .wet.gz or a dump of
-    Wikipedia (.xml.bz2). In tables and JSON lines, the column text has the text (see --columns).
-    May be repeated."""
+    data set of the Hugging Face Hub, read as a stream), `tfds:NAME[:SPLIT]` (a data set of
+    TensorFlow Datasets), or `python-docs` (the documentation of Python and of the installed
+    packages). The formats of files are .txt with a blank line between documents, .jsonl, .csv,
+    .tsv, .parquet, .warc.gz, .wet.gz and a dump of Wikipedia (.xml.bz2). The first four formats
+    may be compressed (.gz, .xz, .zst, .bz2). In tables and JSON lines, the text is in the
+    column named text, unless --columns names another column. May be repeated."""
     pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
     """Pairs of texts for translation: two files (also .gz, .xz or .zst), where line n of the second
     translates line n of the first; or one table with --columns source=COLUMN,target=COLUMN (.tsv,
@@ -42,7 +42,10 @@ class Sources(groups.Columns):
         return ReadOptions(field, keep, line_documents=self.line_documents)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
-        """Open each item, two files or a table, as pairs; `swap` swaps sources and targets."""
+        """Open each item of `files` (two files, or one table) as pairs of texts.
+
+        If `swap` is true, sources and targets change places.
+        """
         from bert_jax.data.corpus.pairs import open_pairs
 
         names = self._columns()
@@ -77,17 +80,18 @@ class Tokenizer(Sources, groups.IntoDirectory):
     keep_accents: bool = False
     """Keep accents in a lower-cased wordpiece vocabulary."""
     character_coverage: float | None = None
-    """Share of the text that the characters with tokens must cover; the most frequent characters
-    get tokens first. For wordpiece, a word with another character becomes [UNK]; SentencePiece
-    splits the character into bytes (default: at least 0.9995)."""
+    """Share of the text's characters that the vocabulary must cover (default: at least 0.9995).
+    The most frequent characters get tokens first. If a word has a character without a token,
+    wordpiece turns the word into [UNK]; SentencePiece splits the character into bytes."""
     limit_alphabet: Annotated[int | None, "N"] = None
     """Largest number of characters that get wordpiece tokens. By default, --character-coverage
     decides; if that option is not given either, at least 1000 characters get tokens."""
     min_frequency: Annotated[int | None, "N"] = None
-    """Smallest number of times that a pair of pieces must occur so that wordpiece or bytelevel
-    merges it (default: 2)."""
+    """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens into one token
+    (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
+    """Largest amount of text to learn from, in megabytes. If there is more text, an even sample
+    is taken."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -149,12 +153,13 @@ class Cleaning(Verb):
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
     repeated. The message about an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language to keep, such as de. de:0.9 also sets the lowest probability (default: 0.8)."""
+    """Language of the documents to keep, such as de. A document is kept if the probability of this
+    language is at least 0.8; de:0.9 sets another limit."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
-    earlier document, or equal training pairs. paragraphs: paragraphs with the same words as an
-    earlier paragraph. near: documents whose word 5-shingles have a Jaccard similarity of at least
-    0.8 with an earlier document; near=0.7 sets another limit."""
+    earlier document or, with --pairs, pairs that equal an earlier pair. paragraphs: paragraphs with
+    the same words as an earlier paragraph. near: documents whose word 5-shingles have a Jaccard
+    similarity of at least 0.8 with an earlier document; near=0.7 sets another limit."""
     without: tuple[Annotated[str, "FILE"], ...] = ()
     """Evaluation texts to keep out of the corpus, named as for `bert-jax contamination --against`.
     Paragraphs that share an n-gram of 13 words with these texts are left out. May be repeated."""
@@ -201,15 +206,16 @@ class OfText(Cleaning):
     splitter: Literal["fast", "lines", "syntok"] | None = None
     """Sentence splitter (default: fast). lines takes each line as one sentence."""
     by_column: Annotated[str, "COLUMN"] = ""
-    """Column with few values, such as lang. Each value gets a corpus in a subdirectory of --out."""
+    """Column with few different values, such as lang. For each value, a corpus is made in a
+    subdirectory of --out."""
     estimate: bool = False
     """Read a sample and estimate the cost of the build. Nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
     """Engine that runs the build. local: processes on this machine. ray: Ray on this machine.
     ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
-    """Total size of a shard's input files, in MiB. Each shard is one task of the engine. Input
-    smaller than twice this size makes a single shard (default: 1024)."""
+    """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
+    engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Directory | None = None
     """Directory for the search for duplicates; all nodes must reach it (default: beside --out)."""
 
@@ -220,7 +226,8 @@ class OfPairs(Verb):
     TITLE: ClassVar[str] = "pairs"
 
     heldout_pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
-    """Pairs for evaluation, given like --pairs (default: the share --heldout-rate of --pairs)."""
+    """Pairs for evaluation, given like --pairs. By default, the share --heldout-rate of --pairs is
+    held out."""
     swap: bool = False
     """Swap source and target in each pair, to translate from the second language into the first."""
 

@@ -30,8 +30,9 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """Labelled file in the format of the run's files or, for GLUE, the name of a split. dev or test
-    is that part of the run's own data (default: both parts). --columns sets fields of the task."""
+    """Labelled data: a file in the format of the run's files, dev or test (a part of the run's own
+    data; default: both parts) or, for GLUE, the name of a split. --columns sets fields of the task,
+    such as the names of the file's columns."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
@@ -59,7 +60,8 @@ class Vectors(groups.Rerank):
 
     retrieval: Directory | None = None
     """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a file of
-    judgements in it. Prints nDCG@10, MRR@10, recall@100 and MAP, and BM25's scores to compare."""
+    relevance judgements in its directory qrels. Prints nDCG@10, MRR@10, recall@100 and MAP of
+    the vectors, and of BM25 for comparison."""
     sts: Annotated[str | None, "FILE"] = None
     """Table of text pairs with scores (columns query, document, score). Prints Spearman's
     correlation between these scores and the cosines of the vectors."""
@@ -67,7 +69,8 @@ class Vectors(groups.Rerank):
     """Table of texts with classes (columns text, label). Prints the V-measure of k-means, averaged
     over 10 runs."""
     dimensions: Commas[int] = ()
-    """Lengths to which the vectors are cut, such as 256,128,64. Each is scored as well."""
+    """Lengths to which the vectors are truncated, such as 256,128,64. The truncated vectors are
+    scored in addition to the whole vectors."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):

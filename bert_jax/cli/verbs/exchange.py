@@ -10,9 +10,9 @@ from bert_jax.errors import UserError
 
 
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
-    """Export a model to another format, and check that outputs agree.
+    """Export a model to another format, and compare the outputs of both.
 
-    From a fine-tuning run, the best model is exported.
+    Of a fine-tuning run, the best model is exported.
 
     $ bert-jax export work/base --to huggingface --out out/base --license apache-2.0
     $ bert-jax export work/mrpc --to stablehlo --out out/mrpc
@@ -83,7 +83,8 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     """
 
     checkpoints: Given[tuple[Annotated[str, "WORKDIR[@STEP]"], ...]]
-    """Checkpoints of pretraining runs; without @STEP, the newest checkpoint that was read back."""
+    """Checkpoints of pretraining runs. WORKDIR without @STEP means the newest verified checkpoint
+    (read back and found intact)."""
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average (default: 1)."""
     method: Literal["mean", "ema"] = "mean"
@@ -122,7 +123,8 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 class Import(groups.IntoDirectory, groups.Tolerance):
     """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    If Transformers is installed, its outputs and token ids are compared with those made here.
+    If Transformers is installed, it runs the original model, and the outputs and token ids of both
+    models are compared.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt
@@ -132,11 +134,11 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
     or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
-    """File of tokens to add to the vocabulary, one per line. The embedding of a new token starts as
-    the mean embedding of the old tokens that spelled it."""
+    """File of tokens to add to the vocabulary, one per line. A new token's embedding starts as
+    the mean embedding of the tokens into which the old vocabulary splits the new token."""
     gelu: Literal["tanh", "erf"] | None = None
     """Formula of gelu for a TensorFlow checkpoint: tanh, the approximation in the original code
-    (default), or erf, the exact form in that code's first release and in Transformers."""
+    (default), or erf, the exact form, which the first release of that code and Transformers use."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.exchange.importing import import_model
@@ -162,11 +164,11 @@ class Import(groups.IntoDirectory, groups.Tolerance):
 
 
 class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
-    r"""Make the initial weights of a larger model from a smaller one.
+    r"""Make the initial weights of a larger model from a smaller model.
 
     MODEL is a pretraining run (its newest intact checkpoint) or an output of `import` or `export`.
-    --corpus measures the masked-LM loss of both models on the held-out text of a corpus.
-    --config.model.FIELD=VALUE sets the sizes.
+    With --corpus, the masked-LM loss of both models is measured on the held-out text of a corpus.
+    --config.model.FIELD=VALUE sets a size of the larger model.
 
     $ bert-jax grow work/small --out work/grown --config=modern_tiny \
         --config.model.num_layers=12 --corpus work/corpus
@@ -176,7 +178,8 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """
 
     config: Annotated[str | None, "FILE"] = None
-    """Pretraining configuration whose section model sets the new sizes (default: MODEL's own)."""
+    """Pretraining configuration; its section model has the sizes of the larger model (default: the
+    sizes of MODEL)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
     nearly the loss of MODEL. Otherwise, weights are copied unchanged, as in ModernBERT's tiling."""

@@ -56,8 +56,8 @@ class StoreRows(Rows):
     """A corpus, and a limit on the number of its rows."""
 
     corpus: CorpusPlace | None = None
-    """Output of `bert-jax corpus` with the model's tokenizer (default: the run's corpus; without
-    this option, `grow` measures no loss)."""
+    """Output of `bert-jax corpus` with the model's tokenizer (default: the run's corpus). `grow`
+    has no default, and measures losses only if this option is given."""
 
 
 class Checkpoint(Verb):
@@ -117,7 +117,8 @@ class License(Verb):
 
     license: Text = ""
     """Licence of the text or of the model, abbreviated as on the Hugging Face Hub, such as
-    apache-2.0 or cc-by-4.0 (default: unknown, unless a document has a field license or licence)."""
+    apache-2.0 or cc-by-4.0 (default: unknown). Documents can also name their licences, in a field
+    license or licence."""
 
 
 class Tolerance(Verb):
@@ -169,7 +170,7 @@ class Columns(Verb):
         """Return the name of the column for each field, and the settings of a table's format.
 
         Raises:
-            UserError: An entry is malformed, or `known` is given and lacks the field.
+            UserError: An entry is malformed, or its field is not one of the `known` fields, if any.
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
@@ -205,7 +206,7 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device for the model: cpu, gpu or tpu, or a device with a number, such as gpu:1 (default:
+    """Device for the model: cpu, gpu or tpu, or one device by its index, such as gpu:1 (default:
     JAX's first device)."""
 
     def opened(self, place: str) -> "SavedModel":
@@ -239,7 +240,7 @@ class Beams(Verb):
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
-    """Largest number of target tokens, with the end token (default: the model's limit)."""
+    """Largest number of target tokens, including the end token (default: the model's limit)."""
     max_length_rate: NonNegative = 3.0
     """Largest number of target tokens for each source token; 0 means no limit."""
 
@@ -257,10 +258,12 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that gives an answer for each text."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the input. auto takes it from a file's suffix or standard input's first line."""
+    """Format of the input. auto infers the format from a file's suffix or, for standard input,
+    from the first line."""
     out: options.File | None = None
-    """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
-    also text with one line per answer. It appears when complete (default: standard output)."""
+    """File for the answers, as JSON lines (.jsonl). `embed` can also write .npy or .parquet, and
+    `translate` can also write text with one line per answer. The file appears only when it is
+    complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"
@@ -282,5 +285,5 @@ class AskingRows(Asking):
     """A verb that gives an answer for each text and limits the length of rows."""
 
     max_length: Annotated[int | None, "N"] = None
-    """Largest number of tokens in a row (one input of the model), special tokens included. Longer
+    """Largest number of tokens in a row (one input of the model), including special tokens. Longer
     texts are cut or read in windows (default: the model's limit)."""

@@ -71,9 +71,10 @@ class Answer(groups.AskingRows, groups.Top):
     context_file: File | None = None
     """File with the text that contains the answers."""
     null_threshold: Annotated[str, "ODDS"] = "auto"
-    """Score of "no answer" minus the best answer's score above which no answer is given. none gives
-    an answer to every question. auto takes the value that was best on the run's dev data, or none
-    if there is no such value."""
+    """Threshold for giving no answer. A question gets no answer if the score of "no answer" exceeds
+    the best answer's score by more than the threshold. none: every question gets an answer. auto:
+    the threshold that was best on the run's dev data; if there is no such threshold, auto means the
+    same as none."""
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer (default: as in the model's run, else 30)."""
 
@@ -128,8 +129,8 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
             for option, given in (("--top", top > 1), ("--alignments", self.alignments)):
                 if given:
                     raise UserError(
-                        f"{option} does not fit an output of one line per text: add --json, or "
-                        "name a .jsonl file as --out"
+                        f"{option} needs JSON output, but the output is one line per text: add "
+                        "--json, or name a .jsonl file as --out"
                     )
         make = partial(Translator, search=self.settings(top), alignments=self.alignments)
         return run_verb(self, make, prefix=self.prefix)

@@ -37,8 +37,8 @@ Commas = Annotated[tuple[T, ...], _COMMAS]
 """Annotation of an option whose values are separated by commas. An option of another tuple type
 takes several values after its flag, or may be repeated."""
 Text = Annotated[str, "TEXT"]
-"""Text whose leading ~ is not expanded. The string in such an annotation stands for the value in
-the help (the metavar)."""
+"""Text whose leading ~ is not expanded. In this annotation and in the next annotations, the string
+is the metavar: the help shows it in place of the value."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -251,7 +251,7 @@ def _unknown(flag: str, parser: Parser) -> UserError:
 
 
 def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split an annotation into its plain type and its marks."""
+    """Split an annotation into its plain type and its metadata, such as a metavar."""
     marks: tuple[Any, ...] = ()
     while True:
         if hasattr(hint, "__metadata__"):
@@ -262,7 +262,11 @@ def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _value(option: str, hint: Any, text: Any) -> Any:
-    """Convert a text, or a list of texts, to the option's value; refuse wrong values."""
+    """Convert a text, or a list of texts, to the value of an option.
+
+    Raises:
+        UserError: The value has the wrong type or is out of bounds.
+    """
     kind, marks = _opened(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = typing.get_args(hint)[0]

@@ -30,9 +30,10 @@ class Demo(Verb):
     recipe: Literal["modern", "bert", "translation"] | None = None
     """Kind of model. modern: rotary positions, norms before the blocks and the optimizer Muon, in
     about 3 minutes on 2 cores (default). bert: the architecture and the optimizer of 2018, in about
-    6 minutes. translation: French number words to digits, with a page that shows attention."""
+    6 minutes. translation: a translator of French number words to digits, and an HTML page of its
+    attention."""
     config: Annotated[str | None, "FILE"] = None
-    """Configuration file that replaces the recipe's."""
+    """Configuration file to use instead of the recipe's configuration file."""
     workdir: Directory | None = None
     """Directory to write (default: work/demo, or work/demo_translation for translation)."""
 
@@ -96,8 +97,9 @@ class Run(Configured):
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code if SIGTERM stops the run before its last step; the run is then saved. Launchers
-    that restart runs pass 75. Ctrl-C on a run of one process always gives 130."""
+    """Exit code if SIGTERM stops the run before its last step. The run saves its state before it
+    exits. Launchers that restart stopped runs set this code to 75. Ctrl-C on a run of one process
+    always gives 130."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train, and return the name of the signal that stopped the run, or an empty string."""
@@ -150,7 +152,8 @@ class Pretrain(Run):
     branch_from: Annotated[str, "WORKDIR[@STEP]"] = ""
     """Checkpoint of another run, which this run continues with all its state in a new work
     directory. Up to the checkpoint's step, both configurations must be equal. Without @STEP, the
-    newest checkpoint that was read back is taken. The other run never deletes the checkpoint."""
+    newest verified checkpoint (read back and found intact) is taken. The other run never deletes
+    the checkpoint from which this run branches."""
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
@@ -207,11 +210,12 @@ class Plan(Configured, groups.Plot, groups.Json):
     v5p:4x4x8, v4:2x2x1, v6e:8x8, tpu7x:4x4x4, v5e:1x1 (one chip), v5e:16x16,slices=2 (two slices).
     May be repeated; a table at the end then compares the slices."""
     phase: Annotated[str, "N"] = "0"
-    """Number of the phase to plan in training.phases, counted from 0, or all."""
+    """Index of the phase to plan in training.phases, counted from 0, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
     """Number of rows per chip in a micro-batch, which replaces the configured batch. fit finds the
-    largest number that fits. fast compares three batches: the configured one, 0.5 million tokens in
-    the fastest micro-batches, and the one with the highest MFU (model FLOPs utilization)."""
+    largest number that fits. fast compares three batches: the configured batch, a batch of 0.5
+    million tokens in the fastest micro-batches, and the batch with the highest MFU (model FLOPs
+    utilization)."""
     cache: Directory | None = None
     """Directory that keeps compiled steps for later calls (default: ~/.cache/bert_jax/plan); none
     turns the cache off."""
@@ -315,7 +319,7 @@ class Replay(groups.OfRun, groups.StoreRows):
     """
 
     step: int
-    """Number of the batch, counted from 0."""
+    """Index of the batch, counted from 0."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.runs import is_finetuning

@@ -104,7 +104,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     index: Given[Annotated[Path, "INDEX"]]
     """Index file, the output of `bert-jax index`."""
     model: ModelPlace | None = None
-    """Present place of the model that made the index, if the model has moved since then."""
+    """Present location of the model that made the index, if the model was moved after that."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
@@ -115,7 +115,10 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         opened = index.Index(self.index)
         place = self.model or f"{self.index}{index.LINK}"
         if not self.model and not Path(place).is_dir():
-            raise UserError(f"{place}, a link to {opened.by.model}, is gone; give --model")
+            raise UserError(
+                f"{place} is the link to the index's model {opened.by.model}, but leads nowhere; "
+                "give --model"
+            )
         model = self.opened(place)
         opened.check_model(model)
         reranker = Reranker(self.opened(self.rerank)) if self.rerank else None
@@ -132,7 +135,10 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Yield groups of queries. From a pipe, a group has the lines that have arrived so far."""
+        """Yield groups of queries.
+
+        If queries come through a pipe, a group holds the lines that have arrived so far.
+        """
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates
@@ -194,7 +200,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Smallest amount by which a pair's cosine exceeds a negative's cosine; may be negative."""
+    """Margin by which a pair's cosine must exceed the cosines of its negatives; may be negative."""
     labelled: bool = False
     """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"

@@ -60,7 +60,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, written, seconds)
 
     def summary(self) -> str:
-        """Return a readable summary: counts, speed, and the text that sentence pairs would lose."""
+        """Return a readable summary: counts, speed, and the text that is lost if rows are pairs."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
@@ -138,14 +138,14 @@ def build_corpora(
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
 
     A hash of the text decides whether a document is held out. Equal documents are therefore always
-    in the same store, and documents stay in their stores when a corpus grows. If the rate would
-    hold out fewer than two of at least four distinct documents, the two documents with the smallest
-    hashes are held out.
+    in the same store, and documents stay in their stores when a corpus grows. If there are at least
+    four distinct documents, but the rate would hold out fewer than two, the two documents with the
+    smallest hashes are held out.
 
     The result does not depend on the engine or its number of processes. Small sources become a
     single shard, which is made on this machine. Larger sources are divided into tasks, which make
     one shard each (see `plan_tasks`). If such a build ends early, its complete tasks are kept
-    beside `out`, and an equal build does only the remaining tasks.
+    beside `out`, and a later build with the same arguments runs only the remaining tasks.
 
     Args:
         sources: see `resolve_sources`.
@@ -215,7 +215,8 @@ def iter_texts(
     """Yield paragraphs of the sources, for training a tokenizer.
 
     With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
-    sources are read once, and memory holds the sample. Without `max_bytes`, yield all paragraphs.
+    sources are read once, and only the sample is kept in memory. Without `max_bytes`, yield all
+    paragraphs.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)

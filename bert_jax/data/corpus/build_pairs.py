@@ -42,7 +42,7 @@ class Cases:
     first: list[Origin] = field(default_factory=list)
 
     def add(self, name: str, numbers: np.ndarray) -> None:
-        """Add pairs of the source `name`; `numbers` (n,) are their lines or rows."""
+        """Add pairs of the source `name`; `numbers` (n,) are the pairs' line or row numbers."""
         self.count += numbers.size
         room = _SHOWN - len(self.first)
         self.first += [Origin(name, number) for number in numbers[:room].tolist()]
@@ -69,7 +69,8 @@ class BuiltPairs(NamedTuple):
     text_bytes: int
     seconds: float
     duplicates: Cases
-    """Pairs that repeat earlier pairs; repeats in separate held-out files are not counted."""
+    """Pairs that repeat earlier pairs. If held-out pairs come from files of their own, repeats in
+    these files are not counted."""
     findings: Sequence[str]
     """Notable properties of the pairs, one per line."""
     warnings: Sequence[str]
@@ -236,7 +237,10 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Write the chosen pairs, (n,) bool, except those with an empty side or dropped repeats."""
+        """Write the pairs of a block that the mask `chosen`, (n,) bool, selects.
+
+        Pairs with an empty side are left out. So are repeated pairs, if duplicates are dropped.
+        """
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -274,7 +278,10 @@ class _Part:
 def _findings(
     train: _Part, held: _Part, heldout: TokenStore | None, duplicates: Cases, sample: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return notable properties and warnings; `sample` are targets to encode and decode."""
+    """Return notable properties and warnings.
+
+    The texts in `sample` are targets. They are encoded and decoded to see whether they change.
+    """
     findings, warnings = [], []
     empty, equal = train.empty + held.empty, train.equal + held.equal
     if empty.count:
@@ -319,7 +326,10 @@ def _findings(
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Return how many held-out texts of a side are also in `train`, and the first such text."""
+    """Return how many held-out texts are also in `train`, and the first such text.
+
+    `side` is 0 for sources and 1 for targets.
+    """
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

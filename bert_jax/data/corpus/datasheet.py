@@ -1,9 +1,9 @@
 """The account of a corpus: a description of its sources, licences, languages and tokenizer.
 
 For each script (Latin, Han), the account also tells how well the tokenizer covers the text. The
-account is stored in `corpus.json`, as a part that a store's fingerprint does not cover, and in
-`CORPUS.md` for people. It answers those questions of Gebru et al. 2021, "Datasheets for datasets",
-that a program can answer.
+account is stored in `corpus.json`, where it does not change a store's fingerprint, and for people
+in `CORPUS.md`. The account answers the questions of Gebru et al. 2021, "Datasheets for datasets",
+as far as a program can answer them.
 """
 
 import datetime
@@ -125,7 +125,7 @@ DATASHEET = "CORPUS.md"
 FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
 """Fields of a document that name its language or its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
-"""Largest number of characters to measure coverage on: of all sources together, and of each one."""
+"""Largest numbers of characters on which coverage is measured: in total, and for each source."""
 _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
@@ -139,7 +139,7 @@ class Tally:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.counts = {name: Counts(Counter) for name in (*FIELDS, "scripts")}
-        """Documents by the values of `FIELDS`, and tokens of the sample by script."""
+        """Counts of documents by the values of `FIELDS`, and of the sample's tokens by script."""
         self.characters = 0
         """Number of characters in the sample."""
         self._source, self._room = "", 0
@@ -176,20 +176,21 @@ class Tally:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Statements by the builder of a corpus."""
+    """Licence and build command to record in a corpus."""
 
     licence: str = ""
     """Licence of the text; the empty string if it is not known."""
     command: str = ""
-    """Command line of the build; the empty string if Python code called it."""
+    """Command line of the build; the empty string if the build was called from Python."""
 
 
 def account(
     tally: Tally, sources: Sequence[Mapping[str, Any]], provenance: Provenance
 ) -> dict[str, Any]:
-    """Return two entries of `corpus.json`: `sources`, with the dates of files, and `account`.
+    """Return two entries of `corpus.json`, with the keys "sources" and "account".
 
-    `sources` are records as `Source.record` returns them.
+    The argument `sources` has records that `Source.record` returned. The entry "sources" has the
+    same records, with the dates of local files.
     """
     return {
         "sources": [_dated(each) for each in sources],

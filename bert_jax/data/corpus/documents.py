@@ -46,7 +46,7 @@ class ReadOptions:
     max_line_bytes: int = 16 << 20
     """Longest allowed line in bytes; longer lines usually mean a binary file, or no line ends."""
     max_document_chars: int = 64 << 20
-    """Longest allowed document in characters; longer ones usually mean a lack of blank lines."""
+    """Longest allowed document in characters; longer documents usually mean missing blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a row that `keep` names."""
@@ -67,7 +67,7 @@ class Source(ABC):
     state: FileState | None = None
     """Size and version of the file when this object was created; None if there is no file."""
     part: tuple[int, int] | None = None
-    """Begin and end of the part to read, in bytes or parquet row groups; None means everything."""
+    """Start and end of the part to read, in bytes or parquet row groups; None means everything."""
 
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
         self.name, self.size, self.bytes_read = name, size, 0
@@ -183,7 +183,7 @@ def field_text(example: Mapping[str, Any], field: str) -> str:
         except UnicodeDecodeError as error:
             raise UserError(
                 f"the field {field!r} is not UTF-8: byte 0x{value[error.start]:02x} at "
-                f"byte {error.start} of the field."
+                f"offset {error.start} in the field."
             ) from error
     if isinstance(value, str):
         return replace_surrogates(value.replace("\0", " "))

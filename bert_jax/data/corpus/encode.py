@@ -15,9 +15,9 @@ from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
-"""Largest number of tokens in a sentence, so that a pair of sentences fits into a row of 128
-tokens; text that does not fit is lost. A longer sentence, such as a paragraph without full stops,
-is cut into pieces of about half as many tokens."""
+"""Largest number of tokens in a sentence. With this limit, a pair of sentences fits into a row of
+128 tokens; otherwise, text would be lost. A longer sentence, such as a paragraph without full
+stops, is cut into pieces of about half as many tokens."""
 _ENCODE_CHARS = 1 << 16  # tokenized per call; this bounds memory for a huge document
 
 
@@ -26,7 +26,7 @@ class PairBlock(NamedTuple):
 
     name: str
     numbers: list[int]
-    """Number of the line or row of each pair."""
+    """Line number or row number of each pair in the source."""
     texts: list[str]
     """Source and target of the first pair, then of the second, and so on."""
 
@@ -36,9 +36,9 @@ class EncodedPairs(NamedTuple):
 
     name: str
     numbers: np.ndarray
-    """(n,) int64, number of the line or row of each pair."""
+    """(n,) int64, line number or row number of each pair in the source."""
     tokens: np.ndarray
-    """(num_tokens,) of the store's type, in the order of the texts."""
+    """(num_tokens,), token ids of all texts in order, in the dtype of the store."""
     lengths: np.ndarray
     """(n, 2) int64, number of tokens in source and target."""
     hashes: np.ndarray
@@ -54,7 +54,7 @@ class Block(NamedTuple):
     source: str
     """Name of the documents' source; empty if they may come from several sources."""
     numbers: list[int]
-    """Number of each document among the documents that the pass reads, from 0."""
+    """Index of each document among the documents that the pass reads, counted from 0."""
     data: bytes
     """Texts of the documents in UTF-8, separated by two newlines."""
 
@@ -146,7 +146,7 @@ def _hashes(texts: list[bytes]) -> np.ndarray:
 
 
 def _encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return all ids in one array of the store's type, and the number of ids of each sentence."""
+    """Return all ids in one array of the store's dtype, and the number of ids of each sentence."""
     dtype = token_dtype(tokenizer.vocab_size)
     lengths: list[int] = []
     parts: list[np.ndarray] = []

@@ -1,7 +1,7 @@
-"""French number words and their digits: a language pair in which each translation is known.
+"""Numbers in French words and in digits: text pairs with exactly one correct translation.
 
-The spelling is French usage (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
-join only the parts of a number below 100, unless "et" joins them.
+The spelling is that of France (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
+join only tens and units (vingt-deux), and not where "et" joins them (vingt et un).
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ class Numbers(NamedTuple):
     """Numbers for training, and different numbers for the test."""
 
     train: np.ndarray
-    """(n,) int64, in random order."""
+    """Numbers for training, (n,) int64, in random order."""
     unseen: np.ndarray
-    """(m,) int64, numbers that are not in `train`."""
+    """Numbers for the test, (m,) int64; none of them is in `train`."""
 
 
 def french_words(number: int) -> str:
@@ -44,7 +44,7 @@ def french_words(number: int) -> str:
 def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numbers:
     """Draw numbers below `LIMIT` without repetition; all numbers below `first` are for training."""
     if num_train < first:
-        raise ValueError(f"num_train is {num_train}; expected at least first, {first}")
+        raise ValueError(f"num_train is {num_train}; it must be at least first, which is {first}")
     random = np.random.default_rng(seed)
     drawn = first + random.choice(LIMIT - first, num_train - first + num_unseen, replace=False)
     train = np.concatenate([np.arange(first), drawn[num_unseen:]])
@@ -52,7 +52,10 @@ def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numb
 
 
 def _below_thousand(number: int, plural: bool) -> str:
-    """Spell a number below 1,000; with `plural`, a multiplied vingt or cent at the end has an s."""
+    """Spell a number below 1,000.
+
+    With `plural`, vingt and cent take an s if they are multiplied and end the number (deux cents).
+    """
     hundreds, rest = divmod(number, 100)
     words = []
     if hundreds:

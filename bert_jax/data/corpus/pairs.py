@@ -20,14 +20,14 @@ from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 _DELIMITED = (".csv", ".tsv", ".tab")
-"""Suffixes of tables whose columns may be given by number if there is no header."""
+"""Suffixes of tables that may have no header; their columns are then given as column numbers."""
 
 
 class Pair(NamedTuple):
     """A source text and its target text, stripped; either may be empty."""
 
     number: int
-    """Number of the line, or of the row in a table, from 1."""
+    """Line number, or row number in a table, counted from 1."""
     source: str
     target: str
 
@@ -36,7 +36,7 @@ class PairSource(Source):
     """A source of pairs; `documents` yields one document per pair, with the texts of both sides."""
 
     swap = False
-    """Whether the first side is the target."""
+    """Whether the first file or column holds the targets, and the second the sources."""
 
     @abstractmethod
     def _pairs(self) -> Iterator[Pair]:
@@ -140,7 +140,7 @@ def _one_file(name: str) -> str:
     if len(names) > 1:
         raise UserError(
             f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "
-            "the pairs must be one file. Repeat --pairs to name more files."
+            "the pairs must be one file. To read more files, repeat --pairs."
         )
     return names[0]
 
@@ -160,12 +160,13 @@ def open_pairs(
 ) -> PairSource:
     """Open a source of pairs: two text files, or two named columns of a table.
 
-    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. The columns of a CSV
-    or TSV file without a header are numbers, from 1. If `swap` is set, the second side is the
-    source.
+    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. If a CSV or TSV file
+    has no header, `columns` are column numbers, counted from 1. If `swap` is set, the second file
+    or column holds the sources, and the first the targets.
 
     Raises:
-        UserError: There are not two sides, or a file is missing or of an unsupported kind.
+        UserError: The arguments name neither two files nor one table with columns, or a file is
+            missing or of an unsupported kind.
     """
     source: PairSource
     if len(names) == 2:

@@ -24,7 +24,8 @@ PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
 """Smallest number of documents to hold out: random sentence pairs take text from two documents."""
 MAX_CORPORA = 100
-"""Largest number of values of the field `Recipe.by_field`; each value keeps some files open."""
+"""Largest number of values of the field that `Recipe.by_field` names. For each value, some files
+are kept open."""
 _MIN_DOCUMENTS = 4  # number of distinct documents below which none is held out
 _WAITING_BYTES = 64 << 20
 
@@ -48,7 +49,7 @@ class Recipe:
         check_rate(self.heldout_rate)
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that are equal for equal recipes."""
+        """Return the recipe as JSON values, which are equal for equal recipes."""
         return {
             **vars(self),
             "tokenizer": self.tokenizer.fingerprint,
@@ -63,9 +64,9 @@ class Written:
     train: int = 0
     heldout: int = 0
     text_bytes: int = 0
-    """UTF-8 bytes of text that were tokenized."""
+    """Size of the tokenized text, in UTF-8 bytes."""
     smallest: list[int] = field(default_factory=list)
-    """Smallest hashes of distinct documents, at most four."""
+    """The four smallest distinct document hashes, or all if there are fewer."""
 
     def add(self, other: "Written") -> None:
         """Add the counts of another pass over other documents."""
@@ -84,10 +85,11 @@ def check_rate(heldout_rate: float) -> None:
 def better_thresholds(
     recipe: Recipe, thresholds: Mapping[str, int], found: Mapping[str, Written]
 ) -> dict[str, int]:
-    """Return thresholds for corpora that are too small for the held-out rate to divide them well.
+    """Return thresholds for corpora that are too small to be divided by the held-out rate.
 
-    A threshold is the hash below which documents are held out. With the returned thresholds, a
-    corpus of four or more distinct documents holds out two of them, and a smaller corpus none.
+    Documents whose hash is below the threshold of their corpus are held out. With the returned
+    thresholds, a corpus of four or more distinct documents holds out two of them, and a smaller
+    corpus none. Corpora that have an entry in `thresholds` are left out.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
@@ -100,13 +102,15 @@ def better_thresholds(
 class Pass(contextlib.AbstractContextManager["Pass"]):
     """A context manager for one pass over sources, which writes shards.
 
-    If `finish` was not called, leaving the context removes what was written.
+    If the context is left before `finish` was called, the shards are removed.
 
     Args:
-        place: function from a corpus and a part (`train` or `heldout`) to the shard's directory.
-        thresholds: by corpus, the hash below which documents are held out; overrides the rate.
-        drops: decisions about duplicates, from a scan of the same sources.
-        samples: number of dropped documents to keep for each reason.
+        place: function that maps a corpus and a part (`train` or `heldout`) to the directory of
+            the shard.
+        thresholds: for some corpora, the hash below which documents are held out. For these
+            corpora it replaces `recipe.heldout_rate`.
+        drops: which duplicates to drop, as decided by a scan of the same sources.
+        samples: number of dropped documents to keep as samples for each reason.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         self.sources: list[dict[str, Any]] = []
         """Records of the sources, each with the number of its documents."""
         self.tallies: dict[str, Tally] = {}
-        """Languages, licences and coverage of each corpus, before cleaning."""
+        """Languages, licences and tokenizer coverage of each corpus, before cleaning."""
 
     def run(
         self,
@@ -185,7 +189,8 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         if len(self._written) == MAX_CORPORA:
             raise UserError(
                 f"the field {self._recipe.by_field!r} has more than {MAX_CORPORA} values, such as "
-                f"{corpus!r}; --by-column takes a field with few values, such as a language."
+                f"{corpus!r}; --by-column builds a corpus for each value, so name a field with few "
+                "values, such as a language."
             )
         self._written[corpus] = Written()
         for part in PARTS:

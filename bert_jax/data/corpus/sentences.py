@@ -10,7 +10,8 @@ from bert_jax.errors import UserError, needs_package
 Splitter = Callable[[str], list[str]]
 
 MAX_SENTENCE_CHARS = 8192
-"""Longest sentence in characters, which bounds memory; a longer one is cut at white space."""
+"""Longest sentence in characters, to bound memory. Longer sentences are cut, if possible at white
+space."""
 
 # Matches candidates for the end of a sentence: terminators of many scripts, then closing quotes,
 # brackets and note marks, then white space, which full-width terminators (Chinese, Japanese) do not
@@ -82,7 +83,10 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Return true if a sentence from `start`, with its mark at `terminator`, ends at `end`."""
+    """Return true if the sentence that begins at `start` ends at `end`.
+
+    `terminator` is the position of the punctuation mark that may end the sentence.
+    """
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end
@@ -137,7 +141,10 @@ def _cut(sentence: str) -> list[str]:
 
 
 def split_lines(paragraph: str) -> list[str]:
-    """Return the paragraph as one sentence, for text with one sentence on each line."""
+    """Return the paragraph as one sentence, for text with one sentence on each line.
+
+    A paragraph longer than `MAX_SENTENCE_CHARS` is cut into several.
+    """
     stripped = paragraph.strip()
     return _cut(stripped) if stripped else []
 

@@ -25,7 +25,7 @@ _NAME = re.compile(
 )
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson")
 _SPLITS = {"train": "train|training", "validation": "validation|valid|val|dev", "test": "test|eval"}
-"""Words in file paths that stand for each split."""
+"""For each split: regular expression of the words in file paths that stand for the split."""
 _SECONDS = 30
 
 
@@ -36,8 +36,8 @@ def match_hub(spec: str) -> list[str]:
 
     The data set's card lists the files of each configuration and split. If the card lists none,
     files are chosen by path: a directory in the path has the name of the configuration, and a word
-    in the path stands for the split. The URLs contain the commit, so that later pushes to the data
-    set change nothing.
+    in the path stands for the split. The URLs contain the commit, so that they name the same
+    content even after later pushes to the data set.
 
     Raises:
         UserError: The data set, configuration or split is missing, or has no readable file.
@@ -212,7 +212,7 @@ def match_files(spec: str) -> list[str]:
     if is_url(spec):
         names = match_urls(spec)
         if not names:
-            raise UserError(f"there is no file {spec}, or your credentials may not see it.")
+            raise UserError(f"there is no file {spec}, or your credentials do not give access.")
         return names
     if path.is_file():
         return [spec]
@@ -257,4 +257,4 @@ def _open(name: str, options: ReadOptions) -> Source:
     is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options)
-    raise UserError(f"{name}: files named *{kind} are not read. Sources are {_SUPPORTED}.")
+    raise UserError(f"{name}: {kind} files are not supported. Sources are {_SUPPORTED}.")

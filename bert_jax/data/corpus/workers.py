@@ -99,15 +99,16 @@ def map_ordered(
     """Apply a function in worker processes, and yield the results in the order of the items.
 
     Each process first calls `initializer(*arguments)`. With one worker or one item, everything runs
-    in this process. Items are read while results are taken, at most three items per worker ahead.
+    in this process. Items are read only as results are consumed: at any time, at most three items
+    per worker are being processed or waiting.
 
     Processes are spawned, since forking a process that runs threads (as jax does) can hang. For
-    each worker, a thread of this process waits for answers on a connection, which closes if the
+    each worker, a thread of this process waits for results on a connection, which closes if the
     worker dies.
 
     Raises:
         UserError: A worker was killed.
-        Exception: Any error of `function` or of reading `items`; the workers have ended by then.
+        Exception: Any error of `function` or of reading `items`; all workers are ended first.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))

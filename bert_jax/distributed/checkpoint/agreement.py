@@ -17,7 +17,7 @@ from bert_jax.errors import exit_code
 
 
 class ElsewhereError(RuntimeError):
-    """An error of process 0, raised in the other processes, which wait for its answer."""
+    """An error of process 0, raised in the other processes, which wait for process 0's result."""
 
     def __init__(self, message: str, code: int):
         """Use the exit code of process 0, since a launcher may read the code of any process."""
@@ -33,7 +33,7 @@ def all_agree(ok: bool) -> bool:
 
 
 def by_first(act: Callable[[], Any]) -> Any:
-    """Call `act` in process 0; return its result (JSON values) or raise its error everywhere."""
+    """Call `act` in process 0. All processes return the result (JSON values) or raise the error."""
     if jax.process_count() == 1:
         return act()
     answer, error = None, None

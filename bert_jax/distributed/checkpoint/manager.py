@@ -65,7 +65,7 @@ class Checkpoints:
         max_failed_saves: int = 3,
         report: Report = lambda kind, step, message: None,
     ):
-        """Open `directory`, and remove what interrupted saves left in it.
+        """Open `directory`, and remove files that interrupted saves left in it.
 
         The first save creates `directory` if it is missing. Damaged checkpoints are moved to the
         directory `damaged` beside it. `max_failed_saves` failed saves in a row end the run. Process
@@ -110,9 +110,10 @@ class Checkpoints:
     ) -> None:
         """Start a save; return when the arrays are copied, so that the caller may donate them.
 
-        `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
-        pytree with a nested dict `params`. The other arguments are fields of `Record`; `Retention`
-        reads `metrics` and `lowest_at` in `extra`. Too many failures raise a SaveFailedError.
+        `step` is the next step to train. If this step already has a checkpoint, nothing is saved.
+        `state` is a pytree with a nested dict `params`. The other arguments are fields of `Record`.
+        `Retention` uses `metrics` and `extra["lowest_at"]`. Too many failures raise a
+        SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -169,8 +170,9 @@ class Checkpoints:
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
         """Save at the end of a run, and retry until a save succeeds, since no later save follows.
 
-        `content` is `config`, `extra` and `metrics`, as in `save`. `read_back` also waits for the
-        verification, which may take as long. Too many failures raise a SaveFailedError.
+        `content` is `config`, `extra` and `metrics`, as in `save`. If `read_back` is set, also wait
+        for the verification, which may take as long as the save. Too many failures raise a
+        SaveFailedError.
         """
         with contextlib.suppress(SaveFailedError):  # earlier failures must not prevent this save
             self.wait()
@@ -210,14 +212,14 @@ class Checkpoints:
         return f"{where}: {reason}. {there}."
 
     def _make_directory(self) -> None:
-        """Create the directory once, but not its parent, since a disk may not be mounted."""
+        """Create the directory once. A missing parent is not created: its disk may be unmounted."""
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
         storage.try_to_write(self._directory)
 
     def _prune(self) -> None:
-        """Delete checkpoints that no rule keeps. A newer checkpoint must have been read back."""
+        """Delete checkpoints that no rule and no branch keeps, once newer ones were read back."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
             if step not in self._metrics:
@@ -235,7 +237,7 @@ class Checkpoints:
 
 
 class _Save(threading.Thread):
-    """A save in progress: a thread that waits for the write, then starts the reader or logs."""
+    """Thread of a save. It waits for the write, then starts the reader or logs an error."""
 
     def __init__(self, owner: Checkpoints, step: int, pending: Any, error: Exception | None):
         super().__init__(name="save", daemon=True)
@@ -315,7 +317,7 @@ class _Reader:
             if verdict.intact:
                 break
             if not path.exists():
-                raise FileNotFoundError(f"{path} is gone")
+                raise FileNotFoundError(f"{path} no longer exists")
             if is_last:
                 storage.set_aside(path, self._owner._aside)
                 with self._lock:

@@ -54,7 +54,7 @@ class Restored:
     """Content of a restored checkpoint."""
 
     step: int
-    """Next step to train, which is also the number of the next batch."""
+    """Next step to train, which is also the index of the next batch."""
     state: Any
     """The full state or, from `load_newest` without `abstract`, a nested dict of parameters."""
     record: Record
@@ -71,10 +71,11 @@ class Restored:
 
 
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
-    """Restore the newest intact checkpoint, or return None if there is none. Files do not change.
+    """Restore the newest intact checkpoint, or return None if there are no checkpoints.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` in place of each array. Arrays get its
-    shardings, however they were saved. None restores only the parameters, onto one device.
+    No files are changed. `abstract` is the state with a `jax.ShapeDtypeStruct` in place of each
+    array. Arrays are restored with the shardings of `abstract`, however they were saved. None
+    restores only the parameters, onto one device.
 
     Raises:
         DamagedCheckpointError: There are checkpoints, but none is intact.
@@ -99,7 +100,7 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
 
 
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
-    """Restore the checkpoint of a step. If damaged or missing, raise a DamagedCheckpointError."""
+    """Restore a step's checkpoint. Raise a DamagedCheckpointError if it is damaged or missing."""
     path = as_path(directory) / str(step)
     record, state, fault = _read(path, abstract)
     if fault:
@@ -158,10 +159,12 @@ def _await_sight(path: epath.Path) -> None:
 
 
 def _common_fault(path: epath.Path, fault: str) -> str:
-    """Return the fault of a checkpoint as process 0 describes it; "" if no process found a fault.
+    """Return the same fault in all processes, from the `fault` that each process found.
 
-    If only another process found a fault, process 0 reads the complete checkpoint. If process 0
-    finds no fault, raise an OutOfSightError, since an intact checkpoint must not be skipped.
+    The result is "" if no process found a fault, otherwise the fault that process 0 found. If only
+    other processes found a fault, process 0 reads the complete checkpoint to look for it. If
+    process 0 finds no fault, raise an OutOfSightError, since an intact checkpoint must not be
+    skipped.
     """
     if all_agree(not fault):
         return ""
@@ -170,9 +173,9 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     common: str = by_first(lambda: fault or verify_checkpoint(path).fault)
     if not common:
         raise OutOfSightError(
-            f"{path} is intact for process 0, but another process cannot read it ("
-            f"{fault or 'its log has the reason'}). Mount the same directory on all hosts. If the "
-            "cache of a file system was old, rerun the command after a minute"
+            f"{path} is intact when process 0 reads it, but another process cannot read it ("
+            f"{fault or 'its log has the reason'}). Mount the same directory on all hosts. If they "
+            "do, a file system's cache may be outdated: rerun the command after a minute"
         )
     return common
 

@@ -27,7 +27,7 @@ class Record:
     """Metadata of a checkpoint, which is saved with the arrays."""
 
     step: int
-    """Next step to train, which is also the number of the next batch."""
+    """Next step to train, which is also the index of the next batch."""
     config: dict[str, Any]
     extra: dict[str, Any]
     """Other values that the training loop saved with the state."""
@@ -78,7 +78,7 @@ def read_record(checkpoint: AnyPath) -> Record:
     try:
         return Record(**content)
     except TypeError as error:
-        raise RecordFaultError(f"its record has other fields: {error}") from error
+        raise RecordFaultError(f"its record has missing or unknown fields: {error}") from error
 
 
 def named_leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:

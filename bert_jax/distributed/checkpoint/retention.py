@@ -1,9 +1,9 @@
 """Retention of checkpoints: rules, and marks for the checkpoints from which branches began.
 
-A branch is a run that begins from a checkpoint of another run. A mark is a small file beside the
-checkpoints, `<step>.branch-<digest of the name>.json`. The branch writes the mark into the other
-run's directory without holding the lease of that run. This is safe even while the run writes: a
-mark appears only when it is complete, each branch has its own mark, and the run looks for marks
+A branch is a run that begins from a checkpoint of another run, its parent. A mark is a small file
+beside the parent's checkpoints, `<step>.branch-<digest of the branch's name>.json`. The branch
+writes the mark without holding the parent's lease. This is safe even while the parent writes: a
+mark appears only when it is complete, each branch has its own mark, and the parent looks for marks
 before it deletes a checkpoint.
 """
 
@@ -35,7 +35,7 @@ class Retention(Bounded, section="checkpoint"):
     keep_every_steps: Natural = 0
     """Interval in steps between checkpoints that are never deleted. 0 means that there are none."""
     keep_best: Natural = 0
-    """Number of checkpoints with the best evaluations to keep."""
+    """Number of checkpoints to keep that have the best evaluations."""
     best_metric: str = ""
     """Evaluation metric for keep_best, such as eval/loss. Lower is better if its name ends in loss,
     otherwise higher. If empty, the first metric of the objective is used."""
@@ -47,11 +47,12 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return the `saved` steps to delete. `verified` are the steps that were read back.
+        """Return which of the `saved` steps to delete. `verified` are those that were read back.
 
         A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
-        is the step of the lowest training loss. To allow a return after a divergence, the newest
-        verified checkpoint up to this step stays (the oldest one, if all are later).
+        is the step of the lowest training loss. The newest verified checkpoint up to this step is
+        kept, so that the run can go back to it after a divergence. If all verified checkpoints are
+        later, the oldest of them is kept.
         """
         if len(verified) < self.keep:
             return []
@@ -77,8 +78,12 @@ class Retention(Bounded, section="checkpoint"):
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
     """Mark a checkpoint, so that it is kept for a branch; return true if the mark is new.
 
-    `branch` is the work directory of the branch. If the directory of the checkpoints cannot be
-    written, raise a UserError, or an OSError for an unknown reason.
+    `branch` is the work directory of the branch.
+
+    Raises:
+        UserError: The directory of the checkpoints cannot be written, for a known reason such as a
+            full disk.
+        OSError: The directory cannot be written for another reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():
@@ -103,7 +108,7 @@ def kept_steps(directory: AnyPath) -> set[int]:
 
 
 def branches_of(directory: AnyPath) -> dict[int, list[str]]:
-    """Return the work directories of the branches by the step at which they began, ascending."""
+    """Return {step: work directories of the branches that began at the step}, by ascending step."""
     found: dict[int, list[str]] = {}
     for step, name in sorted(_marks(directory)):
         branch = "a branch whose mark cannot be read"

@@ -84,7 +84,7 @@ def try_to_write(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint. If this is interrupted, the remaining files are not a checkpoint."""
+    """Delete a checkpoint. If the deletion is interrupted, what is left is not a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -117,9 +117,10 @@ def write_async(
 ) -> Any:
     """Start a save; return when the arrays are copied, so that the caller may donate them.
 
-    This is collective. The directory must not exist and appears when everything is written. The
-    returned future's `result()` waits for that and raises the error of a failed save. `arrays` has
-    the groups "params" (nested) and, for other arrays, "rest" (flat). `record` has JSON values.
+    This is collective. The directory `checkpoint` must not exist; it appears when everything is
+    written. The function returns a future. Its method `result()` waits until everything is written,
+    or raises the error of a failed save. `arrays` has the groups "params" (nested) and, for other
+    arrays, "rest" (flat). `record` has JSON values.
     """
     with _context():
         # Copy the record, since Orbax writes it later and the caller may change its values.
@@ -134,7 +135,7 @@ def write_tree(directory: AnyPath, tree: dict[str, Any]) -> None:
 
 
 def read_tree(directory: AnyPath) -> dict[str, Any]:
-    """Read a tree that `write_tree` wrote into host memory."""
+    """Read into host memory a tree that `write_tree` wrote."""
     return ocp.load(as_path(directory))
 
 
@@ -171,12 +172,12 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
         if group != RECORD:
             content = read_object(checkpoint / group / "_METADATA")
             if not (content["use_ocdbt"] is content["use_zarr3"] is True):
-                raise ValueError(f"{group}/_METADATA does not list arrays in OCDBT and Zarr 3")
+                raise ValueError(f"the arrays in {group}/_METADATA are not OCDBT and Zarr 3")
             for leaf in content["tree_metadata"].values():
                 keys = leaf["key_metadata"]
                 kinds = {key["key_type"] for key in keys}
                 if leaf["value_metadata"] != _ARRAY or kinds != {_DICT_KEY}:
-                    raise ValueError(f"{group}/_METADATA does not list arrays in nested dicts")
+                    raise ValueError(f"{group}/_METADATA lists more than arrays in nested dicts")
                 listed.add((group, "/".join(key["key"] for key in keys)))
     return listed
 
@@ -244,7 +245,7 @@ def read_object(path: epath.Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raise an OSError or a ValueError if the file has none."""
     content = parse_json(path.read_bytes(), where=str(path), allow_nan=True)
     if not isinstance(content, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("the file does not contain a JSON object")
     return content
 
 

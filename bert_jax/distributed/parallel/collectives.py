@@ -30,8 +30,8 @@ def on_local_rows(
     """Wrap `f` so that each device (or `tensor` group) runs `f` on its part of the arguments.
 
     On one device, return `f`. Specs may name `tensor`, which is ignored, because the compiler
-    splits along `tensor`. On a mesh of trials, the last `shared` arguments have no trials. All
-    other arguments and the results have trials on axis 0, which the specs omit.
+    splits along `tensor`. On a mesh of trials, axis 0 of the arguments and results is the trial,
+    except for the last `shared` arguments, which all trials share. The specs omit this axis.
     """
     if mesh.size == 1:
         return f
@@ -55,7 +55,10 @@ def on_local_rows(
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Wrap `f` to run for each trial of a device. Trials share the last `shared` arguments."""
+    """Wrap `f`, which computes one trial, to compute all trials of a device.
+
+    All trials share the last `shared` arguments.
+    """
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -70,7 +73,10 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows`. Axis 0 of specs below `layers` is the layer."""
+    """Make a model's layout inside `on_local_rows`.
+
+    In the specs below the key `layers`, axis 0 is the layer.
+    """
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         gather_layer = partial(
@@ -97,7 +103,7 @@ def gather(params: Any, specs: Any, mesh: Mesh, dtype: Any, *, layers: bool = Fa
 
     Stacked layers stay split unless `layers` is set, because each layer gathers its parameters when
     it runs. The backward pass sums the gradient of a gathered parameter over `fsdp` and returns the
-    device's part. `reduce_gradients` computes all other sums.
+    device's part of the sum. `reduce_gradients` computes all other sums.
     """
 
     def one(path: Any, param: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -157,8 +163,9 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     """Sum over `fsdp`, and return the device's part of the sum along `axis`.
 
-    If `fsdp` spans a complete TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut.
-    Two reduce-scatters over groups of about sqrt(n) devices move half as many bytes.
+    If `fsdp` spans a complete TPU slice, XLA replaces a reduce-scatter by an all-reduce and a
+    slice. In this case, two reduce-scatters over groups of about sqrt(n) devices are used instead,
+    which move half as many bytes.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
@@ -179,8 +186,9 @@ def reduce_gradients(
 ) -> Any:
     """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
-    Gradients are summed as `dtype`. `whole` means that they are for complete parameters. Otherwise,
-    `gather` has already summed the gradients of split parameters over `fsdp` and cut them.
+    Gradients are summed as `dtype`. If `whole` is set, the gradients are those of complete
+    parameters. Otherwise, the backward pass of `gather` has already summed the gradients of split
+    parameters over `fsdp`, and each device holds the gradients of its part.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)
@@ -207,9 +215,10 @@ def reduce_sums(sums: Any) -> Any:
 
 
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
-    """Wrap `f` to run on each device's part along `tensor`. `specs` split arguments and results.
+    """Wrap `f` to run on each device's part of the arguments along `tensor`.
 
-    Without this wrapper, XLA would first gather the operand of a collective over `tensor`.
+    `specs` say how arguments and results are split. Without this wrapper, XLA would first gather
+    the operand of a collective over `tensor`.
     """
     if mesh.shape["tensor"] == 1:
         return f

@@ -12,7 +12,10 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield items and results (numpy) in order, with up to `ahead` later results under way."""
+    """Yield each item with its result (numpy arrays), in the order of the items.
+
+    While the caller uses a result, the device computes the results of up to `ahead` later items.
+    """
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

@@ -50,7 +50,7 @@ class Cluster:
     """Description of the processes of a run, from environment variables."""
 
     source: str
-    """Variables or service that describe the processes, as messages name them."""
+    """Where the description was found (variables, launcher or TPU metadata), for error messages."""
     method: str | None
     """Argument `cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
@@ -58,11 +58,15 @@ class Cluster:
     count: int | None = None
     """Number of processes; None if it is not known."""
     index: int | None = None
-    """Number of this process, counted from 0; None if it is not known."""
+    """Index of this process, from 0; None if it is not known."""
 
 
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
-    """Return the cluster in `environ`, or None for one process. Wrong variables are a UserError."""
+    """Return the cluster that `environ` describes, or None if the run has only one process.
+
+    Raises:
+        UserError: The variables of a cluster are incomplete or invalid.
+    """
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
@@ -91,11 +95,11 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
     errors. Ctrl-C acts like SIGTERM: all processes save after the same step and stop. After an
     error, end the process with `leave`.
 
-    The mode "auto" joins if the environment names other processes. "on" refuses to run if the
-    environment names none. "off" uses only the devices of this process.
+    In mode "auto", this process joins a cluster if it finds one. Mode "on" raises an error if
+    there is no cluster. In mode "off", this process uses only its own devices.
 
     Raises:
-        UserError: The timeout is below 1, a variable is wrong, or "on" finds no processes.
+        UserError: The timeout is below 1, a variable is invalid, or mode "on" found no cluster.
         JoinError: Not all processes joined in time, or JAX failed to connect them.
     """
     if mode == "off":
@@ -121,23 +125,23 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
         where = f" at {cluster.address}" if cluster.address else ""
         raise JoinError(
             f"{me} waited {timeout_seconds} s{where}, but not all processes of the run joined "
-            f"(found by {cluster.source}). Start the command on every host within --join-timeout "
-            "seconds. Each host must resolve the name of process 0's host and reach its port. "
-            "To run only on this machine: --distributed=off"
+            f"(run configured by {cluster.source}). Start the command on every host within "
+            "--join-timeout seconds. Each host must resolve the name of process 0's host and reach "
+            "its port. To run only on this machine: --distributed=off"
         )
     nowhere = bool(failed) and "should be defined" in str(failed[0])  # JAX found no cluster
     if failed and not (nowhere and mode == "auto"):
         if nowhere:
             raise UserError(
-                f"--distributed=on, but nothing names the other processes: neither {ADDRESS}, "
-                f"{COUNT} and {INDEX} nor Slurm (start with srun), Open MPI or a TPU. To run only "
-                "on this machine: --distributed=off"
+                f"--distributed=on, but no other processes were found: {ADDRESS}, {COUNT} and "
+                f"{INDEX} are not set, and this process was not started by srun (Slurm) or mpirun "
+                "(Open MPI) or on a TPU. To run only on this machine: --distributed=off"
             ) from failed[0]
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
         line = str(failed[0]).strip().partition("\n")[0]
         raise kind(
-            f"joining processes (found by {cluster.source}) failed: {type(failed[0]).__name__}: "
-            f"{line}. To run only on this machine: --distributed=off"
+            f"joining the processes of the run (configured by {cluster.source}) failed: "
+            f"{type(failed[0]).__name__}: {line}. To run only on this machine: --distributed=off"
         ) from failed[0]
     if nowhere or jax.process_count() == 1:  # one host with TPU chips is the only process
         _here.joined = False
@@ -157,7 +161,8 @@ def label() -> str:
 def leave(code: int) -> None:
     """End this process at once with `code` after an error, if it is one of several processes.
 
-    A normal exit would wait for the other processes, which may wait for this process in a step.
+    A normal exit would first wait for the other processes. They may be waiting for this process in
+    a training step, and then no process would ever end.
     """
     if not _here.joined:
         return
@@ -167,7 +172,11 @@ def leave(code: int) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process with `code`, without cleaning up. Process 0 of several waits 2 s first."""
+    """End this process with `code`, without cleaning up.
+
+    The other processes abort when process 0 ends. Process 0 therefore waits 2 s before it ends, so
+    that the others can report the error.
+    """
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
     os._exit(code)
@@ -177,7 +186,7 @@ _here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:
-    """Tell, without starting a backend, whether there are TPU chips that jax_platforms allows."""
+    """Return whether this machine has TPU chips that JAX may use. No JAX backend is started."""
     # This module of JAX is private. Without it, we would need our own list of chips on the PCI bus.
     from jax._src import cloud_tpu_init
 
@@ -193,7 +202,7 @@ def _from_variables(environ: Mapping[str, str], given: list[str]) -> Cluster:
             f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set but "
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not. A process of a "
             "run needs all three: host:port of process 0, the number of processes, and the "
-            "process's number, from 0. To run only on this machine: --distributed=off"
+            "index of this process, from 0. To run only on this machine: --distributed=off"
         )
     address = environ[ADDRESS]
     host, _, port = address.rpartition(":")
@@ -239,7 +248,10 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler. The first SIGINT becomes a SIGTERM, which stops all processes."""
+    """Return a SIGINT handler: the first SIGINT stops all processes, the second only this one.
+
+    For the first SIGINT, the handler sends SIGTERM to this process, which stops the whole run.
+    """
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""The device mesh, and the sharding over it of every array in training."""
+"""The device mesh, and how training shards each of its arrays over the mesh."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-"""Mesh axes that split each logical axis. Code elsewhere must use these rules."""
+"""Mesh axes that split each logical axis. All sharding in the package follows this table."""
 
 _SIZE_FIELDS = {
     "embed": "model.hidden_dim",
@@ -48,7 +48,7 @@ class MeshConfig(Bounded, section="mesh"):
 
     `(n, 1, 1)` is plain data parallelism. `fsdp` also splits parameters and optimizer state by
     their embed axis. `tensor` splits heads, MLP and vocabulary (Megatron). One of the three may be
-    -1, which means all devices that the other two leave.
+    -1. Its value is then the number of devices divided by the product of the other two.
     """
 
     data: AxisSize = -1
@@ -58,8 +58,9 @@ class MeshConfig(Bounded, section="mesh"):
     tensor: AxisSize = 1
     """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """Number of TPU slices, which are connected by a slower network. 0 means the actual number. A
-    positive number divides the devices, in order, into that many equal groups."""
+    """Number of TPU slices. The network between slices is slower than inside a slice. 0 means the
+    slices that JAX reports. A positive number instead divides the devices, in order, into that many
+    equal groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,8 +87,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         sizes[sizes.index(-1)] = len(devices) // fixed
     if math.prod(sizes) != len(devices):
         raise UserError(
-            f"{config.fields} do not fill {len(devices)} devices; the three must multiply to "
-            f"{len(devices)}, or one must be -1 and the product of the other two one of "
+            f"{config.fields} do not fill {len(devices)} devices; the product of the three must be "
+            f"{len(devices)}. If one is -1, the product of the other two must be one of "
             f"{_divisors(len(devices))}"
         )
     slices = _slices(devices, config.num_slices)
@@ -95,8 +96,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         per_slice = len(devices) // len(slices)
         raise UserError(
             f"mesh.data is {sizes[0]} on {len(slices)} slices of {per_slice} devices; it must be a "
-            f"multiple of {len(slices)}, because mesh.fsdp x mesh.tensor = {sizes[1] * sizes[2]} "
-            f"must lie inside a slice: let their product be one of {_divisors(per_slice)}"
+            f"multiple of {len(slices)}, because mesh.fsdp and mesh.tensor must not cross slices. "
+            f"mesh.fsdp x mesh.tensor = {sizes[1] * sizes[2]}; the product must be one of "
+            f"{_divisors(per_slice)}"
         )
     sizes[0] //= len(slices)
     # Order the devices of a slice to suit the network between chips. Unlike jax.make_mesh, this
@@ -110,9 +112,12 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 def make_trial_mesh(
     config: MeshConfig, num_trials: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Create a mesh (trial, data, fsdp, tensor) of all devices, with as many trials as possible.
+    """Create a mesh (trial, data, fsdp, tensor) of all devices for a sweep of `num_trials`.
 
-    The number of trials on the mesh divides `num_trials`. Raise a UserError if sizes do not fit.
+    The trial axis is as long as the devices allow, but its length divides `num_trials`.
+
+    Raises:
+        UserError: The sizes in `config` do not fit the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
@@ -159,9 +164,11 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
     """Return the partition spec of an array with these logical axes, with an entry per dimension.
 
-    A mesh axis splits only one dimension. If `RULES` names it for two (a D x D kernel), it splits
-    the first. A parameter that has only one dimension besides layers and positions (a bias, a norm,
-    a position table) is not split over `fsdp`: that would cost a collective for little memory.
+    A mesh axis can split only one dimension of an array. If `RULES` assigns the same mesh axis to
+    two dimensions, as for a D x D kernel, it splits the first dimension.
+
+    A parameter that has only one dimension besides layers and positions (a bias, a norm, a position
+    table) is not split over `fsdp`, because that would save little memory and cost a collective.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
     taken: set[str] = set()
@@ -178,8 +185,11 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     """Return a NamedSharding for each parameter, as a tree like `shapes`.
 
-    `logical_axes` has a tuple of axis names for each parameter. If a dimension does not divide over
-    its mesh axes, a UserError names the dimension and sizes that would divide.
+    `logical_axes` has a tuple of axis names for each parameter.
+
+    Raises:
+        UserError: The size of a dimension is not a multiple of the number of parts. The message
+            names the dimension and sizes that would work.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
@@ -192,7 +202,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
             spec = PartitionSpec("fsdp", None)
         where = jax.tree_util.keystr(path, simple=True, separator="/")
         if len(spec) != len(shape.shape):
-            raise AssertionError(f"{where}: shape {shape.shape} has logical axes {axes}")
+            raise AssertionError(f"{where}: shape {shape.shape} does not match axes {axes}")
         for size, axis, entry in zip(shape.shape, axes, spec, strict=True):
             names = (entry,) if isinstance(entry, str) else entry or ()
             parts = math.prod(mesh.shape[name] for name in names)
@@ -201,9 +211,9 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
                 field = _SIZE_FIELDS.get(axis, f"axis {axis} of {where}")
                 mesh_field = " x ".join(f"mesh.{name}" for name in names)
                 raise UserError(
-                    f"{field} is {size} and does not divide over {mesh_field} = {parts} (parameter "
-                    f"{where}); {_nearest_multiples(size, parts)} would work, or let {mesh_field} "
-                    f"be one of {_divisors(size)}"
+                    f"{field} is {size}, not a multiple of {mesh_field} = {parts} (parameter "
+                    f"{where}); {_nearest_multiples(size, parts)} would work, or set {mesh_field} "
+                    f"to one of {_divisors(size)}"
                 )
         return NamedSharding(mesh, spec)
 
@@ -213,7 +223,10 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a NamedSharding per leaf: moments are split as their parameter, others replicated."""
+    """Return a NamedSharding for each leaf of the optimizer state.
+
+    A moment has the sharding of its parameter. All other leaves are replicated.
+    """
 
     def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)
@@ -238,7 +251,10 @@ ROW_SPEC = partition_spec(("batch",))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: rows over `data` and `fsdp`, after any axis of trials."""
+    """Return the sharding of a batch: `data` and `fsdp` split the rows.
+
+    If the mesh has a trial axis, axis 0 of the batch is the trial and axis 1 the row.
+    """
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *ROW_SPEC))
 
@@ -251,7 +267,10 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Raise a UserError if micro-batches do not divide over the mesh (or number of shards)."""
+    """Raise a UserError if the rows of a micro-batch cannot be split equally over the mesh.
+
+    `mesh` may also be the number of batch shards.
+    """
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -265,9 +284,12 @@ def check_batch_size(
 def data_shard(mesh: Mesh) -> tuple[int, int]:
     """Return (index, count): this process loads slice `index` of a batch cut into `count` slices.
 
-    Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
-    same index. Other overlaps raise a UserError. Devices get rows in the order of the slices; the
-    training step does not depend on which device has which row.
+    Each slice is contiguous in the batch. Processes that hold the same rows (because `tensor` spans
+    them) get the same index. The global array may hold the rows in another order, but the training
+    step does not depend on the order.
+
+    Raises:
+        UserError: Two processes hold some, but not all, of their rows in common.
     """
     # One row per shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)
@@ -285,7 +307,10 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Make global arrays, without a copy, from this process's rows (its slice by `data_shard`)."""
+    """Make the global arrays of a batch from this process's rows.
+
+    The rows are the slice of the batch that `data_shard` assigns to this process.
+    """
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

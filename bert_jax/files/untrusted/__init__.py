@@ -1,1 +1,1 @@
-"""Readers of untrusted files. They refuse files beyond the limits that `SECURITY.md` lists."""
+"""Readers of untrusted files. They reject files that exceed the limits in `SECURITY.md`."""

@@ -31,11 +31,12 @@ MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
-"""Number of unpacked bytes that are always allowed, since small archives may have a high ratio."""
+"""Total unpacked bytes up to which the compression ratio is not limited. Small archives may have a
+high ratio without being malicious."""
 _ENTRY_BYTES = 256
-"""Bytes allowed for the central directory of a zip archive, per allowed entry."""
+"""Bytes per entry allowed for the central directory of a zip archive with `max_files` entries."""
 _HEADER_BYTES = 1 << 16
-"""Bytes allowed for the header of a tar member, extended headers included."""
+"""Bytes that the header of a tar member, with its extended headers, may have."""
 _MAX_GLOBAL_HEADERS = 1000
 _MAX_DEPTH = 16
 
@@ -52,8 +53,11 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The files may have `max_bytes` in total and `max_ratio` times the bytes of the archive. If an
-    entry is damaged, unsafe or too large, a UserError names the entry, and `target` is not created.
+    The files may have at most `max_bytes` bytes in total. If they have more than 16 MiB, they may
+    also have at most `max_ratio` times the bytes of the archive.
+
+    Raises:
+        UserError: An entry is damaged, unsafe or too large. `target` is then not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -145,7 +149,9 @@ def _read_tar(unpacked: "_Unpacked", file: io.BufferedIOBase) -> None:
         reads.allow()
     # tarfile treats a damaged header as the end of the archive.
     if reads.last != bytes(tarfile.BLOCKSIZE):
-        raise UserError(f"{path} is damaged or cut off: no end mark at byte {archive.offset:,}")
+        raise UserError(
+            f"{path} is damaged or cut off: no end-of-archive mark at byte {archive.offset:,}"
+        )
     while reads.last:  # read to the end, where gzip verifies its checksum
         reads.allow()
         reads.read(_HEADER_BYTES)
@@ -156,7 +162,7 @@ extract_tar = functools.partial(_extract, _read_tar)
 
 
 class _Unpacked:
-    """The files that were unpacked so far to a temporary directory, and the current entry."""
+    """The files unpacked so far (in a temporary directory), and the name of the current entry."""
 
     def __init__(
         self, path: Path, root: Path, max_bytes: int, max_files: int, max_ratio: int
@@ -171,7 +177,10 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Refuse declared totals beyond the limits. Parsers never read past a declared size."""
+        """Raise a UserError if the declared number or total size of the entries exceeds a limit.
+
+        The declared sizes can be relied on, because the parsers never read past them.
+        """
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)
@@ -210,7 +219,7 @@ class _Unpacked:
         said = f"{self.path}: the name {name[:80]!r}"
         parts = name.removeprefix("./").split("/")
         if len(name) > _MAX_NAME or any(len(p.encode("utf-8", "replace")) > 255 for p in parts):
-            raise UserError(f"{said} has over {_MAX_NAME} characters, or 255 bytes in a part")
+            raise UserError(f"{said} has over {_MAX_NAME} characters, or a part over 255 bytes")
         if CONTROL.search(name):
             raise UserError(f"{said} holds a control character or is not text")
         if name in (".", "./"):  # the top directory, which `tar .` writes as an entry
@@ -218,11 +227,11 @@ class _Unpacked:
         if "\\" in name or re.match(r"[A-Za-z]:", name) or {"", ".", ".."} & set(parts):
             raise UserError(f"{said} may lead out of the target; give entries plain relative names")
         if len(parts) > _MAX_DEPTH:
-            raise UserError(f"{said} has {len(parts)} parts; the limit is {_MAX_DEPTH}")
+            raise UserError(f"{said} is {len(parts)} levels deep; the limit is {_MAX_DEPTH}")
         return parts
 
     def _claim(self, parts: list[str], *, directory: bool) -> None:
-        """Refuse a name that occurred before, even in another case or Unicode composition."""
+        """Record a name. Raise a UserError if it occurred before, in any case or Unicode form."""
         for end in range(1, len(parts) + 1):
             name = "/".join(parts[:end])
             key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -235,7 +244,10 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """A file that refuses to read more than `limit` bytes between two calls of `allow`."""
+    """A file that raises a UserError if a caller reads too much.
+
+    A caller may read `limit` bytes between two calls of `allow`.
+    """
 
     def __init__(
         self, file: io.BufferedIOBase, path: Path, limit: int,
@@ -263,7 +275,7 @@ class _BoundedReads(io.RawIOBase):
         if self._left < 0:
             raise UserError(
                 f"{self._path}: a header or directory has more than {self._limit:,} bytes, which "
-                "no sound archive has"
+                "no valid archive has"
             )
         return self.last
 

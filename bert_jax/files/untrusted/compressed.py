@@ -29,7 +29,16 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Decompress the bytes of `read` by the suffix of `name`. Damaged data are a UserError."""
+    """Yield the decompressed bytes of a file, in blocks.
+
+    Args:
+        read: Function that reads up to a given number of bytes of the file.
+        name: Name of the file. Its suffix determines the format; without the suffix of a compressed
+            format, the bytes are yielded as they are.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
@@ -88,7 +97,7 @@ def read_plain(path: Path, *, max_bytes: int) -> bytes:
 
 
 def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
-    """Return for a suffix: the format's name, a function that makes a decoder, and its errors."""
+    """Return a format's name, a function that creates its decoder, and the decoder's exceptions."""
     if suffix == ".gz":
         return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
     if suffix == ".bz2":

@@ -1,7 +1,8 @@
-"""Reader of untrusted JSON, with limits on bytes, depth and values. Ambiguous JSON is refused.
+"""Reader of untrusted JSON, with limits on bytes, depth and number of values.
 
-By itself, `json.loads` recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
-and turns 1e999 into `Infinity`. A file of empty lists takes 70 times the file's size in memory.
+The checks here are needed because `json.loads` recurses into 10,000 levels, keeps the last of two
+equal keys, accepts NaN, and turns 1e999 into `Infinity`. It also needs 70 times the size of a file
+in memory if the file consists of empty lists.
 """
 
 import json
@@ -17,7 +18,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 4_000_000
-"""Largest number of lists, objects and their members. It keeps the memory below 300 MB."""
+"""Largest number of values in a document: lists, objects, and their members. With this limit, the
+parsed document takes less than 300 MB of memory."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -42,9 +44,14 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
     """Parse a JSON document into Python values.
 
-    `max_depth` limits the nesting of lists and objects. `allow_nan` accepts `NaN`, `Infinity` and
-    numbers beyond the range of float64. An object that has a key twice is refused. A UserError
-    names `where` and, if known, the line.
+    Args:
+        raw: The document in UTF-8.
+        where: Name of the document, for messages.
+        max_depth: Largest nesting of lists and objects.
+        allow_nan: Whether `NaN`, `Infinity` and numbers beyond the range of float64 are allowed.
+
+    Raises:
+        UserError: The document is not valid, exceeds a limit, or has an object with two equal keys.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)
@@ -58,7 +65,7 @@ def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool =
         return found
 
     def refuse(name: str) -> NoReturn:
-        raise UserError(f"{where}: {name[:40]} is not a number in JSON")
+        raise UserError(f"{where}: {name[:40]} is not a valid JSON number")
 
     def finite(digits: str) -> float:
         value = float(digits)
@@ -92,7 +99,7 @@ def short(value: object) -> str:
 
 
 def _check_structure(raw: bytes, where: str, max_depth: int) -> None:
-    """Scan the bytes before they are parsed. Refuse too many values and too deep nesting."""
+    """Raise a UserError if a document that is not parsed yet has too many values or levels."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth and raw.count(b",") < MAX_VALUES:
         return
     structure = _STRING.sub(b"", _ESCAPE.sub(b"", raw)).translate(None, _NO_STRUCTURE)

@@ -85,7 +85,7 @@ def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
 
 
 def _check_name(path: Path, name: str) -> None:
-    """Refuse names that are unsafe as parameter paths, as file names, or in messages."""
+    """Raise a UserError if a name is unsafe as a parameter path, as a file name or in a message."""
     said = f"{path}: the tensor name {name[:80]!r}"
     if not name or len(name) > MAX_NAME:
         raise UserError(f"{said} has {len(name):,} characters; 1 to {MAX_NAME} are allowed")
@@ -93,7 +93,7 @@ def _check_name(path: Path, name: str) -> None:
         raise UserError(f"{said} holds a control character")
     parts = re.split(r"[/\\]", name)
     if ".." in name or "" in parts or "." in parts or re.match(r"[A-Za-z]:", name):
-        raise UserError(f"{said} may lead out of a directory; give tensors plain names")
+        raise UserError(f"{said} would be unsafe as a file path; give tensors plain names")
 
 
 def _check_entry(where: str, entry: object) -> None:
@@ -119,5 +119,5 @@ def _view(
     view = np.ndarray(entry["shape"], dtype, buffer=mapped, offset=offset)
     if dtype == np.bool_ and view.size and view.view(np.uint8).max() > 1:
         # A bool of numpy must not have a byte above 1.
-        raise UserError(f"{path}: the BOOL tensor {name!r} has a byte above 1")
+        raise UserError(f"{path}: the BOOL tensor {name!r} has a byte other than 0 or 1")
     return view

@@ -12,11 +12,17 @@ from bert_jax.files.urls import open_binary
 def csv_records(
     name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = ""
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield CSV records, each with the number of its first line. Fields may be double-quoted.
+    """Yield the line number and the fields of each CSV record. Fields may be double-quoted.
 
-    `lines` have no line ends. Messages call the file `name`, and `hint` is added to the message
-    about a stray quote. `max_field` limits the characters of a field. This limit is global in the
+    The line number of a record is that of its first line. The limit `max_field` is global in the
     csv module, so it applies to all CSV readers of the process until the generator ends.
+
+    Args:
+        name: Name of the file, for messages.
+        lines: Lines of the file, without line ends.
+        max_field: Largest number of characters in a field.
+        delimiter: Character between two fields.
+        hint: Text that ends the message about a stray quote.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, first = csv.field_size_limit(max_field), 1
@@ -38,7 +44,12 @@ def csv_records(
 
 @contextlib.contextmanager
 def open_parquet(name: str) -> Iterator[Any]:
-    """Open a local or remote parquet file with pyarrow. Damage found in the body is a UserError."""
+    """Open a local or remote parquet file with pyarrow.
+
+    Raises:
+        UserError: The file is missing or damaged. pyarrow may find damage only while the body of
+            the `with` block reads the file.
+    """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
         import pyarrow.parquet as pq

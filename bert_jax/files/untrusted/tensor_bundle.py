@@ -43,7 +43,8 @@ DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
     14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
 }  # fmt: skip
-"""Data types by their number in TensorFlow. Tensors of other types can be listed, but not read."""
+"""Data types that can be read, by the value of TensorFlow's `DataType` enum. Tensors of other types
+are listed, but reading them raises a UserError."""
 MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
 _MASK_DELTA = 0xA282EAD8
@@ -67,7 +68,11 @@ class BundleTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only view of the mapped file. A damaged or unsupported tensor is a UserError."""
+        """The tensor as a read-only view of the memory-mapped data file.
+
+        Raises:
+            UserError: The tensor is damaged, or its data type or layout is not supported.
+        """
         where = self._where
         if self._slices:
             raise UserError(
@@ -91,8 +96,8 @@ class BundleTensor:
         stored = mapped[self._offset : self._offset + self._size]
         if masked_crc32c(stored.data) != self._crc:
             raise UserError(
-                f"{path}: the tensor {self.name!r}, {self._size:,} bytes from {self._offset:,} on, "
-                "is not what was written (CRC-32C); copy the file again"
+                f"{path}: the tensor {self.name!r} ({self._size:,} bytes at byte {self._offset:,}) "
+                "is damaged: its CRC-32C differs from the index; copy the file again"
             )
         return np.ndarray(self.shape, dtype, buffer=stored)
 
@@ -132,7 +137,10 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
 
 
 def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
-    """Return the fields of a `BundleTensor` from `shape` to `_where`, its name in messages."""
+    """Decode a BundleEntryProto into the fields of a `BundleTensor` from `shape` to `_where`.
+
+    `where` is the name of the tensor in messages.
+    """
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
@@ -147,7 +155,7 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
     if not (slices or shard < num_shards):
         raise UserError(f"{where} is in shard {shard:,}, but the last shard is {num_shards - 1:,}")
     if offset + size > _MAX_BYTES:
-        raise UserError(f"{where}: {size:,} bytes at {offset:,} are beyond any file")
+        raise UserError(f"{where}: {size:,} bytes at byte {offset:,}; no file is that large")
     return shape, kind, slices, shard, offset, size, crc, where
 
 
@@ -180,7 +188,7 @@ def _num_shards(raw: bytes, where: str) -> int:
     version = fields.get(3, b"")
     needs = dict(_fields(version, where)).get(2, 0) if isinstance(version, bytes) else _VERSION + 1
     if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
-        raise UserError(f"{where}: {shards!r:.40} data files; 1 to {_MAX_SHARDS:,} are possible")
+        raise UserError(f"{where}: {shards!r:.40} data files; there must be 1 to {_MAX_SHARDS:,}")
     if big_endian != 0:
         raise UserError(f"{where}: the tensors are big-endian, which cannot be read")
     if not isinstance(needs, int) or needs > _VERSION:
@@ -196,10 +204,10 @@ def _shape(raw: bytes, where: str) -> tuple[int, ...]:
         if number == 2 and isinstance(value, bytes):
             size = dict(_fields(value, where)).get(1, 0)
             if not isinstance(size, int) or size > _MAX_BYTES:
-                raise UserError(f"{where}: a size in its shape is {size!r:.40}")
+                raise UserError(f"{where}: invalid size in the shape: {size!r:.40}")
             sizes.append(size)
         elif number == 3 and value:
-            raise UserError(f"{where} has no shape")
+            raise UserError(f"{where} has an unknown shape, so it cannot be read")
     if len(sizes) > MAX_DIMENSIONS or math.prod(max(1, n) for n in sizes) * 8 > _MAX_BYTES:
         raise UserError(f"{where}: the shape {sizes!r:.80} is larger than any memory")
     return tuple(sizes)
@@ -231,7 +239,11 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
 def read_sstable(
     path: Path, *, max_bytes: int, max_entries: int, max_key: int
 ) -> dict[bytes, bytes]:
-    """Read all entries of a sorted string table. A damaged or too large file is a UserError."""
+    """Read all entries of a sorted string table.
+
+    Raises:
+        UserError: The file is missing, damaged or beyond a limit.
+    """
     raw = read_bytes(path, max_bytes=max_bytes)
     end = len(raw) - _FOOTER
     if end < 0 or int.from_bytes(raw[-8:], "little") != MAGIC:
@@ -252,12 +264,14 @@ def read_sstable(
         offset, at = read_varint(value, 0, len(value), where)
         size, at = read_varint(value, at, len(value), where)
         if offset < begin:  # a small file must not use the same block a million times
-            raise UserError(f"{where}: the block at byte {offset:,} overlaps the one before it")
+            raise UserError(f"{where}: the block at byte {offset:,} overlaps the previous block")
         begin = offset + size + _TRAILER
         where = f"{path}, block at byte {offset:,}"
         for key, content in _entries(_block(raw, offset, size, end, where), where, max_key):
             if found and key <= last:
-                raise UserError(f"{where}: the key {key[:80]!r} is not after the one before it")
+                raise UserError(
+                    f"{where}: the key {key[:80]!r} is not greater than the previous key"
+                )
             found[key], last = content, key
             if len(found) > max_entries:
                 raise UserError(f"{path} has more than {max_entries:,} entries")
@@ -294,9 +308,9 @@ def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, by
         size, at = read_varint(block, at, end, where)
         if shared > len(key) or at + rest + size > end or shared + rest > max_key:
             raise UserError(
-                f"{where}: a key of {shared:,} + {rest:,} bytes with a value of {size:,} bytes at "
-                f"{at:,} does not fit (the block has {end:,} bytes, a key has at most {max_key:,}, "
-                f"and the previous key has {len(key):,})"
+                f"{where}: invalid entry at byte {at:,}: the key shares {shared:,} bytes with the "
+                f"previous key of {len(key):,} bytes and adds {rest:,} bytes, and the value has "
+                f"{size:,} bytes; the block has {end:,} bytes and a key at most {max_key:,}"
             )
         key = key[:shared] + block[at : at + rest]
         at += rest

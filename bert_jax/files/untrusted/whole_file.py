@@ -14,14 +14,14 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def read_bytes(path: Path, *, max_bytes: int) -> bytes:
-    """Read a file. Raise a UserError if it is not regular, is empty, or exceeds `max_bytes`."""
+    """Read a file. Raise a UserError if it is empty, too large or not a regular file."""
     try:
         # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{path} is not a regular file; name a regular file")
+                raise UserError(f"{path} is not a regular file but a pipe or device")
             # read(n) always allocates n bytes, so n depends on the size of the file.
             raw = file.read(min(status.st_size, max_bytes) + 1)
             if status.st_size < len(raw) <= max_bytes:  # longer than the reported size
@@ -38,7 +38,10 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file into memory as bytes (n,). `what` ends the error message for a missing file."""
+    """Map a file into memory as an array of bytes.
+
+    If the file is missing, `what` ends the message of the UserError.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:
@@ -54,7 +57,11 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8 without a byte order mark. A UserError names the line of a NUL or bad byte."""
+    """Decode UTF-8 and drop a byte order mark at the start.
+
+    Raises:
+        UserError: A byte is NUL or not UTF-8. The message names the line.
+    """
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

@@ -26,7 +26,10 @@ CLUSTERINGS = 10
 """Number of runs of k-means, each with different initial centres."""
 
 Result = dict[str, Any]
-"""Counts of the data; "scores" by width or method, then by metric; "warning" about cut texts."""
+"""JSON object with the size of the data, "scores" and "warning" (about cut texts).
+
+The scores are a dictionary for each width or method, from metric to score.
+"""
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Evaluation:
     """Function that is called after each part of the texts with the number of texts in the part."""
 
     def __post_init__(self) -> None:
-        """Refuse widths below 1 or above the width of the vectors."""
+        """Raise a UserError if a width is below 1 or above the width of the vectors."""
         whole = self.model.config.hidden_dim
         for width in self.dimensions:
             if not 1 <= width <= whole:
@@ -54,9 +57,9 @@ class Evaluation:
     ) -> Result:
         """Rank the documents for each query by cosine and, for comparison, by BM25; score both.
 
-        Documents with equal cosines keep the order of the corpus. As in BEIR, a document is left
-        out of the ranking of the query that has the same id. A reranker reorders the first
-        `candidates` documents of the ranking at full width.
+        Documents with equal cosines keep the order of the corpus. If a query and a document
+        have the same id, the ranking of this query leaves out the document, as in BEIR. A reranker
+        reorders the first `candidates` documents of the ranking at full width.
         """
         texts, queries = [*collection.documents.values()], [*collection.queries.values()]
         known, asked = self._vectors(texts, "document"), self._vectors(queries, "query")
@@ -78,8 +81,10 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
-        `source` is a table. `columns` name the columns of the first text (a query), the second text
-        (a document) and the score. `written` has fields of `TableConfig` such as `header`.
+        Args:
+            source: A table.
+            columns: Names of three columns: first text (a query), second text (a document), score.
+            **written: Fields of `TableConfig` such as `header`.
 
         Raises:
             UserError: The file or a column cannot be read, or there are no scores.

@@ -30,8 +30,8 @@ from bert_jax.infer.search.passages import Passage
 Item = TypeVar("Item")
 _KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
 LINK = ".model"
-"""Suffix of a symbolic link beside the index that points to the model. The model is read from this
-link, which the user can see, and never from the path stored inside the index file."""
+"""Suffix of the symbolic link to the model, which lies beside the index. The model is read through
+this link, which the user can see, and never from the path stored inside the index file."""
 _SUFFIX = ".parquet"
 
 
@@ -159,8 +159,9 @@ class Index:
         """Raise a UserError if the index was made with a model other than `model`."""
         if model_digest(model) != self.by.digest:
             raise UserError(
-                f"{self.path} was made with {self.by.model}, as it was at that time, not with "
-                f"{model.name}; name the model that made it (--model), or rerun `bert-jax index`"
+                f"{self.path} was made with another model than {model.name}: with {self.by.model}, "
+                "which may have changed since; name the model that made the index (--model), or "
+                "rerun `bert-jax index`"
             )
 
     def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
@@ -187,7 +188,7 @@ class Index:
             yield flat.reshape(-1, self.by.dimensions)
 
     def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
-        """Read the passages with these numbers. Each row group is read at most once."""
+        """Read the passages with the given indices. Each row group is read at most once."""
         wanted = np.unique(numbers)
         groups = np.searchsorted(self._ends, wanted, side="right")
         found: dict[int, Passage] = {}
@@ -221,7 +222,11 @@ class Reranker:
     """Scorer of a query and a passage, by a model with a score or with two classes (no, yes)."""
 
     def __init__(self, model: SavedModel) -> None:
-        """Take a model from `forward.on_device`. Raise a UserError if its head does not fit."""
+        """Take a model from `forward.on_device`.
+
+        Raises:
+            UserError: The head of the model predicts neither one score nor two classes.
+        """
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # `Classifier` checks it
@@ -229,7 +234,7 @@ class Reranker:
         if several:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
-                "score, or two classes (the second: the passage answers the query)"
+                "score, or two classes, where the second means that the passage answers the query"
             )
         self._two = outputs.objective == "single_label"
 
@@ -237,7 +242,9 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Return the score of each pair, or the log odds of the class "yes"; higher is better.
+        """Return a score for each pair of query and passage; higher is better.
+
+        For a model with two classes, the score is the log odds of the second class ("yes").
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """

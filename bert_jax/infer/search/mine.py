@@ -33,12 +33,12 @@ class MineConfig:
     margin: float = 0.05
     """Smallest difference between the pair's cosine and a negative's cosine; may be below 0."""
     first: int = 1
-    """First rank of negatives. A value above 1 skips the nearest documents, likely answers."""
+    """First rank of negatives. A value above 1 skips the nearest documents, as likely answers."""
     last: int = 100
     """Last rank of negatives."""
 
     def __post_init__(self) -> None:
-        """Refuse ranks out of order."""
+        """Raise a UserError if the ranks are below 1 or in the wrong order."""
         if not 1 <= self.first <= self.last:
             raise UserError(
                 f"--ranks is {self.first}-{self.last}; give the first rank, at least 1, and the "
@@ -84,7 +84,7 @@ class Mined:
 def read_pairs(
     source: str, query: str = "query", document: str = "document", **written: Any
 ) -> list[Pair]:
-    """Read the pairs of a CSV, TSV, JSON lines or parquet file, without rows with an empty text.
+    """Read the pairs of a CSV, TSV, JSON lines or parquet file. Skip rows with an empty text.
 
     `query` and `document` name columns. `written` has fields of `TableConfig` such as `header`.
 

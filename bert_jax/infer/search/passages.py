@@ -1,4 +1,4 @@
-"""Cutting of documents into passages that fit in the model's largest number of tokens."""
+"""Cutting of documents into passages that are not too long for the model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -60,9 +60,11 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
     """Cut the documents of a source into passages of at most `room` tokens.
 
-    Each passage takes as much as fits. It ends after a paragraph. A paragraph that does not fit is
-    cut after sentences, and a sentence that does not fit between words. A text file is one
-    document. Each line of JSON lines or row of a table is a document with its id in the field `id`.
+    Each passage takes as many paragraphs as fit. A paragraph of more than `room` tokens is cut
+    between sentences. A sentence of more than `room` tokens is cut between words.
+
+    A text file is one document. In JSON lines and tables, each line or row is a document, and its
+    field `id` holds the id.
     """
     for id, texts in _documents(source):
         pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
@@ -121,7 +123,10 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:
-    """Cut a sentence between words into parts of at most `room` tokens; cut longer words, too."""
+    """Cut a sentence between words into parts of at most `room` tokens.
+
+    A word of more than `room` tokens is cut inside the word.
+    """
     encoding = tokenizer.encode(sentence)
     whole = ~tokenizer.continues_word[encoding.ids]
     begin = 0

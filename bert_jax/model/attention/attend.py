@@ -39,10 +39,10 @@ _HAS_DROPOUT = ("fused", "triton")
 FUSED_FROM_LENGTH = 128
 """Smallest length of queries and of keys for which `auto` takes a kernel on a TPU.
 
-The reason is the estimated cycles of a training step, compiled for v5e with dropout 0.1. `fused` is
-given as XLA's estimate plus the scheduled bundles of the kernels. Two layers of width 768, 16 rows
-of L=512: `xla` 21.8 M, `fused` 16.2 + 1.9 M. One layer of width 512, 64 rows of L=128: `xla`
-8.24 M, `fused` 7.69 + 0.26 M."""
+From this length on, a training step compiled for v5e with dropout 0.1 takes fewer estimated cycles
+with `fused`. The numbers for `fused` are XLA's estimate plus the scheduled bundles of the kernels.
+Two layers of width 768, 16 rows of L=512: `xla` 21.8 M, `fused` 16.2 + 1.9 M. One layer of width
+512, 64 rows of L=128: `xla` 8.24 M, `fused` 7.69 + 0.26 M."""
 
 _SMALL_VMEM = ("tpu v3", "tpu v4")
 """TPU kinds whose VMEM (16 MiB) is too small for the rotation angles of a long row."""
@@ -128,9 +128,9 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU, if a window excludes most scores, the choice is `xla`, which computes only the scores
-    near the window. cuDNN would compute and mask all scores, because its window covers only the
-    keys on one side of a query.
+    On a GPU, if a window excludes most scores, the choice is `xla`, which computes only blocks of
+    scores that overlap the window. cuDNN would compute and mask all scores, because its window
+    covers only the keys on one side of a query.
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"
@@ -143,7 +143,7 @@ def choose(platform: str, asked: Asked) -> AttentionImpl:
 
 
 def _obstacles(platform: str, asked: Asked) -> dict[AttentionImpl, str | None]:
-    """Map each kernel of the platform to the reason why it refuses `asked`, or to None."""
+    """Map each kernel of the platform to the reason why it does not support `asked`, or to None."""
     return {impl: _unsupported(impl, asked) for impl in _PLATFORMS if _PLATFORMS[impl] == platform}
 
 
@@ -164,7 +164,11 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 
 
 def _fell_back(platform: str, asked: Asked) -> str | None:
-    """Explain why `auto` chose `xla`, and how to avoid it; "" or None if that gains nothing."""
+    """Return the reasons why `auto` chose `xla` and no kernel, for a warning.
+
+    The result is None for short rows, where a kernel gains nothing, and "" if the platform has no
+    kernel.
+    """
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None
     reasons = _obstacles(platform, asked)

@@ -1,6 +1,6 @@
-"""Attention as one TPU kernel for forward and one for backward, with dropout.
+"""Attention with dropout as two TPU kernels, one for the forward and one for the backward pass.
 
-BERT applies dropout to attention probabilities. No library kernel supports that, and plain XLA
+BERT applies dropout to attention probabilities. No library kernel supports this, and plain XLA
 writes several (B, H, L, S) arrays to memory. Here each kernel program holds the keys and values of
 one row for a group of heads, and nothing of size L x S leaves the chip's VMEM. The backward pass
 recomputes the probabilities from the log of the softmax's denominator, and hashes the dropout mask
@@ -8,15 +8,15 @@ again.
 
 Two decisions shape the code:
 
-- Positions lie along the lanes: (B, H*K, L). If heads are narrower than 128 lanes, XLA's
-  projections leave queries, keys and values in this order, so that nothing is transposed on the way
-  in or out. A head is a range of sublanes, which costs nothing to select.
+- Positions lie along the lanes: the arrays are (B, H*K, L). If heads are narrower than 128 lanes,
+  XLA's projections produce queries, keys and values in this layout, so that no array is transposed
+  before or after the kernel. A head is a range of sublanes, which costs nothing to select.
 - Scores are computed transposed: (S, L). The softmax then reduces over sublanes, which is plain
   vector arithmetic, and the statistics of queries lie along the lanes. Four of the five products of
   the backward pass then have only K rows.
 
-Source: Dao et al. 2022 (FlashAttention). The loop over keys of this method is in `fused_long`, for
-rows of more than 512 positions.
+Source: Dao et al. 2022 (FlashAttention). FlashAttention's loop over blocks of keys is needed only
+for rows of more than 512 positions, in `fused_long`.
 """
 
 import math
@@ -46,7 +46,7 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""VMEM limit in bytes for one head of a long row (8 double-buffered arrays, frame, scores)."""
+"""VMEM limit in bytes for one head of a long row: 8 double-buffered arrays, frame and scores."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
@@ -61,7 +61,9 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 
 
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; `unsupported` must accept the sizes, and keys must have H heads.
+    """Attend on one device, for sizes for which `unsupported` returns None.
+
+    Keys and values must have as many heads as queries (H).
 
     `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
@@ -176,7 +178,7 @@ def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):
 
 
 def _kept(plan: Plan, words_ref, head: int, start: int):
-    """Return the dropout mask (reach, chunk) of one of a program's heads; true means kept."""
+    """Return the dropout mask (reach, chunk) of head `head` of this program; true means kept."""
     first, end = plan.reach(start)
     row, first_head = pl.program_id(0), pl.program_id(1) * plan.heads
     shape = end - first, plan.chunk
@@ -260,7 +262,10 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Begin with zeros, in blocks of keys that each chunk sees in full or not at all."""
+        """Start the sums at zero.
+
+        There is a sum for each block of keys. A chunk sees a block in full or not at all.
+        """
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)

@@ -3,8 +3,9 @@
 A program holds one head (K, L) of one row, with positions along the lanes as in `fused`. The outer
 loop is over chunks of queries, the inner loop over blocks of keys, with a running maximum (Dao et
 al. 2022, FlashAttention, algorithm 1). With a narrow window the inner loop has only one block, with
-all keys that the chunk can see. If the kernel rotates, it rotates all keys before the loops, and
-queries chunk by chunk. The backward pass sums the gradients of keys and values in VMEM, in float32.
+all keys that the chunk can see; keys and values are then copied into a longer array, the frame (see
+`Plan.is_framed`). If the kernel rotates, it rotates all keys before the loops, and queries chunk by
+chunk. The backward pass sums the gradients of keys and values in VMEM, in float32.
 """
 
 import math
@@ -34,13 +35,13 @@ from bert_jax.model.attention.xla import MASKED_SCORE
 
 
 def frame(plan: Plan, dtype) -> list:
-    """List the scratch arrays: one for rotated or framed keys, one for framed values."""
+    """List the scratch arrays: one if keys are rotated or framed, one more if values are framed."""
     array = pltpu.VMEM((plan.head_dim, plan.frame), dtype)
     return [array] * ((plan.rotates or plan.is_framed) + plan.is_framed)
 
 
 def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 F"]:
-    """Pad the segment ids of keys to the frame's length with -1, which is no segment's id."""
+    """Pad the segment ids of keys to the length of the frame with -1, which is not a segment id."""
     around = plan.front, plan.frame - plan.keys - plan.front
     return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
 
@@ -161,7 +162,7 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the slice of a block of keys; in a frame it begins at the index of the chunk."""
+    """Return the slice of block `number` of keys. In a frame, it begins at the start of `chunk`."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 
@@ -180,7 +181,10 @@ def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) 
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries, and the scores' factor, or None if the rotation applied it."""
+    """Return a chunk of queries and the factor by which the scores must still be multiplied.
+
+    The factor is None if the kernel rotates, because the rotation then includes the factor.
+    """
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor
@@ -249,7 +253,7 @@ def _lay(plan: Plan, frame_ref, piece):
 
 
 def _unlaid(plan: Plan, frame_ref, number):
-    """Read a piece of a row back from a 32-bit array that is laid out like the framed keys."""
+    """Read piece `number` of a row from a 32-bit array with the layout that `_lay` writes."""
     if not plan.is_framed:
         return frame_ref[:, _part(number, plan.piece)]
     whole, part = divmod(plan.front, LANES)

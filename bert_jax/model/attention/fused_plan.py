@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of keys per block in a long row; a block in a frame has all keys a chunk sees."""
+        """Number of keys per block in a long row. In a frame, one block has all keys of a chunk."""
         if self.is_framed:
             return up_to_lanes(self.chunk + 2 * self.front)
         return largest(self.keys, SCORES_PER_CHUNK // self.chunk)
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """Number of heads per program, limited by their number of scores; 1 for a long row."""
+        """Number of heads per program: 1 for a long row, else limited by the number of scores."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
         return max(
             n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
@@ -129,7 +129,8 @@ def largest(length: int, limit: int) -> int:
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
     """Return the bool mask (keys, queries) of the keys that each query sees in every head.
 
-    `q_ids` (1, queries) begin at position `query` of the row, `kv_ids` (1, keys) at `key`.
+    `q_ids` (1, queries) and `kv_ids` (1, keys) are segment ids. The first query is at position
+    `query` of the row, the first key at position `key`.
     """
     visible = same_segment(q_ids, kv_ids)
     if plan.window is None:
@@ -143,13 +144,19 @@ def same_segment(q_ids, kv_ids):
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return the mask (keys, queries) of keys near a query; `offset` is first key - first query."""
+    """Return the mask (keys, queries) of the keys that are at most `window` away from a query.
+
+    `offset` is the position of the first key minus the position of the first query.
+    """
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return a head's dropout mask (keys, queries) from `key` and `query` on; true means kept."""
+    """Return a head's dropout mask, with `shape` (keys, queries); true means kept.
+
+    The first key is at position `key` of the row, the first query at position `query`.
+    """
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

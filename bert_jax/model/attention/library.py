@@ -24,14 +24,14 @@ _LONGEST_BLOCK = 512
 _MAX_HEAD_DIM = 128
 _AMPERE = (8, 0)
 _LEAST_VERSION: dict[tuple[int, int] | None, int] = {(10, 3): 91100}
-"""Oldest cuDNN that works on a compute capability, where JAX also accepts older versions."""
+"""Oldest cuDNN that works, by compute capability. JAX's own check accepts older versions, too."""
 
 
 class Gpu(NamedTuple):
     """Properties of a GPU that decide whether cuDNN's attention runs."""
 
     capability: tuple[int, int] | None
-    """CUDA's compute capability; None on other GPUs."""
+    """CUDA's compute capability; None on a GPU without CUDA."""
     cudnn: int | None
     """Version of cuDNN (9.11 is 91100); None if JAX finds no cuDNN."""
 
@@ -50,7 +50,7 @@ def local_gpu() -> Gpu:
 
 
 def before_ampere(capability: tuple[int, int] | None) -> str | None:
-    """Name the compute capability that kernels for GPUs need; None if `capability` suffices."""
+    """Return the requirement of our GPU kernels that `capability` does not meet, or None."""
     if capability is not None and capability >= _AMPERE:
         return None
     has = "" if capability is None else f", not {capability[0]}.{capability[1]}"
@@ -60,8 +60,8 @@ def before_ampere(capability: tuple[int, int] | None) -> str | None:
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    These are JAX's requirements for training with a mask (`check_is_flash_attention`), and the
-    compute capability, which JAX does not check.
+    The requirements are those of JAX for training with a mask (`check_is_flash_attention`). In
+    addition, this function checks the compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"model.dtype 'bfloat16', not {np.dtype(dtype).name}"
@@ -81,7 +81,7 @@ def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -
 def cudnn_attention(
     asked: Asked, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout; "xla" runs the call without a GPU, for tests."""
+    """Attend on one device, without dropout. Tests without a GPU set `implementation` to "xla"."""
     # All heads share one mask (B, 1, L, S). If rows were only padded, cuDNN could take lengths
     # instead, but segment ids are data, so that compilation cannot rule out packed rows.
     mask = visible_keys(asked.q_segment_ids, asked.kv_segment_ids, asked.window)
@@ -123,7 +123,10 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout, for lengths in multiples of 128 and H key heads."""
+    """Attend on one device, without dropout.
+
+    Lengths must be multiples of 128. Keys and values must have as many heads as queries (H).
+    """
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])

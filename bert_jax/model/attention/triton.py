@@ -1,9 +1,9 @@
 """Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-BERT applies dropout to attention probabilities, and here the mask must be a pure function of seed
-and positions (`dropout`). cuDNN would draw different masks, and plain XLA writes several
-(B, H, L, S) arrays to memory. In these kernels a program holds a block of queries or of keys of one
-head, and scores, probabilities and masks stay in registers.
+BERT applies dropout to attention probabilities. Here, the dropout mask must be a pure function of
+seed and positions (see `model.dropout`). cuDNN would draw different masks, and plain XLA writes
+several (B, H, L, S) arrays to memory. In these kernels, each program holds a block of queries or a
+block of keys of one head, and scores, probabilities and masks stay in registers.
 
 Queries, keys and values are read as the projections write them, (B, L, H, K), without a transpose.
 Sums over blocks have a fixed order, without atomic additions, so that the same inputs give the same
@@ -32,7 +32,7 @@ except ImportError:  # JAX has announced that it will remove this backend
     plgpu = None  # type: ignore[assignment]
 
 _UNIT = 64
-"""Divisor that the numbers of queries and of keys must have."""
+"""The number of queries and the number of keys must be multiples of this."""
 _HEAD_DIMS = (16, 32, 64, 128)
 
 _product = partial(product, dimensions=NN)
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     own: int
     """Number of queries, or of keys, that a program holds."""
     step: int
-    """Number of keys that one product takes, or of queries if the program holds keys."""
+    """Number of keys in one product, or of queries if the program holds keys."""
     warps: int
     stages: int
     """Number of steps whose loads are in flight."""
@@ -96,7 +96,9 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
 
 
 def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; `unsupported` must accept the sizes, and keys must have H heads.
+    """Attend on one device, for arrays for which `unsupported` returns None.
+
+    Keys and values must have as many heads as queries (H).
 
     `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
@@ -269,7 +271,10 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
 
 
 def _loop(plan: Plan, tile: Tile, first, length: int, over, start):
-    """Run `over` for each step of `length` positions that the block at `first` can see."""
+    """Run the loop body `over` for each step that the block at `first` can see.
+
+    The steps divide `length` positions into groups of `tile.step`.
+    """
     if plan.window is None:
         return jax.lax.fori_loop(0, length // tile.step, over, start)
     lowest = jnp.maximum(first - plan.window, 0) // tile.step
@@ -289,7 +294,10 @@ def _visible(plan: Plan, q_ids, kv_ids, q_first, kv_first, *, keys_first: bool =
 
 
 def _kept(plan: Plan, x, names: Names, q_first, kv_first, *, keys_first: bool = False):
-    """Apply the dropout mask to `x` without scaling; equals `keep_mask` of shape (B, H, L, S)."""
+    """Set the entries of `x` that dropout removes to 0, without scaling the others.
+
+    The mask is a block of `keep_mask` for the shape (B, H, L, S).
+    """
     if not plan.rate:
         return x
     num_queries, num_keys = x.shape[::-1] if keys_first else x.shape

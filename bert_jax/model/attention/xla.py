@@ -1,9 +1,9 @@
 """Attention in plain XLA operations: the reference, and the fastest for short rows on a TPU.
 
-The gradient is written by hand, so that a TPU runs the backward pass in five fusions around the
-five matrix products. In JAX's own derivative, the gradient of the softmax is a separate pass over
-(B, H, L, S). For 32 rows of BERT-base at L=128, this pass takes 150 thousand cycles of a v5e; all
-matrix products of a layer's attention take 1.0 million.
+The backward pass is written by hand. With JAX's automatic derivative, a TPU would compute the
+gradient of the softmax in a separate pass over (B, H, L, S). For 32 rows of BERT-base at L=128 on a
+v5e, this pass takes 150 thousand cycles per layer. For comparison, all matrix products of a layer's
+attention take 1.0 million cycles.
 """
 
 import math
@@ -20,17 +20,17 @@ from bert_jax.model.layers import einsum_float32
 from bert_jax.model.rotation import Rotation
 
 MASKED_SCORE = -1e30
-"""Score of a key that a query must not see. It is finite, so that no softmax is 0/0, and so far
-below any real score that the key's probability is exactly 0 in float32."""
+"""Score of a key that a query must not see. The score is finite because a row of -inf would make
+the softmax 0/0. It is low enough that the key's probability is exactly 0 in float32."""
 _SMALLEST_BLOCK = 16
-"""Smallest number of queries in a block of `banded_attention`; smaller blocks would cost more."""
+"""Smallest number of queries in a block of `banded_attention`; smaller blocks would be slower."""
 
 
 class Asked(NamedTuple):
-    """Arguments of one call of scaled dot-product attention, from L queries to S keys.
+    """Arguments of one call of scaled dot-product attention with L queries and S keys.
 
-    A query that sees no key gets a finite vector without meaning: a mean of values or, from
-    `cudnn`, some other vector.
+    The output for a query that sees no key is finite but meaningless. It is a mean of the values,
+    except that `cudnn` returns some other vector.
     """
 
     q: Float[Array, "B L H K"]
@@ -38,19 +38,20 @@ class Asked(NamedTuple):
     """Keys of G heads; H / G query heads share each key head."""
     v: Float[Array, "B S G K"]
     q_segment_ids: Integer[Array, "B L"]
-    """Segment of each query; padding is segment 0, so it sees only padding."""
+    """Segment of each query. Padding has segment 0, so a padding query sees only padding."""
     kv_segment_ids: Integer[Array, "B S"]
     dropout_rate: float = 0.0
     """Dropout rate of the attention probabilities."""
     stream: Stream = None
     site: Number = 0
-    """Dropout site: a number that no other dropout of the model has."""
+    """Dropout site: an integer that identifies this dropout operation in the model."""
     window: int | None = None
     """Largest distance at which a query sees a key; None means no limit."""
     causal: bool = False
     """Whether a query sees only its own position and earlier positions."""
     q_places: Integer[Array, "B L"] | None = None
-    """Positions of the queries in the row, which only `xla` supports; None means 0, 1, 2, ..."""
+    """Position of each query in its row; None means 0, 1, 2, ... Only `xla` supports positions
+    other than None."""
     angles: Rotation | None = None
     """Rotation to apply to queries and keys before the product; None means no rotation."""
 
@@ -80,10 +81,11 @@ def visible_keys(
 def xla_attention(
     asked: Asked, when_kept: Callable[[], None] | None = None, keeps_half: bool = False
 ) -> Float[Array, "B L H K"]:
-    """Attend; the keys must have as many heads as the queries.
+    """Compute attention; the keys must have as many heads as the queries.
 
-    For a gradient, float32 scores are kept or, with `keeps_half`, probabilities in the type of `v`.
-    `when_kept` is called when JAX traces this forward pass of a gradient.
+    For the backward pass, the forward pass stores the scores in float32. With `keeps_half`, it
+    stores the probabilities in the type of `v` instead. `when_kept` is called whenever JAX traces a
+    forward pass that stores them.
     """
     # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a
     # forward pass of 5.1 instead of 7.5 ms at B=16, L=128, H=4, K=64); on TPU it costs nothing.
@@ -96,7 +98,7 @@ def xla_attention(
 
 
 def is_banded(asked: Asked) -> bool:
-    """Return true if `banded_attention` applies and saves work; symbolic sizes give False."""
+    """Return whether `banded_attention` applies and saves work; false if L or S is symbolic."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
         return False
@@ -107,8 +109,9 @@ def is_banded(asked: Asked) -> bool:
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
     """Attend within a window, block by block, without dropout; q, k and v have the same shape.
 
-    A block is as long as the window, but at least 16. Its queries attend to the keys of the same
-    block and of the two adjacent blocks, which takes 3 * L * window scores instead of L * L.
+    A block has as many positions as the window, but at least 16. The queries of a block attend to
+    the keys of the same block and of the two adjacent blocks. If the window is at least 16, this
+    takes 3 * L * window scores instead of L * L.
     """
     assert asked.window is not None
     rows, length = asked.q.shape[:2]
@@ -143,7 +146,7 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _attention(q, k, v, visible, drop, rate, when_kept, keeps_half):
-    """Attend, for heads on axis 1: q (B, H, L, K), k and v (B, H, S, K), visible (B, 1, L, S)."""
+    """Compute attention for q (B, H, L, K), k and v (B, H, S, K) and visible (B, 1, L, S)."""
     return _forward(q, k, v, visible, drop, rate)[0]
 
 

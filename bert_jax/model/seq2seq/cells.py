@@ -1,10 +1,11 @@
 """Recurrent cells, and the loop that runs a cell along a sequence.
 
-A cell's inputs are projected for all positions at once. Only its state is projected step by step.
+The inputs of a cell are projected for all positions at once. Only the state is projected step by
+step.
 
-Sources: Elman 1990 (tanh); Cho et al. 2014, with the reset gate after the product as in cuDNN and
-torch (GRU); Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000 (LSTM). Gates
-have torch's order: reset, update, new (GRU); input, forget, cell, output (LSTM).
+Sources: Elman 1990 (tanh); Cho et al. 2014 (GRU), but with the reset gate applied after the matrix
+product as in cuDNN and torch; Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al.
+2000 (LSTM). Gates have torch's order: reset, update, new (GRU); input, forget, cell, output (LSTM).
 """
 
 from collections.abc import Callable
@@ -28,7 +29,8 @@ class Restart(NamedTuple):
     """Positions where segments begin, and the states with which the segments begin."""
 
     at: Bool[Array, "..."]
-    """Mask of these positions, in the shape of the inputs without the last axis."""
+    """Mask of the positions where segments begin. It has the shape of the inputs without their last
+    axis."""
     fresh: Any = None
     """Tree of states for all positions, used where `at` is true; None means zeros."""
 
@@ -64,7 +66,8 @@ class CellKind(NamedTuple):
     advance: Callable[[Array, Array, State], State]
     """Function from (projected input, projected state, state) to the next state."""
     recurrent_bias: bool = False
-    """Whether the state's projection needs a bias in addition to the input projection's."""
+    """Whether the projection of the state needs a bias of its own, besides the bias of the input
+    projection."""
 
 
 CELLS: dict[CellName, CellKind] = {
@@ -76,7 +79,7 @@ CELLS: dict[CellName, CellKind] = {
 
 
 class Cell(nnx.Module):
-    """Weights of a recurrent layer; `context` is the width of a second input, if not 0."""
+    """Weights of a recurrent layer; `context` is the width of a second input, 0 for none."""
 
     def __init__(
         self,
@@ -122,7 +125,10 @@ class Cell(nnx.Module):
 
 
 def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
-    """Return `affine` as a function for a loop: products in `dtype`, gradients in float32."""
+    """Return a function that applies `affine`, for use in a loop.
+
+    Products are computed in `dtype`. The loop sums the gradients of the weights in float32.
+    """
     kernel = affine.kernel[...].astype(jnp.float32)
     bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
 

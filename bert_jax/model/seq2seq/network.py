@@ -20,8 +20,8 @@ from bert_jax.model.layout import OnMesh
 Tree = Any
 """Nested dict of arrays."""
 Tying = Literal["all", "output", "none"]
-"""Token tables that are the same array: `all` (source, target and output), `output` (target and
-output) or `none`."""
+"""Sharing of token tables. `all`: source, target and output share one table. `output`: target and
+output share one table, and the source has another. `none`: three separate tables."""
 
 
 class Side(NamedTuple):
@@ -63,7 +63,7 @@ class Network(ABC):
 
     @abstractmethod
     def parts(self) -> tuple[Build, Any]:
-        """Return the module class of all parameters, and the module's settings."""
+        """Return the class of the module that holds all parameters, and the module's settings."""
 
     def init(self, key: Array) -> Tree:
         """Make fresh parameters."""
@@ -85,7 +85,10 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source per row (segment 1, padding 0), and allocate `max_length` steps."""
+        """Encode one source per row, and allocate a cache for `max_length` steps.
+
+        In `source`, the text of each row is segment 1, and padding is segment 0.
+        """
 
     @abstractmethod
     def step(

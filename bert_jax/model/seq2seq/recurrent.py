@@ -59,7 +59,7 @@ class Recurrent(nnx.Module):
     def memory(
         self, states: Float[Array, "B S D"], source: Side, summary: Float[Array, "*places D"]
     ) -> Memory | Float[Array, "*places D"]:
-        """Return what the decoder reads of the source: `summary`, or a `Memory` if it attends."""
+        """Return the decoder's view of the source: a `Memory` with attention, else `summary`."""
         if not self.settings.attends:
             return summary
         return self.decoder.attention.remember(states, source.segment_ids)

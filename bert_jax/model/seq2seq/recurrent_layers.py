@@ -45,23 +45,24 @@ class RecurrentConfig(Bounded, section="objective"):
     attention: Score = "additive"
     """Score function of attention; with `none`, the decoder reads one vector for the source."""
     wiring: Literal["before", "after"] = "before"
-    """Decoder state that attends. `before` is the bottom layer's previous state; the context then
-    feeds every layer (Bahdanau et al. 2014; GNMT). `after` is the top layer's current state; the
-    readout then feeds the next position (Luong et al. 2015). Without attention, the source's vector
-    feeds every layer (`before`, Cho et al. 2014) or only the initial state (`after`, Sutskever et
-    al. 2014)."""
+    """Decoder state that is the query of attention. `before` is the bottom layer's previous state;
+    the context then feeds every layer (Bahdanau et al. 2014; GNMT). `after` is the top layer's
+    current state; the readout then feeds the next position (Luong et al. 2015). Without attention,
+    the source's vector feeds every layer (`before`, Cho et al. 2014) or only the initial state
+    (`after`, Sutskever et al. 2014)."""
     bidirectional: bool = True
     """Whether the encoder's first layer reads in both directions, each with half of the width."""
     num_decoder_layers: Natural = 0
     """Number of decoder layers; 0 means model.num_layers."""
     residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
-    """First layer with a residual connection, counted from 1; all layers above have one, too. It is
-    at least 2, because layer 1 reads embeddings. 0 means no layer; GNMT has 3."""
+    """First layer with a residual connection, counted from 1; all higher layers have one, too. The
+    value is at least 2, because layer 1 reads embeddings. 0 means that no layer has a residual
+    connection. GNMT has 3."""
     window: Natural = 0
     """Largest distance at which a target position sees a source position; 0 means no limit."""
     tying: Tying = "all"
-    """Token tables that are the same array: `all` (source, target and output), `output` (target and
-    output) or `none`."""
+    """Sharing of token tables. `all`: source, target and output share one table. `output`: target
+    and output share one table, and the source has another. `none`: three separate tables."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +157,8 @@ class RecurrentEncoder(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Return the last state of each wanted segment.
 
-        If the only layer is bidirectional, its backward half is taken at the segment's first token.
+        If the only layer is bidirectional, its backward direction ends at the segment's first
+        token, so the backward half of the state is taken there.
         """
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
@@ -197,7 +199,7 @@ Attend = Callable[[Array, Places], tuple[Array, Array]]
 
 
 class Alignment(nnx.Module):
-    """Attention of a recurrent decoder to source positions in a window (0 means all positions)."""
+    """Attention of a recurrent decoder to source positions; window 0 means all positions."""
 
     def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
         width = config.hidden_dim
@@ -218,7 +220,10 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the function that attends to a source; its large sums are rematerialised."""
+        """Return the function that attends to a source.
+
+        The backward pass recomputes the function's large intermediate arrays.
+        """
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -265,7 +270,7 @@ class Decoded(NamedTuple):
 
 
 def readout_inputs(config: ModelConfig, settings: RecurrentConfig) -> int:
-    """Return the width of the readout's input: the state and any context and embedding."""
+    """Return the width of the readout's input: state, plus context and embedding if used."""
     context = config.hidden_dim * (settings.feeds or settings.wiring == "before")
     embedding = config.embedding_width * (settings.wiring == "before")
     return config.hidden_dim + context + embedding
@@ -320,7 +325,8 @@ class RecurrentDecoder(nnx.Module):
         """Run the decoder along target positions, from the carry before the first position.
 
         `source` is the memory to attend to or, without attention, the source's summary for each
-        position. `restart` has the `Carry` with which segments begin; None if none begins.
+        position. `restart` has the `Carry` with which segments begin. It is None if no segment
+        begins at these positions.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)
         masks = [dropout_mask(self.config, stream, site, len(x)) for site in sites]
@@ -366,7 +372,7 @@ class RecurrentDecoder(nnx.Module):
         return found, contexts, weights, last
 
     def _feeding(self, x, memory, places, carry, restart, masks) -> Decoded:
-        """Run all layers at one position after the other, each fed with the previous readout."""
+        """Run all layers position by position, each position with the previous readout as input."""
         cells, attend = self.cells, self.attention.reader(memory)
         steps = [cell.stepper() for cell in cells]
         rise = [looped(cell.input, cell.dtype) for cell in cells[1:]]

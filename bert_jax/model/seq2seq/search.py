@@ -1,13 +1,14 @@
 """Beam search on the device, for any `Network`.
 
 The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
-best continuations of K beams. One of the best K that ends with the end token becomes a finished
-hypothesis. Among the other K, end tokens are ignored. The K best unfinished continuations become
-the next beams. A hypothesis that reaches the maximum length also counts as finished.
+best continuations of K beams. If one of the K best continuations ends with the end token, it
+becomes a finished hypothesis. The other K continuations do not become finished hypotheses. The K
+best continuations without an end token become the next beams. A hypothesis that reaches the maximum
+length also counts as finished.
 
-The search of a row ends when no beam can still beat the worst of its K finished hypotheses. At
-best, a beam reaches its sum of log-probabilities so far, divided by the length penalty at the
-maximum length. Greedy search (K = 1) ends with its first end token.
+The search of a row ends when no beam can still beat the worst of the row's K finished hypotheses.
+The upper bound of a beam's final score is its sum of log-probabilities so far, divided by the
+length penalty at the maximum length. Greedy search (K = 1) ends with the first end token.
 """
 
 from dataclasses import dataclass
@@ -30,16 +31,18 @@ class SearchConfig(Bounded):
     """Settings of the beam search for translations."""
 
     num_beams: Count = 5
-    """Number of beams (K), the hypotheses that a step continues; 1 means greedy search."""
+    """Number of beams (K). Each step continues K hypotheses. 1 means greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty; 0 means no penalty. A score is the sum of n tokens'
-    log-probabilities (end token included) divided by ((beta + n) / (beta + 1)) ** alpha."""
+    """Exponent alpha of the length penalty; 0 means no penalty. The score of n tokens is the sum
+    of their log-probabilities divided by ((beta + n) / (beta + 1)) ** alpha. The end token counts
+    as one of the n tokens."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; 5 in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
     """Largest number of tokens in a translation, end token included; 0 means the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens per source token (also [CLS], [SEP]); 0 means no limit."""
+    """Largest number of target tokens per source token, where [CLS] and [SEP] count as source
+    tokens; 0 means no limit."""
     nbest: Count = 1
     """Number of hypotheses to return for each source, at most `num_beams`."""
 
@@ -68,11 +71,11 @@ class Found(NamedTuple):
     tokens: Integer[Array, "B K T"]
     """Tokens without the begin token but with the end token, followed by zeros."""
     lengths: Integer[Array, "B K"]
-    """Number of tokens; 0 if there is no hypothesis, because a row may have fewer than K."""
+    """Number of tokens. It is 0 where there is no hypothesis: a row may have fewer than K."""
     scores: Float[Array, "B K"]
     """Sum of log-probabilities divided by the length penalty; -inf if there is no hypothesis."""
     ended: Bool[Array, "B K"]
-    """Whether the last token is the end token; False if the maximum length cut the hypothesis."""
+    """Whether the last token is the end token; false if the maximum length cut the hypothesis."""
 
 
 class Prefix(NamedTuple):
@@ -190,7 +193,10 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Find the `most` best continuations by maxima of blocks; return sums, beams and tokens."""
+    """Find the `most` best continuations; return their sums, beams and tokens.
+
+    Only the blocks of the vocabulary with the largest maxima are searched.
+    """
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)
@@ -215,7 +221,7 @@ def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:
-    """Return the best `beams` hypotheses of `found` and of the first `beams` of `new`."""
+    """Return the best `beams` hypotheses among `found` and the first `beams` entries of `new`."""
     both = Found(
         *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
     )

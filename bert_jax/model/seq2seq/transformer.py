@@ -57,14 +57,14 @@ class TransformerNetwork(Network):
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
             raise UserError(
-                f"objective.feature_dim is {self.feature_dim}, so the source is vectors and has no "
-                "token table to share; set objective.tying to 'output' or 'none'"
+                f"objective.feature_dim is {self.feature_dim}, so the encoder reads vectors and "
+                "has no token table to share; set objective.tying to 'output' or 'none'"
             )
         if self.model.projects_embeddings and not self.model.head_transform:
             raise UserError(
-                f"model.embedding_dim is {self.model.embedding_dim} and model.hidden_dim "
-                f"{self.model.hidden_dim}: set model.head_transform to True, to map the decoder's "
-                "states to the width of the token table"
+                f"model.embedding_dim is {self.model.embedding_dim}, but model.hidden_dim is "
+                f"{self.model.hidden_dim}, so the decoder's states must be mapped to the width of "
+                "the token table: set model.head_transform to True"
             )
 
     @property
@@ -80,7 +80,7 @@ class TransformerNetwork(Network):
         )
 
     def parts(self) -> tuple[Build, "TransformerNetwork"]:
-        """Return the module class of all parameters, and the module's settings."""
+        """Return the class of the module that holds all parameters, and the module's settings."""
         return _Transformer, self
 
     def logits(

@@ -1,8 +1,8 @@
 """The operations of one step as a `Program`, and their time on a chip.
 
 Times are added up, because a TPU core runs one operation at a time, in the order of the schedule.
-DMA between HBM and the core's memory and asynchronous collectives run beside the core. They cost
-only the time by which they outlast the operations that are scheduled at the same time.
+Asynchronous collectives, and DMA between HBM and the core's memory, run in parallel with the core.
+They add only the time by which they exceed the operations they overlap with.
 """
 
 import itertools
@@ -17,14 +17,17 @@ from bert_jax.plan.hlo_cost.kernels import Work, work_of
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
-"""Constants of Pallas kernels: the share of matrix time that vector work cannot hide, and a core's
-extra cycles per matrix product and per step of the grid. They are fitted to the schedules that
-libtpu writes for 12 attention kernels on v5e; 11 of these are predicted within 11%, one within 19%
-(docs/experiments.md, "The wind tunnel")."""
+"""Constants of the time model of Pallas kernels (see `op_seconds`).
+
+`MXU_SHARE` is the share of the time of matrix products that does not overlap with vector work.
+`PRODUCT_CYCLES` and `STEP_CYCLES` are a core's extra cycles per matrix product and per grid step.
+All are fitted to libtpu's schedules of 12 attention kernels on v5e. The prediction is within 11%
+for 11 of the kernels and within 19% for the other (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5
-"""Share of peak FLOPs of a kernel that states its FLOPs but whose program cannot be read. It is one
-half because heads of width 64 fill half of a 128 x 128 systolic array."""
+"""Fraction of peak FLOPs assumed for a kernel that states its FLOPs but has no readable program.
+
+It is one half because heads of width 64 fill half of a 128 x 128 systolic array."""
 
 NUM_TOP = 10
 
@@ -69,7 +72,7 @@ class Collective:
     """Bytes per device of the operand or the result, whichever is larger: the operand in a
     reduction (all-reduce, reduce-scatter), the result in an all-gather."""
     axes: tuple[str, ...]
-    """Mesh axes that a group of devices spans, in mesh order; ("mixed",) if no axes fit."""
+    """Mesh axes that a group of devices spans, in mesh order; ("mixed",) if no axes match."""
     group_size: int
     """Number of devices in a group (2 in a permutation) or, for "dcn", number of slices."""
     runs: int
@@ -80,12 +83,12 @@ class Collective:
     asynchronous: bool = False
     """Whether other work may be scheduled between the exchange's start and end."""
     overlapped_cycles: int = 0
-    """Cycles of work scheduled during one run; exchanges that run at the same time share them."""
+    """Cycles of core work scheduled during one run, divided among simultaneous exchanges."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A copy between memories that runs beside the core (DMA), with all its runs in a step."""
+    """A copy between memories by DMA, in parallel with the core, with all its runs in a step."""
 
     bytes: int
     """Bytes moved in one run."""
@@ -98,7 +101,7 @@ class Loop:
 
     name: str
     trips: int | None
-    """Number of iterations; None if it depends on data, in which case one is counted."""
+    """Number of iterations; None if it depends on data. The cost then counts one iteration."""
     runs: int
     """Number of times per step that the loop is entered."""
     cycles: int
@@ -123,7 +126,7 @@ class Program:
 
     @property
     def unknown_loops(self) -> tuple[Loop, ...]:
-        """Loops whose length depends on data, so that a step may take longer than is counted."""
+        """Loops with a data-dependent number of iterations, of which the cost counts only one."""
         return tuple(loop for loop in self.loops if loop.trips is None)
 
 
@@ -142,14 +145,14 @@ class Cost:
     by_source: tuple[tuple[float, str], ...]
     """Seconds per step by source line, longest first; "(compiler)" if there is no line."""
     hidden: dict[str, float]
-    """Seconds that `parts` does not count, as other work hides them: "collectives", "copies"."""
+    """Seconds hidden behind other work, not counted in `parts`: "collectives", "copies"."""
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
-    """Predict the time of a step on one device, which has an equal share of its chip.
+    """Predict the time of a step on one device. The devices of a chip share it equally.
 
     `torus` has the number of chips in each dimension of the slice, such as (4, 4) for v5e:4x4. If
-    it is empty, a group of some of the devices counts as one ring without wrap-around.
+    `torus` is empty, a group smaller than the slice counts as one ring without wrap-around links.
     """
     device = chip.per_device
     parts: dict[str, float] = defaultdict(float)
@@ -231,10 +234,12 @@ def collective_seconds(
 
 
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
-    """Return the bytes per second that each of `n` devices sends, over dimensions the group fills.
+    """Return the bytes per second that each of `n` devices sends.
 
-    With wrap-around, a dimension has a ring in each direction. Without it, one ring comes back over
-    the same links, at half the rate. A group that fills no dimension has one ring of this kind.
+    The devices send along every torus dimension that they fill. A dimension with wrap-around links
+    has one ring in each direction. A dimension without wrap-around links has a single ring, which
+    returns over the same links, so its rate is half. Devices that fill no dimension form one
+    such ring.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]

@@ -2,8 +2,8 @@
 
 `parse_program` walks the schedule from the entry computation. The body of a loop counts once per
 iteration. A conditional counts as its branch with the most cycles. A fusion is one operation with
-the compiler's estimate (`estimated_cycles` in its backend_config). A pair of -start and -done is
-one operation. Neither jax nor libtpu is needed.
+the compiler's estimate (`estimated_cycles` in its backend_config). A -start instruction and its
+-done instruction are one operation. Neither jax nor libtpu is needed.
 """
 
 import math
@@ -24,7 +24,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
     "replica-id", "optimization-barrier", "opt-barrier", "add-dependency", "async-update", "recv",
 }  # fmt: skip
-"""Instructions that cost the core nothing: they name values, or belong to work beside the core."""
+"""Instructions that take no time on the core. They only name values, or other units run them."""
 TRANSFERS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 FREE_CALLS = {
     "AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast",
@@ -33,18 +33,18 @@ FREE_CALLS = {
 }  # fmt: skip
 """Custom calls that only mark something for the compiler, which generates no code for them."""
 SENTINEL = 2**50
-"""Smallest number of cycles that means "unknown", for which the compiler writes about 2^63."""
+"""Cycle estimates from this number on mean "unknown". The compiler writes about 2^63 then."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, whatever the ids of the devices. If there are several slices,
-    all run the same program, and the outermost axes of the mesh must span the slices.
+    position in `mesh.devices.flat`, not by device id. If there are several slices, all run the
+    same program, and the outermost axes of the mesh must span the slices.
 
     Raises:
-        ValueError: The text is not a program, or has groups of devices in an unknown form.
+        ValueError: The text is not a program, or has device groups in an unknown format.
     """
     module = hlo_text.parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
@@ -59,7 +59,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 def _split_slices(
     mesh_shape: Mapping[str, int], num_partitions: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return one slice's mesh, and the number of slices along each outer axis that spans slices."""
+    """Return the mesh shape of one slice, and the number of slices along axes that cross slices."""
     slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
     inside: dict[str, int] = {}
     across: dict[str, int] = {}
@@ -98,7 +98,7 @@ class _Walk:
     loops: list[Loop] = field(default_factory=list)
 
     def computation(self, scope: Scope, runs: int) -> int:
-        """Add the operations of `runs` runs of a computation, and return the cycles of one run."""
+        """Record a computation that runs `runs` times, and return the cycles of one run."""
         total = 0
         flying: dict[str, _Flight] = {}
         for instruction in scope.computation.instructions.values():
@@ -118,7 +118,7 @@ class _Walk:
     def _beside_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> bool:
-        """Count exchanges and copies; return true if the instruction takes no time on the core."""
+        """Record exchanges and copies. Return true if the instruction takes no time on the core."""
         opcode, name = instruction.opcode, instruction.name
         instructions = scope.computation.instructions
         base = opcode.removesuffix("-start").removesuffix("-done")
@@ -157,7 +157,7 @@ class _Walk:
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> tuple[int, list[str]]:
-        """Return the cycles of one run, and keys of collectives that advance inside it."""
+        """Return the cycles of one run, and the keys of collectives that make progress in it."""
         opcode, calls = instruction.opcode, instruction.calls
         if opcode == "while":
             return self._loop(instruction, scope, runs), []
@@ -203,7 +203,7 @@ class _Walk:
         self, instruction: Instruction, computation: Computation, runs: int,
         flying: dict[str, _Flight],
     ) -> tuple[int, list[str]]:  # fmt: skip
-        """Count a fusion, which may start, advance or end a collective that runs inside fusions."""
+        """Record a fusion, which may start, advance or end an asynchronous collective."""
         called = self.module.computations[instruction.calls or ""]
         inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
         keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
@@ -230,7 +230,7 @@ class _Walk:
         return self._op(instruction, computation, runs), started
 
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
-        """Return the collective that a SparseCore runs beside the core, and its computation.
+        """Return the collective that a SparseCore runs, and the computation that contains it.
 
         The collective may be in nested calls, which pass their arguments on unchanged.
         """
@@ -248,7 +248,7 @@ class _Walk:
     def _exchange(
         self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
     ) -> Collective:
-        """Return the collective `inner` of `computation`; `outer` stands for it in the schedule."""
+        """Return the collective `inner` of `computation`. `outer` is the scheduled instruction."""
         kind = inner.opcode.removesuffix("-start")
         # A fusion that keeps only a slice of an all-reduce is a reduce-scatter.
         if outer is not inner and (
@@ -272,7 +272,7 @@ class _Walk:
     def _between_slices(
         self, send: Instruction, rendezvous: str, scope: Scope, runs: int
     ) -> Collective:
-        """Return an exchange over the data-centre network, which the host sends for the device."""
+        """Return the exchange that `send` starts: the host sends over the data-centre network."""
         kind = send.attribute(r'_xla_megascale_transfer_type="(\w+)"') or "send"
         payload = scope.computation.instructions[send.operands[0]]
         return Collective(

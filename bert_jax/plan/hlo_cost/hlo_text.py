@@ -22,7 +22,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 MIXED = "mixed"
-"""Axis name for groups of devices that no product of mesh axes gives."""
+"""Axis name for groups of devices that match no combination of mesh axes."""
 
 _EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -43,7 +43,7 @@ class Instruction:
     """Type as written, with layouts: `bf16[8,128]{1,0:T(8,128)S(1)}` or a tuple of types."""
     operands: tuple[str, ...]
     literal: str
-    """Text in the parentheses, such as the value of a constant or the number of a parameter."""
+    """Text in the parentheses, such as the value of a constant or the index of a parameter."""
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """A computation: its instructions by name, in the order of the text or of any schedule."""
+    """Instructions of a computation by name, in text order (if scheduled, in execution order)."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -189,7 +189,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def arrays(shape: str) -> Iterator[tuple[int, str]]:
-    """Yield (bytes without padding, layout) of each array in a type; tokens have 0 bytes."""
+    """Yield (bytes without padding, layout) of each array in a type. HLO tokens have 0 bytes."""
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
@@ -204,7 +204,10 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes written and read by an instruction; a gather reads as much as it writes."""
+    """Return the shapes that an instruction writes and reads.
+
+    A gather reads only those elements of its first operand that it returns.
+    """
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
@@ -224,7 +227,7 @@ def hbm_bytes(shape: str) -> int:
 
 
 def started_shape(shape: str) -> str:
-    """Return element 1 of a tuple type, which is what a -start operation writes."""
+    """Return element 1 of a tuple type. For a -start operation, it is as large as the result."""
     depth, start = 0, 0
     parts = []
     for position, char in enumerate(shape):
@@ -256,11 +259,11 @@ def _iota(dims: str, permutation: str | None) -> np.ndarray:
 def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...], ...]:
     """Return the groups of devices in the attributes of a collective.
 
-    The forms are `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (XLA's since
+    The formats are `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (in XLA since
     2025) and `source_target_pairs`, whose pairs count as groups. An empty list means all devices.
 
     Raises:
-        ValueError: The groups have another form.
+        ValueError: The groups have none of these formats.
     """
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())
@@ -315,9 +318,9 @@ def axes_of_groups(
 ) -> tuple[str, ...]:
     """Return the mesh axes, in mesh order, that groups of devices span.
 
-    Devices are positions in `mesh.devices.flat`. The result is () if every group is one device, and
-    ("mixed",) if no product of axes gives the groups. An axis also counts if groups span only a
-    part of it, provided that they span no other axis.
+    Devices are given by their index in `mesh.devices.flat`. The result is () if every group is one
+    device. A group may also span a part of one axis. If the groups match neither a combination of
+    full axes nor a part of one axis, the result is ("mixed",).
     """
     wanted = frozenset(frozenset(group) for group in groups)
     names, sizes = [*mesh_shape], [*mesh_shape.values()]
@@ -342,7 +345,7 @@ def axes_of_groups(
 def axes_of_pairs(
     pairs: Iterable[tuple[int, ...]], mesh_shape: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the mesh axes along which the sender and the receiver of any pair differ."""
+    """Return the mesh axes along which at least one (source, target) pair communicates."""
     sizes = list(mesh_shape.values())
     moved: set[int] = set()
     for source, target in pairs:

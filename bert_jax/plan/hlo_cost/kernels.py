@@ -1,4 +1,4 @@
-"""Work of a Pallas kernel, counted in the program of the kernel.
+"""Work of a Pallas kernel, counted from the kernel's program.
 
 XLA estimates no cycles for a Pallas call, and a kernel's own `cost_estimate` is optional: splash
 attention has none. But the call contains the kernel's Mosaic program (MLIR). This module counts the
@@ -39,7 +39,7 @@ class Work:
         return sum(times for *_, times, _ in self.products)
 
     def mxu_flops(self, side: int) -> int:
-        """Count FLOPs on systolic arrays of `side` x `side`, to which products are padded."""
+        """Count the FLOPs of products, padded to systolic arrays of `side` x `side`."""
         # float32 at full precision takes six passes.
         return sum(
             2 * m * _up(k, side) * _up(n, side) * times * (6 if full else 1)
@@ -109,7 +109,7 @@ def _count(function: Any) -> Work:
 
 
 def _operations(operation: Any, times: int) -> Iterator[tuple[Any, int, bool]]:
-    """Yield (operation, number of runs, whether that number is known), also of nested regions."""
+    """Yield (operation, number of runs, whether that number is known), including nested regions."""
     for region in operation.regions:
         for block in region.blocks:
             for child in block.operations:

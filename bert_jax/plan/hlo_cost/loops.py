@@ -3,7 +3,8 @@
 Loops seldom state a trip count. XLA sinks, widens, unrolls and peels loops, and puts the increment
 or the comparison into fusions, so pattern matching would miss some loops. This module therefore
 interprets the few integers on which the condition depends, from their initial values until the
-condition is false. If a value depends on data, it is None, and so is a trip count that needs it.
+condition is false. A value that depends on data is None. A trip count that depends on such a value
+is also None.
 """
 
 import operator
@@ -15,14 +16,18 @@ from typing import Any
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
-"""Limit of interpreted iterations; longer loops count as unknown, but no train step has any."""
+"""Maximum number of interpreted iterations. A longer loop has an unknown trip count; train steps
+have no loop of such a length."""
 
 _MAX_DEPTH = 150
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """Marker for element `index` of a loop's state; a body that returns it has not changed it."""
+    """Marker for element `index` of a loop's state.
+
+    If the body returns the marker as this element, no iteration changes the element.
+    """
 
     index: int
 
@@ -90,7 +95,7 @@ class Scope:
         return self.value(self.computation.root, depth)
 
     def called(self, instruction: Instruction, name: str, depth: int = 0) -> "Scope":
-        """Return the scope of a computation that `instruction` calls with its own operands."""
+        """Return the scope of computation `name`, called with the operands of `instruction`."""
         return Scope(
             self.module,
             self.module.computations[name],
@@ -144,7 +149,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """Return the scope of a loop's body, which knows the state that no iteration changes."""
+    """Return the scope of a loop's body. It has the values of state that no iteration changes."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None
@@ -161,7 +166,7 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
 
 
 def trip_count(instruction: Instruction, scope: Scope) -> int | None:
-    """Count the iterations of the while `instruction` in `scope`; None if they depend on data."""
+    """Return the number of iterations of a `while` instruction, or None if it depends on data."""
     stated = instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
         return int(stated)

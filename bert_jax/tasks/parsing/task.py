@@ -47,7 +47,11 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the best score if all words get the same arc: to the root, or at one distance."""
+        """Return the best score of a constant prediction.
+
+        The prediction gives every word the same relation and the same head: the root, or the word
+        at a fixed offset.
+        """
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold
@@ -56,7 +60,7 @@ class ParsingSplit(Split):
         return max(counts.values()) / counts.total()
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return data for intervals, and details: precision and recall by relation.
+        """Return the data for confidence intervals, and precision and recall by relation.
 
         Trees are scored as in the script of the CoNLL 2018 shared task.
         """
@@ -87,7 +91,7 @@ class ParsingSplit(Split):
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
     def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Return counts (N, 3) by sentence: words, right heads, right arcs (head and relation)."""
+        """Return counts (N, 3) by sentence: words, right heads, right heads with right relation."""
         pairs = zip(self._gold, trees, strict=True)
         return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
@@ -173,7 +177,7 @@ def parsing_rows(
 def _labels(
     sentence: Sentence, positions: np.ndarray, relations: Mapping[str, int], length: int
 ) -> Int32[np.ndarray, " n"]:
-    """Encode each word's arc: (head's position) * (number of relations) + (relation's number)."""
+    """Encode each word's arc: (head's position) * (number of relations) + (relation's index)."""
     found = np.full(length, NO_LABEL, np.int32)
     if sentence.tree is None:
         return found

@@ -1,8 +1,8 @@
 """Sentences with dependency trees in CoNLL-U, search for the best tree, and counts of right arcs.
 
-The format is https://universaldependencies.org/format.html. The best tree is the best arborescence
-(Chu and Liu 1965, Edmonds 1967). Arcs are counted as in the CoNLL 2018 shared task (Zeman et al.
-2018, section 5): all words count, even punctuation, but subtypes of relations are ignored.
+The format is defined at https://universaldependencies.org/format.html. The best tree is the maximum
+spanning arborescence (Chu and Liu 1965, Edmonds 1967). Arcs are counted as in the CoNLL 2018 shared
+task (Zeman et al. 2018, section 5): punctuation counts, and subtypes of relations are ignored.
 """
 
 import re
@@ -19,14 +19,17 @@ from bert_jax.tasks.examples import Origin, Problems, text_lines
 
 
 class Tree(NamedTuple):
-    """A dependency tree: each word's head (a word's number from 1; 0 is the root) and relation."""
+    """A dependency tree: the head and the relation of each word.
+
+    A head is the number of a word, counted from 1, or 0 for the root.
+    """
 
     heads: Sequence[int]
     relations: Sequence[str]
 
 
 def right_arcs(gold: Tree, predicted: Tree) -> tuple[int, int]:
-    """Count the words with the right head, and those with both the right head and relation."""
+    """Count the words with the right head, and the words with the right head and relation."""
     heads = [a == b for a, b in zip(gold.heads, predicted.heads, strict=True)]
     relations = zip(gold.relations, predicted.relations, strict=True)
     pairs = zip(heads, relations, strict=True)
@@ -115,7 +118,7 @@ class Sentence:
     """A sentence of syntactic words, and the lines that it was read from."""
 
     id: str
-    """Number of the sentence in the file, from 0."""
+    """Index of the sentence in the file."""
     words: tuple[str, ...]
     lines: tuple[str, ...]
     """Lines of the file: comments, words, ranges (`3-4`) and empty nodes (`5.1`)."""
@@ -153,13 +156,14 @@ class Sentence:
 def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]:
     """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
-    Ranges, which give the written form of the words after them, and empty nodes are skipped. If all
-    heads are `_`, or `labelled` is false, the sentences have no trees.
+    Ranges (`3-4`) and empty nodes (`5.1`) are skipped. If all heads are `_`, or `labelled` is
+    false, the sentences have no trees.
 
     Raises:
         UserError: the file is missing, is not UTF-8 or has no words; a line does not have ten
-            columns, an id does not count from 1 or a word is empty; or heads and relations make no
-            tree with a single root. One message lists the first faults and counts the others.
+            columns; the ids of a sentence are not 1, 2, 3, ...; a word is empty; or heads and
+            relations do not form a tree with a single root. One message lists the first faults
+            and counts the others.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

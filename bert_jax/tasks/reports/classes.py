@@ -37,7 +37,7 @@ def class_rows(
 
 
 def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Average the rows of classes that occur in labels or predictions, as `macro_f1` does."""
+    """Average the rows of all classes that occur in labels or predictions (as in `macro_f1`)."""
     met = [row for row in rows if row["support"] or row["predicted"]]
     names = ("precision", "recall", "f1")
     return {name: sum(row[name] for row in met) / max(len(met), 1) for name in names}
@@ -46,7 +46,7 @@ def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
     """Return the counts of examples by class (rows) and predicted class (columns).
 
-    With more than `MOST_CONFUSED` classes, keep the classes of the most frequent mistakes.
+    With more than `MOST_CONFUSED` classes, keep only the classes with the most mistakes.
     """
     size = len(labels)
     counts = np.bincount(truth * size + predicted, minlength=size * size).reshape(size, size)
@@ -63,7 +63,7 @@ def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -
 
 
 def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Return class rows, their mean and the confusion matrix, given classes (N,) of examples."""
+    """Return class rows, their mean and the confusion matrix, given true and predicted classes."""
     size = len(labels)
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
@@ -136,7 +136,7 @@ _LONGEST = 600  # characters of a text
 
 
 def most_confident(wrong: np.ndarray, confidence: np.ndarray) -> list[int]:
-    """Return the numbers of the `SHOWN` most confident wrong answers, the surest first."""
+    """Return the indices of the `SHOWN` most confident wrong predictions, most confident first."""
     found = np.flatnonzero(wrong)
     return found[np.argsort(-confidence[found], kind="stable")[:SHOWN]].tolist()
 

@@ -1,10 +1,11 @@
 """Confidence intervals of scores over the sampled units: examples, or groups of examples.
 
-Shares of right examples (accuracy, exact match) have Wilson's interval. For other scores, units are
-resampled (bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the scale of
-log-odds (for correlations, Fisher's z). `docs/experiments.md` has the measured coverage of these
-intervals; if coverage would be too low, a reason replaces the interval. Resamples depend only on
-the number of units, so two models are compared on the same resamples (paired).
+Proportions of right examples (accuracy, exact match) have a Wilson interval. For other scores,
+units are resampled (bootstrap, Efron and Tibshirani 1993), and the interval is a Student t interval
+on the log-odds scale (for correlations, Fisher's z). `docs/experiments.md` has the measured
+coverage of these intervals. If coverage would be too low, a report gives the reason instead of an
+interval. Resamples depend only on the number of units, so two models are compared on the same
+resamples (paired).
 """
 
 import math
@@ -19,7 +20,7 @@ from bert_jax.hashing import below, hash_key, hash_u64
 DRAWS = 1000
 """Number of resamples."""
 LEVEL = 0.95
-"""Level of the intervals."""
+"""Confidence level of the intervals."""
 LEAST = 10
 """Smallest number of units for which an interval is given."""
 _LEAST_KNOWN = 0.99  # smallest share of resamples in which the score must be defined
@@ -37,11 +38,11 @@ class Grounds(NamedTuple):
 
     score: Score
     units: np.ndarray
-    """Number (N,) of the resampled unit to which each example belongs."""
+    """Index (N,) of the unit to which each example belongs. Resampling draws units."""
     right: np.ndarray | None = None
-    """Degree (N,) to which each example is right, from 0 to 1; None for predicted scores."""
+    """Correctness (N,) of each prediction, from 0 to 1; None if predictions are real numbers."""
     rarest: float = math.inf
-    """Number of examples of the rarest class; scores other than `accuracy` need `LEAST` of them."""
+    """Number of examples of the rarest class. Scores except `accuracy` need at least `LEAST`."""
     most: float = 1.0
     """Greatest possible score."""
 
@@ -54,7 +55,7 @@ class Intervals(NamedTuple):
 
 
 def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield counts (d, count), d resamples at a time: how often each resample has each unit."""
+    """Yield blocks (d, count) of d resamples: how often each resample contains each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
@@ -125,7 +126,7 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
             if theirs is not None:
                 low, high = low - high, high - low
             if not low <= point <= high:
-                raise ValueError(f"{name} is {point:g}; a score is from {low:g} to {high:g}")
+                raise ValueError(f"{name} is {point:g}; expected from {low:g} to {high:g}")
             share = (point - low) / (high - low)
             error = known.std() * math.sqrt(count / (count - 1)) / (high - low)
             half = stdtrit(count - 1, 0.5 + LEVEL / 2) * error / (share * (1 - share))

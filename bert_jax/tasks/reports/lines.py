@@ -107,7 +107,7 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
-    """Write the calibration errors, and a table of the non-empty bins at the temperature."""
+    """Write the calibration errors, and a table of the non-empty bins after calibration."""
     after, before = found["after"], found["before"]
     bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]

@@ -21,7 +21,7 @@ def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> A
 
 
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
-    """Draw shades for the shares of each row, and counts if there are few classes."""
+    """Draw a confusion matrix, shaded by share of the row, with counts if classes are few."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -58,9 +58,9 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw the share that came true against the probability, before and after calibration.
+    """Draw observed frequency against predicted probability, before and after calibration.
 
-    Below, draw the number of probabilities in each bin.
+    Below, draw the number of predictions in each bin.
     """
     figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}

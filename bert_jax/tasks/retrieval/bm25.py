@@ -44,7 +44,7 @@ class BM25:
         return np.asarray(self._weights[:, known].sum(axis=1))
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the numbers of the k best documents that share a query word; ties keep order."""
+        """Return the indices of the k best documents that share a query word; ties keep order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:

@@ -39,7 +39,7 @@ def read_collection(path: str | Path) -> Collection:
     judgements are in qrels/test.tsv or, if that is missing, in the only file of `qrels`.
 
     Raises:
-        UserError: A file is missing, a line is wrong, or a judgement names an unknown id.
+        UserError: A file is missing, a line is invalid, or a judgement names an unknown id.
     """
     directory, judgements = _located(Path(path))
     documents = {
@@ -61,7 +61,7 @@ def _located(path: Path) -> tuple[Path, Path]:
     if path.is_file() and path.parent.name == "qrels":
         return path.parent.parent, path
     if not path.is_dir():
-        raise UserError(f"{path} is no directory in BEIR's layout ({_LAYOUT})")
+        raise UserError(f"{path} is not a directory in BEIR's layout ({_LAYOUT})")
     found = sorted((path / "qrels").glob("*.tsv*"))
     chosen = [each for each in found if each.name.startswith("test.tsv")] or found
     if len(chosen) == 1:
@@ -69,7 +69,7 @@ def _located(path: Path) -> tuple[Path, Path]:
     if not found:
         raise UserError(f"{path} has no judgements in qrels/test.tsv; BEIR's layout is {_LAYOUT}")
     names = ", ".join(each.name for each in found)
-    raise UserError(f"{path}/qrels holds {names}; name one of the files in place of {path}")
+    raise UserError(f"{path}/qrels holds {names}; give one of these files instead of {path}")
 
 
 def _file(directory: Path, name: str) -> Path:
@@ -119,7 +119,7 @@ def _judgements(path: Path) -> dict[str, dict[str, float]]:
             grade = math.nan
         if not math.isfinite(grade):
             raise UserError(
-                f"{path}, line {number}: {line!r:.80} is no judgement; expected a query's id, a "
+                f"{path}, line {number}: {line!r:.80} is not a judgement; expected a query's id, a "
                 "document's id and a grade, with tabs between them"
             )
         relevant.setdefault(query, {})[document] = grade

@@ -89,9 +89,9 @@ def search_scores(
 ) -> dict[str, Float[np.ndarray, " q"]]:
     """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
 
-    `relevant` lists the numbers of the documents that answer each query; a query without answers
-    is left out. `hidden` has the number of a document to leave out of each query's ranking, such as
-    the query's own text; -1 means that no document is left out.
+    `relevant` lists the indices of the documents that answer each query. Queries without answers
+    are left out. `hidden` has the index of a document to leave out of each query's ranking, such as
+    a document with the query's own text; -1 means that no document is left out.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
@@ -101,7 +101,7 @@ def search_scores(
 def _rankings(
     queries: np.ndarray, documents: np.ndarray, chosen: Sequence[int], hidden: Sequence[int]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of each chosen query and the query's nearest documents, nearest first."""
+    """Yield the index of each chosen query and the indices of its documents, nearest first."""
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
         cosines = queries[block] @ documents.T
@@ -117,8 +117,8 @@ def _rankings(
 def chance(metric: str, counts: Integer[np.ndarray, " Q"], documents: int) -> float:
     """Return the expected score when documents are ranked at random.
 
-    `metric` is a score of `search_scores`; `counts` has the number of relevant documents for each
-    query, at least 1; `documents` is the number of all documents.
+    `metric` is the name of a score that `search_scores` returns. `counts` has the number of
+    relevant documents for each query, at least 1. `documents` is the number of all documents.
     """
     distinct, which = np.unique(counts, return_inverse=True)
     scores = np.array([_chance(metric, int(count), documents) for count in distinct])

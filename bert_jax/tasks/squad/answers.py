@@ -1,8 +1,8 @@
 """Answers from start and end logits: candidates, the threshold for "no answer", and files.
 
 A candidate is a run of context tokens. Its score is the start logit of its first token plus the end
-logit of its last token. Its text is a slice of the context, from the first character of the first
-token to the last character of the last token; no text is put together from tokens.
+logit of its last token. Its text is not decoded from tokens, but is a slice of the context, from
+the first character of the first token to the last character of the last token.
 """
 
 import json
@@ -45,8 +45,8 @@ class Prediction:
     candidates: tuple[Candidate, ...]
     """Candidates with different texts, best first; at least one."""
     null: Candidate
-    """Candidate "no answer", which is [CLS] in the window that gives it the lowest score: a
-    question has no answer only if no window contains an answer."""
+    """Candidate "no answer". Each window scores "no answer" at its [CLS]; the lowest of these
+    scores counts, because a question has an answer if any window contains one."""
 
     @property
     def null_odds(self) -> float:
@@ -54,7 +54,10 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return the answer: "" if `null_odds` is above `threshold`; if that is None, never ""."""
+        """Return the answer: "" if `null_odds` is above `threshold`, else the best candidate.
+
+        If `threshold` is None, the answer is always the best candidate.
+        """
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -78,9 +81,10 @@ def find_answers(
 ) -> list[Prediction]:
     """Return the best candidates of each question, in the order of the questions.
 
-    Every run of at most `max_answer_tokens` tokens within a window is scored, unless its first
-    token has more context in another window. (BERT's `run_squad.py` looks at the best starts and
-    ends of a window only, and so can miss a candidate, but finds none with a higher score.)
+    A run of at most `max_answer_tokens` tokens is scored only in the window where its first token
+    has the most context, if this window contains the complete run. (BERT's `run_squad.py` combines
+    only the best starts and ends of a window. It can miss a candidate that is found here, but it
+    never finds a candidate with a higher score.)
 
     Windows may be in any order. Each has a row of start logits and a row of end logits; entries
     after the window's tokens are padding. A question has at most `num_best` candidates.
@@ -100,8 +104,8 @@ def find_answers(
         logits = np.array([starts[:n], ends[:n]], np.float64)
         if logits.shape != (2, n) or not np.isfinite(logits).all():
             raise ValueError(
-                f"{question_name(questions[window.question])}: a window of {n} tokens needs as "
-                "many start and end logits, all finite"
+                f"{question_name(questions[window.question])}: a window of {n} tokens needs {n} "
+                "start logits and as many end logits, all finite; some are missing, infinite or NaN"
             )
         rows[window.question].append(_Row(window, *logits))
     found = []
@@ -146,7 +150,10 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Return scores (c, max_tokens): entry (i, j) is for tokens i to i + j; -inf if not allowed."""
+    """Return the scores of all runs in a window with c context tokens, as (c, max_tokens).
+
+    Entry (i, j) is the score of tokens i to i + j, or -inf if the run is not allowed.
+    """
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -156,9 +163,9 @@ def _scores(row: _Row, max_tokens: int) -> np.ndarray:
 
 
 def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
-    """Yield the positions of the scores above -inf, highest first; ties keep their order.
+    """Yield the positions of all scores above -inf, highest score first; ties keep their order.
 
-    The `few` highest are found without sorting all scores.
+    The first `few` positions are found without sorting all scores.
     """
     limit = np.partition(scores, -few)[-few] if few < len(scores) else -np.inf
     for chosen in (scores >= limit, scores < limit):
@@ -169,10 +176,11 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    As in SQuAD's script, the threshold is the odds of a question, the lowest if several are equally
-    good. Two rules differ from the script, so that predictions really reach the F1. Questions with
-    equal odds are all answered or all unanswered. If answering none is best, the threshold is just
-    below the lowest odds; the script's is 0.
+    As in SQuAD's script, the threshold is the `null_odds` of one of the questions. If several
+    thresholds give the same F1, the lowest is returned. Two rules differ from the script, which can
+    report an F1 that its threshold does not reach: questions with equal odds are either all
+    answered or all unanswered, and if it is best to answer no question, the threshold is just below
+    the lowest odds (0 in the script).
 
     Raises:
         UserError: a question has no known answers.
@@ -201,11 +209,11 @@ def answer_files(
 ) -> Iterator[tuple[str, str]]:
     """Yield names and contents of predictions.json, nbest.json and null_odds.json.
 
-    predictions.json has texts by question id, for SQuAD's scripts and leaderboard. nbest.json lists
-    candidates for each id, best first: text, start and end in the context, the two logits, and the
-    probability among the candidates listed. With a threshold, "no answer" is a candidate too, with
-    the text "", and null_odds.json is written for the option `--na-prob-file` of the script for
-    2.0.
+    predictions.json maps question ids to texts, for SQuAD's scripts and leaderboard. nbest.json
+    lists the candidates of each question, best first. Each candidate has its text, its start and
+    end in the context, its two logits, and its probability among the listed candidates. With a
+    threshold, "no answer" (the text "") is a candidate too, and null_odds.json is also written;
+    SQuAD's script for version 2.0 reads it with the option `--na-prob-file`.
 
     `threshold` (see `Prediction.text`) is None for data in which every question has an answer.
     """

@@ -4,16 +4,17 @@ Answers are normalised before they are compared: lower case, ASCII punctuation d
 "a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
 are equal. F1 measures the overlap of their words. Of several references, the best one counts.
 
-The scripts of versions 1.1 and 2.0 treat missing predictions, and texts that have no words left,
-differently (see `SquadRules`).
+The scripts of versions 1.1 and 2.0 differ in how they score missing predictions and texts without
+words after normalisation (see `SquadRules`).
 
 The rules were made for English; XQuAD applies them unchanged to its other languages:
 
 - Chinese and Japanese have no spaces, so an answer is one word, and F1 equals exact match unless
   the answer contains a space.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
-- Articles of other languages stay, Arabic "ال" among them. A Latin "a" before a combining accent
-  is a separate word to the script, which deletes it: "a" + U+0301 leaves the accent; "á" stays.
+- Articles of other languages stay, such as Arabic "ال". If a combining accent follows a Latin "a",
+  the script takes the "a" for the English article and deletes it: of "a" + U+0301, only the accent
+  is left. The single character "á" stays.
 - Unicode is not normalised: "é" as one character differs from "é" as two, full-width digits from
   ASCII digits, and Arabic with vowel marks from Arabic without.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
@@ -61,7 +62,7 @@ def _f1(predicted: list[str], right: list[str], rules: SquadRules) -> float:
 def best_scores(
     prediction: str, question: Question, *, rules: SquadRules = "v2.0"
 ) -> tuple[float, float]:
-    """Return the exact match and the F1 of a text, each against its best reference.
+    """Return a text's exact match and F1, each the maximum over the question's references.
 
     Raises:
         UserError: the question's answers are unknown or, under v1.1, the question has no answer.
@@ -94,9 +95,10 @@ def score(
     Predictions for other questions are ignored, as in the scripts.
 
     Returns:
-        Percentages and numbers of questions under the names of the script for 2.0: exact, f1 and
-        total; HasAns_exact and so on for questions with reference answers, NoAns_exact and so on
-        for questions without them, if there are such questions.
+        Scores named as in the script for version 2.0: exact and f1 in percent, and total, the
+        number of scored questions. The prefix HasAns_ marks scores of the questions with reference
+        answers, and NoAns_ marks scores of the questions without; each prefix occurs only if there
+        are such questions.
 
     Raises:
         UserError: there are no questions, none of them has a prediction, a question's answers are
@@ -108,8 +110,8 @@ def score(
         other = next(iter(predictions), None)
         told = "there are no predictions" if other is None else f"predictions have {other[:80]!r}"
         raise UserError(
-            f"no prediction is for a question of {questions[0].origin.path}: its first id is "
-            f"{questions[0].id[:80]!r}, {told}. Give the predictions for this file"
+            f"no prediction has the id of a question in {questions[0].origin.path}: the file's "
+            f"first id is {questions[0].id[:80]!r}, {told}. Give the predictions for this file"
         )
     found: dict[str, list[tuple[float, float]]] = {"": [], "HasAns_": [], "NoAns_": []}
     for question in questions:

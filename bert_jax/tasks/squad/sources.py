@@ -42,9 +42,10 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
     If `is_impossible` is true, the question has no answer (`answers=()`). Otherwise, a question
     that lists no answers has `answers=None`: they are unknown, as in SQuAD's test set.
 
-    `misplaced` says what happens to answers that are not at their offsets. `fail`: an error.
-    `skip`: they are left out, and so is a question with no other answer. `keep`: they are kept for
-    scores, which need no offsets; a question with no answer at its offset is not trained on.
+    `misplaced` says what happens to answers whose text is not at their offset. `fail` raises an
+    error. `skip` leaves these answers out, and also a question that has no other answer. `keep`
+    keeps them for scoring, which needs no offsets; training leaves out a question if none of its
+    answers is at its offset.
 
     Raises:
         UserError: the file cannot be read, has no questions, or has faults; the message counts the
@@ -135,7 +136,10 @@ class _Reader:
     def _items(
         self, owner: dict[str, Any], key: str, where: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the objects of a list with their paths; any other value is added as a problem."""
+        """Yield each object in the list `owner[key]` with its path in the file.
+
+        Add a problem if the value is not a list, and for each item that is not an object.
+        """
         inside = f"{where}.{key}" if where else key
         for i, item in enumerate(self._member(owner, key, list, where) or []):
             if isinstance(item, dict):
@@ -192,12 +196,12 @@ class _Reader:
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Return true if the answer's text stands at the answer's offset in the context."""
+    """Return whether the context has the answer's text at the answer's offset."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 
 def _whereabouts(answer: Answer, question: Question) -> str:
-    """Describe the text at an answer's offset, and where the answer really stands."""
+    """Describe the context at the answer's offset, and where the answer's text really occurs."""
     context, text, start = question.context, answer.text, answer.start
     said = f"{text[:40]!r} is said to be at character {start}"
     if 0 <= start < len(context):

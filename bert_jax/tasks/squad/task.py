@@ -72,7 +72,7 @@ class SpanSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Units of confidence intervals: paragraphs, since questions on a paragraph are alike."""
+        """Paragraphs as the units of confidence intervals; questions on a paragraph are alike."""
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
@@ -97,7 +97,10 @@ class SpanSplit(Split):
         return scores
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return data for intervals, and details: scores by kind of question, mistakes."""
+        """Return the data for confidence intervals, and details for the report.
+
+        The details are the scores by kind of question and by kind of answer, and the mistakes.
+        """
         questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
         threshold = scores.get(_THRESHOLD)  # null odds above it mean "no answer"
@@ -196,7 +199,7 @@ def _asks(question: Question) -> str:
 
 
 def _kind_of_answer(question: Question) -> str:
-    """Classify the first reference answer: with digits, or else by its length in words."""
+    """Classify the first reference answer: "with digits" if it has any, else its word count."""
     if not question.answers:
         return "no answer"
     text = question.answers[0].text

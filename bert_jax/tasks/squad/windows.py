@@ -2,8 +2,8 @@
 
 A context that does not fit is cut into overlapping windows, as in BERT's `run_squad.py`. Each
 window begins `stride` tokens after the previous one, and the last reaches the end, so no part of a
-context is lost. A token in several windows is scored only in the window with the most context on
-the token's shorter side.
+context is lost. A token in several windows is scored in only one of them: the window that
+maximises min(tokens to its left, tokens to its right), so that the token is far from both ends.
 """
 
 import unicodedata
@@ -25,7 +25,7 @@ class Window:
     """A row of n tokens, c of them from the context."""
 
     question: int
-    """Number of the window's question, from 0."""
+    """Index of the window's question."""
     ids: Int32[np.ndarray, " n"]
     """[CLS] question [SEP] context [SEP]."""
     context_at: int
@@ -33,8 +33,8 @@ class Window:
     spans: Int32[np.ndarray, "c 2"]
     """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """Whether this window scores the token, because no other window has more context around it;
-    true in exactly one window for each token of the context."""
+    """For each context token, whether this is the window that scores it (see `most_context`).
+    Exactly one of a question's windows scores each token."""
     target: tuple[int, int] | None
     """Positions in `ids` of the answer's first and last token. Both are 0 ([CLS]) if there is no
     answer or the window does not contain all of it. None means that the answer is unknown."""
@@ -42,14 +42,15 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class SquadWindows:
-    """Windows in the order of the questions, and from the start of a context to its end."""
+    """Windows of all questions, in the order of the questions."""
 
     windows: tuple[Window, ...]
-    """All windows; each question has at least one."""
+    """All windows, at least one per question. A question's windows run from the start of its
+    context to the end."""
     cut_questions: tuple[int, ...]
-    """Numbers of the questions that were cut to `max_question` tokens."""
+    """Indices of the questions that were cut to `max_question` tokens."""
     warnings: tuple[str, ...]
-    """Warnings that count questions that were cut or have no target, with the first few ids."""
+    """Warnings about cut questions and questions without a target: how many, and the first few."""
 
 
 def build_windows(
@@ -114,8 +115,9 @@ def build_windows(
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
     """Encode a context; a token's span includes combining marks after its last character.
 
-    The tokenizer's normalisation drops accents and vowel signs, so its span ends before a dropped
-    mark. Without this correction, an answer, which is a slice of the context, would lack the mark.
+    The tokenizer's normalisation drops accents and vowel signs, so the span of a token ends before
+    a dropped mark. An answer is a slice of the context; without this correction, it would lack the
+    mark after its last letter.
     """
     ids, spans = tokenizer.encode(context)
     spans = spans.copy()
@@ -144,10 +146,10 @@ def window_begins(num_tokens: int, room: int, stride: int) -> list[int]:
 
 
 def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarray:
-    """Choose each token's window (num_tokens,) by the context on the token's shorter side.
+    """Return the index of the window that scores each token, an array (num_tokens,).
 
-    A hundredth of the window's length is added, which favours longer windows. The first window
-    wins ties.
+    The chosen window is the one with the largest sum of min(tokens to the left, tokens to the
+    right) and a hundredth of the window's length. The first window wins ties.
     """
     at = np.arange(num_tokens)
     first = np.array(begins)[:, None]

@@ -1,4 +1,6 @@
-"""Precision, recall and F1 of entities (words and type must be right), and reports on tags.
+"""Precision, recall and F1 of entities, and reports on tags.
+
+A predicted entity is correct if both its words and its type are right.
 
 Entities are read from tags in two ways, both as in seqeval:
 
@@ -73,10 +75,11 @@ def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None
 def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
     """Return the details of a report on entities.
 
-    Scores are lenient, as in the CoNLL script; `strict` has scores as in seqeval's `mode="strict"`
-    with IOB2, for the tags `raw`.
+    `gold` and `predicted` are valid IOB2. `raw` has the most probable tag of each word, and so may
+    be invalid IOB2.
 
-    `gold` and `predicted` are valid IOB2; `raw` are the most probable tags of the words.
+    The scores of `predicted` are lenient, as in the CoNLL script. The entry `strict` has the scores
+    of `raw`, as in seqeval's `mode="strict"` with IOB2.
     """
     details = entity_scores(gold, predicted)
     labels = [row["label"] for row in details["classes"]]
@@ -139,7 +142,10 @@ def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """List the wrong tags that the model is surest of (`sure`), at most one per sentence."""
+    """List the most confident wrong tags, at most one per sentence.
+
+    `sure` has the probability of each predicted tag.
+    """
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(
@@ -168,7 +174,10 @@ def tag_mistakes(
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return gold and predicted type numbers for each span; the last number is "no entity"."""
+    """Return the indices in `labels` of each span's gold and predicted type.
+
+    The index `len(labels)` means "no entity".
+    """
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

@@ -34,7 +34,7 @@ class Entity(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str] | None:
-    """Split a tag into prefix (O, B, I, E or S) and type; None if it belongs to no scheme."""
+    """Split a tag into prefix (O, B, I, E or S) and type; None if the tag belongs to no scheme."""
     if tag == "O":
         return _OUTSIDE
     prefix, dash, kind = tag.partition("-")
@@ -46,8 +46,8 @@ def split_tag(tag: str) -> tuple[str, str] | None:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Find entities by the rules of the CoNLL script, in tags of any scheme.
 
-    An entity begins at B or S. I and E begin an entity too if they do not continue one: if they
-    follow E, S, O or another type.
+    An entity begins at B or S. I or E continues an entity if the previous tag is B or I with the
+    same type; otherwise, I or E begins a new entity.
 
     Raises:
         ValueError: a tag belongs to no scheme.
@@ -68,9 +68,9 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     """Return only the entities that are tagged as `scheme` requires.
 
-    IOB2 leaves out entities that begin with I; IOBES also leaves out those without E. IOB1 leaves
-    out entities that begin with B but do not follow an entity of their type, and a single B before
-    a B of another type.
+    IOB2 leaves out entities that begin with I. IOBES leaves out entities that begin with I or E, or
+    that end with B or I. IOB1 leaves out entities that begin with B but do not follow an entity of
+    their type, and (as in seqeval) an entity whose only tag is B, if a B of another type follows.
 
     Raises:
         ValueError: a tag belongs to no scheme, or has a prefix that `scheme` does not have.
@@ -106,7 +106,7 @@ def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
 
 
 def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
-    """Return the IOB2 tags of a sentence with these entities, which do not overlap."""
+    """Return the IOB2 tags of a sentence of `length` words; the entities must not overlap."""
     tags = ["O"] * length
     for kind, start, end in found:
         suffix = "" if kind == "_" else f"-{kind}"
@@ -118,9 +118,9 @@ def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
     """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
-    If there are no entities, the scheme is `iob2`. Sentences without tags are skipped. Prefixes
-    without types (such as M for numerals) count as parts of speech if no tag has a type and most
-    tags are not prefixes.
+    If there are no entities, the scheme is `iob2`. Sentences without tags are skipped. A tag that
+    looks like a prefix may be a part of speech, such as M for numerals. The scheme is therefore
+    `plain` if no tag has a type and most of the distinct tags are not prefixes.
 
     Raises:
         UserError: the tags break every scheme (the message names the scheme with the fewest faults,
@@ -155,8 +155,8 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     letters = "" if typed else f"; if the letters are parts of speech, {_PLAIN}"
     breaches = [_word(each, at) + why for each, at, why in broken[nearest]]
     raise UserError(
-        f"{first_few(breaches, _SHOWN)}. The tags are not valid {nearest.upper()}, nor of "
-        "another scheme. Fix them, or set lenient to read them as the CoNLL script does"
+        f"{first_few(breaches, _SHOWN)}. The tags are not valid {nearest.upper()}, and no other "
+        "scheme allows them. Fix the tags, or set lenient to read them as the CoNLL script does"
         f"{letters}"
     )
 
@@ -175,8 +175,8 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
             for word, tag in enumerate(example.tags or ()):
                 if split_tag(tag) is None:
                     raise UserError(
-                        f"{_word(example, word)}: neither O nor a prefix with a type. Fix the "
-                        f"tag, or {_PLAIN} instead of lenient"
+                        f"{_word(example, word)}: neither O nor a prefix with a type. Fix the tag. "
+                        f"If tags do not mark entities, {_PLAIN} and leave lenient out"
                     )
     elif detect_scheme(examples) == "plain":
         first = next(each for each in examples if each.tags)
@@ -190,10 +190,11 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
 
 def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> LabelSet:
-    """Return the tags to learn; for entities: O, then B and I of each type.
+    """Return the tags to learn.
 
-    Every type gets both prefixes, because the data to predict may have a longer entity of a rare
-    type than the training data. Plain tags are sorted.
+    For entities, these are O, then B and I of each type. Every type gets both prefixes, because a
+    type that has only single words in the training data may have longer entities in other data.
+    Plain tags are sorted.
 
     Raises:
         UserError: there are no tags.
@@ -216,7 +217,7 @@ def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _breaches(parts: list[tuple[str, str]]) -> Iterator[tuple[int, Scheme, str]]:
-    """Yield each fault of a sentence's tags: word number, broken scheme, what would be right."""
+    """Yield the faults of a sentence's tags: index of the word, scheme it breaks, explanation."""
     before = _OUTSIDE
     for word, (prefix, kind) in enumerate([*parts, _OUTSIDE]):
         inside = before[0] in "BI"

@@ -30,18 +30,19 @@ def read_columns(
 ) -> list[TaggedExample]:
     """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
-    If the line of the first word contains a tab, single tabs separate columns, and a word may
-    contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a
+    If the line of the file's first word contains a tab, single tabs separate columns, and a word
+    may contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a
     no-break space is part of a word.
 
     Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment` (if set) are
-    skipped. Set it only if no word begins with it; some words of CoNLL-2003 begin with `#`.
+    skipped. Set `comment` only if no word begins with the same characters: in CoNLL-2003, some
+    words begin with `#`.
 
     Raises:
         UserError: the file is missing, is not UTF-8, has no words, or lacks a requested column; or
-            lines have an unusual number of columns, an empty word or tag, or a word without
-            `token_prefix` (the message says how many lines).
+            a line has more or fewer columns than most lines, an empty word or tag, or a word
+            without `token_prefix` (the message counts such lines).
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -92,7 +93,7 @@ def read_columns(
 
 
 def is_conllu(path: str | Path) -> bool:
-    """Return true if the first line that is no comment is CoNLL-U; false if there is no file."""
+    """Return true if the first line after comments is CoNLL-U; false if there is no such file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = itertools.islice(file, 1000)
@@ -107,9 +108,9 @@ def read_conllu(
 ) -> list[TaggedExample]:
     """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
 
-    Words are syntactic words: ranges (`3-4 zum`), which give the written form of the words after
-    them, and empty nodes (`5.1`) are skipped. `_` means that a word has no tag. If no word has a
-    tag, or `column` is None, the sentences have no tags.
+    The words are syntactic words. Lines with a range (`3-4 zum`) are skipped, because they only
+    give the written form of the next words; so are empty nodes (`5.1`). `_` means that a word has
+    no tag. If no word has a tag, or `column` is None, the sentences have no tags.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words; or a line does not have ten
@@ -156,7 +157,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
 
     Raises:
         UserError: the first word has no language, another word has a different language, or
-            `read_columns` refuses the file.
+            `read_columns` finds a fault.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -185,8 +186,9 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If
-    tags are numbers, `tag_names` lists their names in numerical order; TFDS knows the names itself.
+    `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If the
+    file has integer ids in place of tags, `tag_names` lists the tags in the order of their ids,
+    from 0. TFDS knows the names itself.
 
     Raises:
         UserError: the file cannot be read or lacks a column; or a row has no words, an empty word,

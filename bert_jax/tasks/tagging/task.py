@@ -66,7 +66,11 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best score of one tag, or one entity type, for all words or all sentences."""
+        """Return the best score of a constant prediction.
+
+        For accuracy, the constant is one tag for all words. For other metrics, the constant is one
+        entity type, predicted either for each word or for each sentence as a whole.
+        """
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -92,12 +96,15 @@ class TaggingSplit(Split):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Units of confidence intervals: documents, if the file marks several, else sentences."""
+        """Units of confidence intervals: documents if the file marks several, else sentences."""
         documents = [each.document for each in self._examples]
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return data for intervals, and details: scores by type or tag, confusion, mistakes."""
+        """Return the data for confidence intervals, and details for the report.
+
+        The details are the scores by type or tag, the confusion matrix, and the mistakes.
+        """
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
         def details() -> dict[str, Any]:
@@ -115,8 +122,9 @@ class TaggingSplit(Split):
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and predictions.txt.
 
-        predictions.txt has a line for each word: the word, the file's tag, if any, and the
-        predicted tag, in the CoNLL script's order; spaces separate them, tabs if words have spaces.
+        predictions.txt has a line for each word, with the columns that the CoNLL script expects:
+        the word, the tag in the file (if the file has tags), and the predicted tag. Spaces separate
+        the columns, or tabs if a word contains a space.
         """
         yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
@@ -247,8 +255,8 @@ def _labels(
     odd = [name for name in config.labels if name[:1] not in tuple("OBI") or not split_tag(name)]
     if scheme == "iob2" and (odd or "O" not in config.labels):
         raise UserError(
-            f"{where}: {config.train} has entities, which are learned as IOB2: O, and B- and I- "
-            "with each type. Write the tags like this, or set task.scheme=plain"
+            f"{where}: {config.train} has entities, which are learned as IOB2, so list only O and, "
+            "for each type, B-TYPE and I-TYPE; or set task.scheme=plain"
         )
     lacks = sorted(_tags_of(train) - set(config.labels))
     if lacks:

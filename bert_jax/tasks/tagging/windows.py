@@ -21,12 +21,14 @@ class TagWindow:
     """A row of one sentence's sub-words, [CLS] ... [SEP], not padded."""
 
     example: int
-    """Number of the window's sentence, from 0."""
+    """Index of the window's sentence."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Number in the sentence of the word that a position labels; -1 if it labels no word."""
+    """Index (within the sentence) of the word that each position labels; -1 if the position labels
+    no word."""
     labels: Int32[np.ndarray, " L"]
-    """Label of the word; `NO_LABEL` at other positions, and everywhere if there are no tags."""
+    """Label of the word at each position. `NO_LABEL` means that the position labels no word, or
+    that the word has no known tag."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class TagWindows:
     sentence_words: tuple[int, ...]
     """Number of words of each sentence."""
     warnings: tuple[str, ...]
-    """Warnings that count sentences in several windows, unreadable words and unknown tags."""
+    """Warnings about sentences in several windows, words without tokens, and unknown tags."""
 
     def gather(self, predictions: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return one value per word for each sentence, given one value per position.
@@ -50,12 +52,18 @@ class TagWindows:
             ValueError: arrays and windows differ in number, or an array is shorter than its window.
         """
         if len(predictions) != len(self.windows):
-            raise ValueError(f"{len(self.windows)} windows, {len(predictions)} predictions")
+            raise ValueError(
+                f"{len(self.windows)} windows, {len(predictions)} predictions; each window needs "
+                "one array of predictions"
+            )
         kind = np.float64 if predictions[0].dtype.kind == "f" else np.int32
         found = [np.full(words, NO_LABEL, kind) for words in self.sentence_words]
         for number, (window, values) in enumerate(zip(self.windows, predictions, strict=True)):
             if len(values) < len(window.ids):
-                raise ValueError(f"window {number}: {len(window.ids)} ids, {len(values)} values")
+                raise ValueError(
+                    f"window {number}: {len(window.ids)} ids, {len(values)} values; each id needs "
+                    "a value"
+                )
             here = window.words >= 0
             found[window.example][window.words[here]] = values[: len(here)][here]
         return found
@@ -69,7 +77,7 @@ def tag_windows(
     max_length: int = 128,
     stride: int = 64,
 ) -> TagWindows:
-    """Cut sentences into windows of at most `max_length` ids, [CLS] and [SEP] included.
+    """Cut sentences into windows of at most `max_length` ids, including [CLS] and [SEP].
 
     Each word is encoded on its own, as a word inside a sentence. A word without tokens (a
     zero-width space) becomes [UNK], so that it can be labelled. A word whose tag is not among
@@ -134,9 +142,9 @@ def _ends_of_most_context(
 ) -> Integer[np.ndarray, " N"]:
     """Return where each window stops labelling: the end of its range of positions.
 
-    A position belongs to the window with the most context on the position's shorter side. Later
-    windows have more context on the right and less on the left, so each window labels consecutive
-    positions. Of two windows with equal context, the first labels the position.
+    A position is labelled by the window that maximises min(positions to the left, positions to the
+    right). Later windows have less context on the left and more on the right of a position, so each
+    window labels consecutive positions. If two windows tie, the first labels the position.
     """
     # The next window has more context once its left side exceeds this window's right side.
     return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])

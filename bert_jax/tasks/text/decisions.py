@@ -16,7 +16,7 @@ _TEMPERATURE, _THRESHOLD = "temperature", "threshold/"
 _ERRORS = ("ece", "ece_uncalibrated")
 
 Labels = np.ndarray
-"""Labels of N examples: (N,) class numbers, or (N, C) bool, true for each label of the example."""
+"""Labels of N examples: (N,) class ids, or (N, C) bool, true for each label of the example."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Decisions:
     """Conversion of logits to probabilities and labels, for single- and multi-label tasks."""
 
     temperature: float = 1.0
-    """Divisor of the logits, which does not change the order of classes."""
+    """Divisor of the logits. It does not change which class has the largest logit."""
     thresholds: tuple[float, ...] = ()
     """Probability above which each label is predicted (multi-label); () means 0.5 for all."""
 
@@ -55,7 +55,7 @@ class Decisions:
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Return which labels a multi-label task predicts: probabilities above their thresholds."""
+        """Return whether each label's probability is above the label's threshold (multi-label)."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -64,7 +64,7 @@ class Decisions:
         self, logits: Float[np.ndarray, "N C"], labels: Labels, names: Sequence[str],
         *, calibrate: bool, tune: bool,
     ) -> dict[str, float]:  # fmt: skip
-        """Return temperature, calibration errors on these labels, and thresholds, by name."""
+        """Return the temperature, the calibration errors on these examples, and the thresholds."""
         found: dict[str, float] = {}
         if calibrate:
             found[_TEMPERATURE] = self.temperature
@@ -88,7 +88,10 @@ class Decisions:
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare probabilities of best classes, or of labels, with how often they come true."""
+        """Compare predicted probabilities with the fraction of correct predictions.
+
+        The predictions are the best class of each row or, for a multi-label task, all labels.
+        """
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)
@@ -101,11 +104,14 @@ PLAIN = Decisions()
 def reliability(
     shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
 ) -> dict[str, Any]:
-    """Compare probabilities with the share that came true, in bins (i / bins, (i + 1) / bins].
+    """Compare the probabilities of predictions with the fraction of predictions that came true.
+
+    Predictions are grouped by probability into bins (i / bins, (i + 1) / bins].
 
     Returns:
-        Three lists with an entry per bin, and `ece`. The lists are `counts`; `confidence`, the mean
-        probability; and `accuracy`, the share that came true. In an empty bin, all three are 0.
+        Three lists with an entry per bin, and `ece`. The lists are `counts`, the number of
+        predictions; `confidence`, their mean probability; and `accuracy`, the fraction of
+        predictions that came true. In an empty bin, all three are 0.
         `ece`, the expected calibration error, is the mean gap between `confidence` and `accuracy`,
         weighted by `counts`.
     """
@@ -140,9 +146,10 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
 
 
 def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " N"]) -> float:
-    """Return the threshold with the highest F1; among equals, the nearest to 0.5.
+    """Return the threshold with the highest F1; if several tie, the nearest to 0.5.
 
-    Thresholds lie halfway between neighbouring probabilities; a label that no row has gets 0.5.
+    Thresholds lie halfway between neighbouring probabilities. If no row has the label, the
+    threshold is 0.5.
     """
     if not labels.any():
         return 0.5

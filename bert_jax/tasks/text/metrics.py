@@ -2,8 +2,8 @@
 
 Undefined scores are as in scikit-learn and scipy: F1 is 0 if there are no positives, the Matthews
 coefficient is 0 if labels or predictions are constant, and the correlation with a constant is NaN.
-A model that predicts one value for everything has learned nothing and must not pass for the best
-model, so compare scores with `numpy.nanargmax`, not with `max`, which may return NaN.
+To find the best model, compare scores with `numpy.nanargmax`. `max` may return NaN, the score of a
+model that predicts one value for everything and has learned nothing.
 """
 
 import warnings
@@ -30,7 +30,7 @@ from bert_jax.tasks.task import HeadKind
 
 
 def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """Return accuracy, f1, macro_f1 and matthews of class numbers (N,).
+    """Return accuracy, f1, macro_f1 and matthews of class ids (N,).
 
     f1 is the F1 of class 1; it is 0 if class 1 is absent. macro_f1 is the mean F1 of the classes
     that occur in the labels or the predictions. matthews is the Matthews correlation coefficient
@@ -43,9 +43,7 @@ def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]
     for name, values in (("labels", truth), ("predictions", guess)):
         # Floating-point scores never equal a class, so all would silently count as wrong.
         if values.dtype.kind not in "iub":
-            raise ValueError(
-                f"{name} are {values.dtype}; expected integers, the numbers of classes"
-            )
+            raise ValueError(f"{name} are {values.dtype}; expected integers, which are class ids")
     return unweighted(class_statistic(truth, guess), len(truth))
 
 
@@ -204,7 +202,10 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks (d, N) of weighted examples; `places` are ranks among distinct values."""
+    """Return the mean ranks (d, N) of examples under each of d weightings `w` (d, N).
+
+    `places` (N,) has the index of each example's value in the sorted distinct values.
+    """
     counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 

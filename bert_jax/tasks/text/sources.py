@@ -30,7 +30,8 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold out a part of the rows as dev; rows with equal texts stay in the same part.
 
-    If there are groups, their rows stay together too, and both parts get the same mix of labels.
+    If the table has groups, the rows of a group stay together too, and both parts get the same mix
+    of labels.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:
@@ -56,16 +57,20 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
 def _of_groups(
     path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
 ) -> list[bool]:
-    """Choose the rows to hold out, by group; a UserError if no division is possible."""
+    """Choose the groups to hold out as dev; return whether each row is held out.
+
+    Raises:
+        UserError: train or dev would be empty.
+    """
     groups = joined(keys, [example.group for example in data.examples])
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
     held = (deal(kinds, groups, keys, shares) == 0).tolist()
     if all(held) or not any(held):
         raise UserError(
-            f"{path}: its {len(set(groups.tolist()))} groups of {config.group!r} cannot be "
-            f"divided, so task.dev_rate {config.dev_rate:g} leaves train or dev empty; set another "
-            "rate, or name a second file in task.dev"
+            f"{path}: rows of a group stay together, and with {len(set(groups.tolist()))} groups "
+            f"of {config.group!r}, task.dev_rate {config.dev_rate:g} leaves train or dev empty; "
+            "set another rate, or name a second file in task.dev"
         )
     return held
 
@@ -92,9 +97,9 @@ def read_glue_source(
 ) -> Data[TextExample]:
     """Read a split of the task by its name, an official file, or another table.
 
-    MNLI also has the split `ax`. A file named like an official file is read as that file. Other
-    files must have the column names of GLUE or of TensorFlow Datasets; their labels are read only
-    if `labelled`.
+    MNLI also has the split `ax`. A file with the name of an official file is read in the official
+    format. Other files must have the column names of GLUE or of TensorFlow Datasets; their labels
+    are read only if `labelled`.
 
     Raises:
         UserError: no split or file has this name, or the file cannot be read.
@@ -228,7 +233,7 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
     missing = dev - set(lines.values())
     if missing:
         raise UserError(
-            f"{home / 'dev_ids.tsv'}: {path} lacks {len(missing):,} of its pairs, the first "
+            f"{home / 'dev_ids.tsv'}: {path} lacks {len(missing):,} of the listed pairs, the first "
             f"{' '.join(min(missing))!r}; fetch both files again"
         )
     chosen = [e for e in data.examples if (e.origin.line in lines) == (split == "dev")]

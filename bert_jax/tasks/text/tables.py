@@ -42,8 +42,9 @@ def read_texts(
         labels: the classes; None means the classes that occur in the file (see `LabelSet.of`).
         labelled: whether to read the labels.
         score_range: lowest and highest valid score; None permits any finite number.
-        more: other columns, from whose values `texts_of` makes `TextExample.more`.
-        texts_of: function that is called with a row's origin and its values in the columns `more`.
+        more: names of other columns to read.
+        texts_of: function that gets a row's origin and the row's values in the columns `more`, and
+            returns the texts for `TextExample.more`.
 
     Raises:
         UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
@@ -140,7 +141,11 @@ def read_other_texts(
 def read_labelled(
     source: str, table: TableConfig, labels: LabelSet | None, read: Any = read_texts, **options: Any
 ) -> Data[TextExample]:
-    """Read a table with `read`, one of the functions above; a UserError if it has no labels."""
+    """Read a table that must have labels, with `read_texts` or `read_other_texts`.
+
+    Raises:
+        UserError: the table has no labels, or `read` raises an error.
+    """
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:
         raise UserError(
@@ -150,7 +155,7 @@ def read_labelled(
 
 
 def as_text(origin: Origin, column: str, value: Any) -> str:
-    """Return `value` if it is text; raise a UserError that names any other value."""
+    """Return `value` if it is text without NUL; raise a UserError otherwise."""
     if not isinstance(value, str):
         what = "nothing" if value is None else f"{value!r:.60}"
         raise UserError(f"{origin}: column {column!r} holds {what}, not text")
@@ -239,7 +244,7 @@ def _numbered(
     labels: LabelSet | None,
     problems: Problems,
 ) -> tuple[list[Any], LabelSet | None]:
-    """Return the number of each label, None for a wrong label, and the names of all labels."""
+    """Convert labels to ids; return the ids, None for a wrong label, and all labels' names."""
     if labels is None:
         problems.check()  # the labels of wrong rows would be missing
         met: set[str] = set()

@@ -79,7 +79,7 @@ class TextSplit(Split):
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return data for intervals, and details: classes, confusion, residuals, mistakes, ..."""
+        """Return the data for confidence intervals, and the details (see `text_details`)."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)
@@ -174,7 +174,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (shift, factor): (mean, deviation) of scores; (0, 1 / temperature) for classes."""
+        """Return (mean, deviation) for regression, (0, 1 / temperature) for classification."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
@@ -184,7 +184,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
         return self.decisions(scores).thresholds
 
     def decisions(self, scores: SplitScores) -> Decisions:
-        """Restore the rule that turns logits into labels from the dev data's saved scores."""
+        """Restore temperature and thresholds, which are among the saved scores of the dev data."""
         return Decisions.saved(scores, self.spec.labels)
 
     def predicted(self, logits: np.ndarray, decisions: Decisions = PLAIN) -> np.ndarray:
@@ -221,7 +221,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
 
 
 def _scores(data: Data[TextExample], consequence: str) -> np.ndarray:
-    """Return the scores of a file; a UserError if all are equal."""
+    """Return the scores of a file; raise a UserError if all scores are equal."""
     scores = np.array([example.label for example in data.examples], np.float64)
     if scores.min() == scores.max():
         raise UserError(

@@ -1,1 +1,1 @@
-"""Fine-tuning: trains an encoder on labelled files; the result is a scored model for a task."""
+"""Fine-tuning of an encoder on labelled files. The result is a model for a task, with scores."""

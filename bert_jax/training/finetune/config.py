@@ -51,8 +51,8 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Number of rows in each step of a run, summed over devices and micro-batches."""
     accumulation: Count = 1
     """Number of micro-batches per step. More micro-batches save memory and cost time; the results
-    differ only by rounding. With task.kind=embedding, vectors are then computed twice, because each
-    vector is compared with the whole batch."""
+    differ only by rounding. With task.kind=embedding, 2 or more micro-batches compute each vector
+    twice, because the loss compares the vector with the whole batch."""
     eval_batch_size: Count = 64
     """Number of rows in each step of an evaluation."""
     evals_per_epoch: Count = 1
@@ -62,7 +62,8 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     max_buckets: Count = 4
     """Largest number of lengths to which rows are padded. Each length needs a compilation."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in encoder and attention, and before the head (0 with task.kind=squad).
+    """Dropout rate in the encoder, in attention and before the head. With task.kind=squad, there is
+    no dropout before the head.
     None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
     was pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -70,17 +71,17 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Attention kernel."""
     patience: Natural = 0
-    """Number of evaluations in a row without a better score after which a run stops early. The
-    learning rate follows the schedule of the full run. 0 means never to stop early."""
+    """Patience of early stopping: a run ends after this many evaluations in a row without a better
+    score. The learning rate follows the schedule of the full run. 0 means never to stop early."""
     freeze: str = ""
     """Parts that stay frozen: embeddings; a number n (the embeddings and the n lowest layers); or
     encoder (everything except the pooler and the head). If empty, nothing is frozen."""
     stall_seconds: NonNegative = 1800.0
-    """Seconds in which nothing is completed, after which the process writes its threads' stacks and
-    ends with exit code 6. 0 means no limit."""
+    """Largest number of seconds without completed work. After this time, the process writes the
+    stacks of its threads and ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown `freeze`, and micro-batches of unequal size."""
+        """Raise a UserError for an unknown `freeze`, or micro-batches of unequal size."""
         super().__post_init__()
         if self.freeze not in ("", "embeddings", "encoder") and not self.freeze.isdecimal():
             raise UserError(
@@ -116,11 +117,12 @@ class FinetuneGuardConfig(GuardConfig):
     """
 
     spike_sigmas: NonNegative = 0.0
-    """Distance above the mean of recent losses, in standard deviations (at least 1 nat), beyond
-    which a loss is a spike. 0, the default, means that only non-finite values are bad."""
+    """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
+    spike; the distance is at least 1 nat. 0, the default, means that only non-finite values are
+    bad."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and options that only pretraining has."""
+        """Raise a UserError for values out of range, or options that only pretraining has."""
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
@@ -161,8 +163,8 @@ class FinetuneConfig:
     embedding: ContrastConfig = field(default_factory=ContrastConfig)
     """Settings of vectors and their loss (task.kind=embedding)."""
     head: Literal["auto", "keep", "fresh"] = "auto"
-    """Initial weights of the head. keep: the head of `init`, whose labels must be the task's, in
-    any order; fresh: random weights; auto: keep if the labels are the same, else fresh."""
+    """Initial weights of the head. keep: the head of `init`, which must have the labels of the task
+    (in any order); fresh: random weights; auto: keep if the labels are the same, else fresh."""
     training: FinetuneTrainingConfig = field(default_factory=FinetuneTrainingConfig)
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -176,7 +178,7 @@ class FinetuneConfig:
     """Seed for the head's initial weights, the order of examples and dropout."""
 
     def __post_init__(self) -> None:
-        """Refuse seeds beyond 32 bits, and settings that contradict each other."""
+        """Raise a UserError for seeds beyond 32 bits, or settings that contradict each other."""
         if not 0 <= self.seed < 2**32 - self.sweep.seeds:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
         if self.lora.rank and self.training.freeze:

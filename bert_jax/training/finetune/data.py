@@ -26,8 +26,9 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     """Read a model together with its task, so that it can be scored on labelled data.
 
     Args:
-        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format whose
-            model has a task head: the task follows from its labels and the model's positions.
+        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format. In the
+            latter case, the model must have a task head; the task is derived from the head's kind
+            and labels, and from the maximum length of the model.
         columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
@@ -43,7 +44,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> Task:
-    """Make the task, with default columns, of a model that other software has fine-tuned."""
+    """Make the task of a model that other software has fine-tuned; columns have default names."""
     if model.outputs is None:
         raise UserError(
             f"{model.name} has no task head, so it cannot be scored on labelled data; it supports "

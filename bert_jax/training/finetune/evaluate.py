@@ -98,14 +98,14 @@ def score_rows(
 
 
 def named(split: Split, number: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """Add the split's name to the names of scores, as a prefix, except for split number 0."""
+    """Prefix the names of scores with the split's name, unless `number` is 0 (the first split)."""
     prefix = f"{split.name}/" if number else ""
     return {f"{prefix}{name}": value for name, value in scores.items()}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a fine-tuned model, with reports and differences."""
+    """Scores and reports of a fine-tuned model, and the differences from another model's scores."""
 
     scores: dict[str, float]
     """Scores by name. For splits after the first, names begin with the name of the split. If there
@@ -113,7 +113,8 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Score minus another model's score, by split and score, with paired 95% intervals."""
+    """Score minus another model's score, by split and name of the score, with paired 95%
+    intervals."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -133,7 +134,8 @@ def evaluate_finetuned(
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
-        data: Labelled file, dev or test, or a split of GLUE; None means the run's dev and test.
+        data: Labelled data: a file, a split of GLUE, or the run's `dev` or `test`. None means the
+            dev and the test data of the run.
         reports: Files that `bert-jax contamination` wrote about the data. If there are none, the
             reports on the corpora of the run's lineage are used.
         versus: Directory of another model, whose scores on the same examples are subtracted.
@@ -253,10 +255,11 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Group the numbers of a split's examples by contamination: clean, seen or unjudged.
+    """Group the indices of a split's examples by contamination: clean, seen or unjudged.
 
-    `texts` maps the key of a text to two counts: its n-grams, and those that the run's corpora
-    contain. If `texts` contains no example of the split, the result is empty.
+    `texts` maps the key of a text to two counts: the number of n-grams in the text, and how many of
+    them occur in the run's corpora. If `texts` contains no example of the split, the result is
+    empty.
 
     Raises:
         UserError: `needed` is true, but `texts` contains no example.
@@ -265,8 +268,8 @@ def divide(
     if not any(all(key in texts for key in each) for each in keys):
         if needed:
             raise UserError(
-                f"{split.name}: none of its {len(keys):,} examples is in the report of "
-                "--contamination, which is on other texts; give the report on this file"
+                f"{split.name}: none of its {len(keys):,} examples is in the report given by "
+                "--contamination, so the report is on other texts; give the report on this file"
             )
         return {}
     shares = np.array([share_of(texts, each) for each in keys])
@@ -279,7 +282,8 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores`, those of all examples, give the null threshold of SQuAD. `parts` comes from `divide`.
+    `scores` are the scores of all examples; they include the null threshold of SQuAD. `parts` comes
+    from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

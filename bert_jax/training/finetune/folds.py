@@ -74,7 +74,7 @@ def cross_validate(
 
 
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:
-    """Refuse a sweep, and a work directory in a bucket or of another run."""
+    """Raise a UserError for a sweep, or a work directory in a bucket or of another run."""
     if config.num_trials > 1:
         raise UserError(
             f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "

@@ -85,8 +85,9 @@ class TaskScorer:
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
         """Score the test data with the best parameters of each trial in a wave.
 
-        A trial without a finite dev score gets no test scores. The saved model is the best so far
-        of the first initialisation: if it is from this wave, also write its report on dev and test.
+        A trial without a finite dev score gets no test scores. If the saved model is from this
+        wave, also write its report on dev and test. (The saved model is the best model so far of
+        the first initialisation.)
 
         Raises:
             SaveFailedError: The report cannot be written.
@@ -139,7 +140,7 @@ class TaskScorer:
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the number of the trial whose model is saved; None if it is not in this wave."""
+    """Return the index in `wave` of the trial whose model is saved; None if it is in another."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)
@@ -157,8 +158,8 @@ def write_reports(
 ) -> list[Path]:
     """Write report.md, report.json and pictures, and return their paths.
 
-    `reports` maps split names to reports. `record` has further entries for the JSON. A picture
-    shows the last split for which it can be drawn. A missing `directory` is made, and existing
+    `reports` maps split names to reports. `record` has further entries for report.json. A picture
+    shows the last split for which it can be drawn. `directory` is created if needed, and existing
     files are replaced.
 
     Raises:

@@ -93,7 +93,7 @@ def prepare_finetune_workdir(
 
 
 def describe_split(split: Split) -> dict[str, Any]:
-    """Return the size and the fingerprint of a split, which a later evaluation compares."""
+    """Return the size and the fingerprint of a split; later evaluations check both for changes."""
     return {"examples": len(split.texts()), "fingerprint": split.fingerprint}
 
 
@@ -109,7 +109,7 @@ class FinetuneSaves:
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
         self._best: tuple[float, int] | None = None
-        """Score of the saved model, and number of its checkpoint."""
+        """Score of the saved model, and step of its checkpoint."""
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
@@ -124,7 +124,7 @@ class FinetuneSaves:
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
-        """Return one trial's parameters at its best evaluation, frozen ones included."""
+        """Return one trial's parameters at its best evaluation, including frozen parameters."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 

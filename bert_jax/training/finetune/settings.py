@@ -43,7 +43,7 @@ class Schedule:
         return len(self.waves) * self.num_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Return true if dev is scored after `step` steps of a wave, as it is after the last."""
+        """Return true if dev is scored after `step` steps of a wave; always true for the last."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
 
@@ -57,8 +57,8 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
     steps = config.training.num_epochs * epoch
     if steps > MAX_STEPS:
         raise UserError(
-            f"training.num_epochs is {config.training.num_epochs:g}, which makes {steps:.4g} steps "
-            f"at {epoch:,} steps per epoch; a run has at most {MAX_STEPS:,} steps. Set "
+            f"training.num_epochs is {config.training.num_epochs:g}; with {epoch:,} steps per "
+            f"epoch, this means {steps:.4g} steps, but a run has at most {MAX_STEPS:,} steps. Set "
             f"training.num_epochs to {MAX_STEPS // epoch:,} or less"
         )
     num_steps, seeds = max(1, round(steps)), range(config.seed, config.seed + config.sweep.seeds)

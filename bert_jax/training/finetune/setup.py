@@ -45,7 +45,7 @@ class Setup:
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
-        """Objective for evaluations and the saved model: that of training, without a teacher."""
+        """Objective of training, without the teacher, for evaluations and the saved model."""
         return cast(TaskObjective | EmbeddingObjective, self.step.objective.for_evaluation())
 
     @property
@@ -65,7 +65,7 @@ class Setup:
         return [said for other in others if (said := overlap_warning(*other, known))]
 
     def rows_of(self, wave: int, step: int) -> Iterator[Batch]:
-        """Yield the batches of a wave from batch number `step` on, without end."""
+        """Yield the batches of a wave endlessly, beginning after the first `step` batches."""
         seeds = [trial.seed for trial in self.schedule.waves[wave]]
         epoch, start = divmod(step, self.batches.num_batches)
         while True:

@@ -1,4 +1,4 @@
-"""The starting point of a fine-tuning run: models, heads or vectors, and a teacher."""
+"""The starting point of a fine-tuning run: initial parameters, objective and teacher."""
 
 import dataclasses
 import logging
@@ -250,7 +250,7 @@ def with_vectors(
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
             "task.rows is 'texts', which compares a text with itself under different "
-            "dropout, but the model has none; set training.dropout_rate above 0"
+            "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
     starts = {
         name: {} if each is None else starting_vectors(kept, each.params)
@@ -310,8 +310,9 @@ def with_teacher(
     ours, theirs = initial.tokenizer.fingerprint, saved.tokenizer.fingerprint
     if ours != theirs:
         raise UserError(
-            f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) is not the one of "
-            f"{initial.name} ({ours[:12]}); give a teacher with the student's tokenizer"
+            f"distil.teacher: the tokenizer of {saved.name} ({theirs[:12]}) differs from the "
+            f"tokenizer of {initial.name} ({ours[:12]}); give a teacher with the student's "
+            "tokenizer"
         )
     try:
         kept = kept_head(saved, objective.config, task)

@@ -34,7 +34,7 @@ from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Stage
 from bert_jax.training.steps import trials
 
 _SAVE_SECONDS = 60.0
-"""Least time between two saves, in seconds. Saves follow evaluations."""
+"""Minimum time between two saves, in seconds. The run saves only after an evaluation."""
 
 
 def finetune(
@@ -84,7 +84,7 @@ def finetune(
 
 
 def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the batches of all waves, one wave after the other, from number `first` on."""
+    """Yield the batches of all waves in order, starting with batch `first`, counted from 0."""
     num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
     wave, step = divmod(first, num_steps)
     for number in range(wave, len(setup.schedule.waves)):
@@ -94,7 +94,7 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
 
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
-    """Make the plan of a run from its configuration and from `setup`, its models and data."""
+    """Make the plan of a run from its configuration and from the models and data in `setup`."""
     size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)

@@ -48,7 +48,7 @@ class NoModelError(RuntimeError):
 
 
 class NothingLearnedError(RuntimeError):
-    """Error at the end of a complete run that is no better than a constant prediction."""
+    """Error at the end of a complete sweep: no run scored better than a constant prediction."""
 
     exit_code = 8
 
@@ -58,7 +58,7 @@ class FinetuneVoice:
     """Reporter of a fine-tuning run: its printed lines, columns of metrics and statistics."""
 
     summary: Callable[[], list[str]]
-    """Function that describes data, batches and trials (see `summary`)."""
+    """Function that describes data, batches and trials. It is called without arguments."""
     setup: Setup
     goal: float
     """Score that a trial must exceed."""
@@ -73,7 +73,7 @@ class FinetuneVoice:
         return [head, *self.summary()], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return the number of the wave, and the epoch within it."""
+        """Return the index of the wave, and the epoch that the wave has reached."""
         schedule = self.setup.schedule
         return {"epoch": (step - wave * schedule.num_steps) / schedule.epoch, "wave": wave}
 
@@ -125,7 +125,7 @@ def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
 
 
 def unlearned(bests: Sequence[float | None], metric: str, constant_score: float) -> str:
-    """Return a message if no run's best score exceeds a constant prediction's; else empty."""
+    """Return a message if no run scored better than a constant prediction, else an empty string."""
     best = max((best for best in bests if best is not None), default=math.inf)
     if not best <= constant_score:
         return ""
@@ -138,7 +138,7 @@ def unlearned(bests: Sequence[float | None], metric: str, constant_score: float)
 
 
 def score_range(scores: Sequence[float | None]) -> str:
-    """Describe the scores of one or more runs in a metric."""
+    """Describe the scores of one or more runs: one value, or the median and the range."""
     known = [value for value in scores if value is not None and math.isfinite(value)]
     median = quantile(scores, 0.5)
     text = "not a number" if median is None else f"{median:.4g}"
@@ -154,10 +154,11 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
     A model that guesses without reading the text exceeds the goal in at most about 5% of cases.
 
-    Such guesses have an expected score of at most `constant_score`; for macro F1, labels drawn as
-    often as they occur give 1 / `num_labels`. The goal is the 95% quantile of a binomial proportion
-    over `rows` rows with this expectation, since no mean of values in [0, 1] varies more. This is
-    exact for accuracy and generous for F1. For correlations, the bound comes from Student's t.
+    The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw each
+    label as often as it occurs may do better: they have an expected score of 1 / `num_labels`.)
+    The goal is the 95% quantile of the accuracy on `rows` rows, if each guess is right with this
+    probability. It is exact for accuracy. Other means of values in [0, 1] do not vary more, so the
+    goal may be higher than necessary for F1. For correlations, the goal comes from Student's t.
 
     `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
     `num_labels` is the number of labels of a single-label task.
@@ -237,7 +238,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
 
 
 def _head(setup: Setup) -> str:
-    """Describe the pooling of vectors, or the input and the initial weights of a head."""
+    """Describe the pooling of an embedding model, or the input and initial weights of a head."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
         return _POOLINGS[head.pooling]

@@ -1,8 +1,9 @@
 """Branches: runs that continue a checkpoint of another run (`bert-jax pretrain --branch-from`).
 
-A branch takes over all state of the other run: parameters, optimizer moments, the number of the
-next batch and, through the seed, random numbers. So both runs share the steps before the branch,
-and both configurations must agree in the fields that decide these steps. Later steps may differ.
+A branch takes over all state of the other run: parameters, optimizer moments and the index of the
+next batch. Both runs have the same seed, and so the same random numbers. Since they share the steps
+before the branch, their configurations must agree in the fields that determine these steps. Later
+steps may differ.
 """
 
 import contextlib
@@ -43,8 +44,8 @@ class Branch:
     """Checkpoint of another run, from which this run continues."""
 
     record: Mapping[str, Any]
-    """Entry `branch` of config.json: `workdir`, `step` and `digest` of the checkpoint. If the other
-    run is a branch too, the entry also has the `branch` of that run."""
+    """Entry `branch` of this run's config.json: `workdir`, `step` and `digest` of the checkpoint.
+    If the other run is a branch too, the entry also contains the `branch` entry of that run."""
     source: WorkDir | None
     """Work directory of the other run; None once this run has saved checkpoints itself."""
     began: Mapping[str, Any]
@@ -72,20 +73,21 @@ class Branch:
     ) -> None:
         """Check that a run can continue the checkpoint, without changing anything.
 
-        `stores` has the texts of phases that do not read the run's corpus `store`, by phase number.
-        `abstract` is the state as abstract arrays.
+        `store` is the run's corpus. `stores` maps the index of each phase that reads other text to
+        this text. `abstract` is the state as abstract arrays.
 
         Raises:
-            UserError: The runs differ (the message lists both values), or this run is too short.
+            UserError: The runs differ (the message lists the differences), or this run has no steps
+                after the branch.
         """
         source, began = self.source, self.config
         if source is None or began is None:
             return
         if config.training.num_steps <= self.step:
             raise UserError(
-                f"training.num_steps is {config.training.num_steps}; a branch from step "
-                f"{self.step} of {source.name} needs more, because the steps before the "
-                "branch count too"
+                f"training.num_steps is {config.training.num_steps}; it must exceed {self.step} "
+                f"for a branch from step {self.step} of {source.name}, because it counts the "
+                "steps before the branch too"
             )
         rows = []
         tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
@@ -105,8 +107,8 @@ class Branch:
         )
         if rows:
             raise UserError(
-                f"a branch from step {self.step} of {source.name} shares all earlier steps with "
-                f"that run, but differs in what decides these steps: {'; '.join(rows)}. A branch "
+                f"a branch from step {self.step} of {source.name} must have the settings and the "
+                f"data of that run up to this step, but these differ: {'; '.join(rows)}. A branch "
                 f"may change training.num_steps, phases that begin at step {self.step} or later, "
                 "settings of the optimizer, and whatever a restart may change"
             )
@@ -116,9 +118,10 @@ class Branch:
 
     @contextlib.contextmanager
     def keeping(self, branch: str) -> Iterator[None]:
-        """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
+        """Mark the checkpoint as kept forever, for the sake of the run in `branch`.
 
-        The `with` block begins the run. If it fails and the mark is new, the mark is removed.
+        `branch` is a work directory. The body of the `with` statement begins the run there. If the
+        body fails, a mark that was not there before is removed.
 
         Raises:
             UserError: The other run's work directory cannot be written.
@@ -129,7 +132,7 @@ class Branch:
             return
 
         def mark() -> bool:
-            what = f"cannot mark the checkpoint of step {self.step} as kept for the branch in"
+            what = f"cannot write the mark that keeps the checkpoint of step {self.step} in"
             try:
                 with source.failures_named(what):
                     return keep_for_branch(source.checkpoints, self.step, branch)
@@ -166,12 +169,16 @@ class Branch:
 
 
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
-    """Find the checkpoint that a run branches from; return None if the run is no branch.
+    """Find the checkpoint that a run branches from; return None if the run is not a branch.
 
-    All processes must call this function. `name` is the value of --branch-from: WORKDIR@STEP;
-    WORKDIR, for its newest checkpoint that was read back after saving; or "", if the option is not
-    given. A branch that has begun is found from its config.json. `there` is the content of `work`,
-    the work directory of the branch.
+    All processes must call this function.
+
+    Args:
+        name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
+            read back after saving. If empty, the run can only be a branch that has already begun:
+            its config.json names the checkpoint.
+        work: Work directory of the run.
+        there: Content of `work`.
 
     Raises:
         UserError: The run or step is missing or damaged, or the run in `work` began differently.
@@ -188,8 +195,8 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
         return None
     if there.record and not known:
         raise UserError(
-            f"--branch-from is {name}, but the run in {work.name} is no branch. To continue that "
-            "run, leave --branch-from out. To begin a branch, choose another --workdir"
+            f"--branch-from is {name}, but the run in {work.name} is not a branch. To continue "
+            "that run, leave --branch-from out. To begin a branch, choose another --workdir"
         )
     directory, step = split_name(name) if name else (known["workdir"], known["step"])
     if known and step not in (None, known["step"]):
@@ -224,8 +231,8 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
         others = [each for each in verified_steps(source.checkpoints) if each != step]
         there = ", ".join(map(str, others)) or "none"
         raise UserError(
-            f"the checkpoint of step {step} in {source.name} is damaged: {fault}. Other steps that "
-            f"were read back: {there}"
+            f"the checkpoint of step {step} in {source.name} is damaged: {fault}. Other steps "
+            f"whose checkpoints were intact when read back: {there}"
         )
     entry = {
         "workdir": source.name,
@@ -235,8 +242,9 @@ def _look(source: WorkDir, step: int | None, known: Mapping[str, Any] | None) ->
     }
     if known and known["digest"] != entry["digest"]:
         raise UserError(
-            f"the checkpoint of step {step} in {source.name} has the digest {entry['digest']}, but "
-            f"the run began from a checkpoint with {known['digest']}. Choose another --workdir"
+            f"the checkpoint of step {step} in {source.name} has been replaced since the branch "
+            f"began: its digest was {known['digest']} and is now {entry['digest']}. Choose another "
+            "--workdir"
         )
     return entry, record
 
@@ -266,7 +274,10 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how phases before the branch differ; `share` is the fraction of steps before it."""
+    """Describe how the phases before the branch differ between the runs.
+
+    `share` is the fraction of this run's steps that come before the branch.
+    """
     old_steps, new_steps = (
         " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
     )

@@ -42,8 +42,8 @@ FREE_FIELDS = (
     "training.probes",
     "training.stall_seconds",
 )
-"""Fields and sections that a restart may change: paths, intervals, evaluations, the guard, and the
-way to compute a step. Fields that decide the examples or the objective must stay."""
+"""Fields and sections that a restart may change: paths, intervals, evaluations, the guard, and how
+a step is computed. Fields that determine the examples or the objective must not change."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class PretrainConfig(Bounded):
     """Seed for the initial parameters, the order and pairing of examples, masks and dropout."""
 
     def __post_init__(self) -> None:
-        """Refuse sections that contradict each other."""
+        """Raise an error if sections contradict each other."""
         super().__post_init__()
         if self.data.target_length > self.model.num_positions:
             raise UserError(
-                f"data.target_length {self.data.target_length} is beyond model.num_positions "
+                f"data.target_length {self.data.target_length} exceeds model.num_positions "
                 f"{self.model.num_positions}. Lower data.target_length or raise model.num_positions"
             )
         for number, phase in enumerate(self.training.phases):
             if phase.length > self.model.num_positions:
                 raise UserError(
-                    f"training.phases[{number}].length {phase.length} is beyond "
+                    f"training.phases[{number}].length {phase.length} exceeds "
                     f"model.num_positions {self.model.num_positions}. Lower the phase's length or "
                     "raise model.num_positions"
                 )
@@ -122,10 +122,10 @@ class PretrainConfig(Bounded):
             self.check_thetas()
 
     def check_thetas(self) -> None:
-        """Refuse phases that set a rotary base (theta) that the model does not use.
+        """Check that no phase sets a rotary base (theta) that the model does not use.
 
         Raises:
-            UserError: A phase sets such a base; the message names the phase and the field.
+            UserError: A phase sets an unused base. The message names the phase and the field.
         """
         for number, phase in enumerate(self.training.phases):
             given = {name: getattr(phase, name) for name in THETAS}
@@ -156,9 +156,9 @@ class PretrainConfig(Bounded):
         names = [f"eval/{metric.name}" for metric in evaluated]
         if checkpoint.best_metric not in ("", *names):
             raise UserError(
-                f"checkpoint.best_metric is {checkpoint.best_metric!r}; an evaluation of this run "
-                f"(objective.name {self.objective.name!r}, data.pairing {self.data.pairing!r}) has "
-                f"{', '.join(names)}"
+                f"checkpoint.best_metric is {checkpoint.best_metric!r}, but the evaluations of "
+                f"this run (objective.name {self.objective.name!r}, data.pairing "
+                f"{self.data.pairing!r}) compute {', '.join(names)}"
             )
 
     @property
@@ -176,7 +176,10 @@ class PretrainConfig(Bounded):
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the exponent of corpus sizes in a phase's mixture; None if there is no mixture."""
+        """Return the mixture temperature of a phase; None if there is no mixture.
+
+        The temperature is the exponent of the corpus sizes.
+        """
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None
@@ -196,10 +199,10 @@ class PretrainConfig(Bounded):
         return replace(self.model, **self._thetas(number))
 
     def with_thetas_of(self, number: int) -> "PretrainConfig":
-        """Return an equivalent configuration with the thetas of a phase in `model`.
+        """Return a configuration of the same run in which `model` has the thetas of a phase.
 
-        A checkpoint records this configuration, since readers of models take thetas from `model`.
-        Phases that used the thetas of the original `model` now set them as fields.
+        A checkpoint records this configuration, because readers of models take thetas from `model`.
+        In it, each phase that took a theta from the original `model` sets this theta itself.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:

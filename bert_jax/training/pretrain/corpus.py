@@ -1,4 +1,4 @@
-"""The token stores of a run, on disk or in a bucket, whose shards are copied to a cache on disk."""
+"""Token stores of a run, on disk or in a bucket. Shards of a bucket are copied to a disk cache."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Corpus(NamedTuple):
 
     train: TokenStore
     heldout: TokenStore | None
-    """Held-out text; None if there is none, so that the run has no evaluation."""
+    """Held-out text. If None, the run is not evaluated on held-out text."""
 
 
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
@@ -41,11 +41,12 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
-        data: Settings of a run, which reads windows of shards and checks them in the background.
-            If None, the text is read without windows, and the cache has its default settings.
+        data: Settings of a run. With settings, the text is read in windows of shards, and shards
+            are checked in the background. If None, the text is read without windows, and the cache
+            has its default settings.
 
     Raises:
-        UserError: The path is empty, has an unsupported scheme or leads to no store; its two stores
+        UserError: The path is empty, has an unsupported scheme or contains no store; the two stores
             have different tokenizers; or a window does not fit the cache.
         BucketAwayError: The bucket is out of reach.
     """
@@ -94,9 +95,9 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 def phase_stores(
     config: PretrainConfig, run: TokenStore, only: int | None = None
 ) -> dict[int, TokenStore | Mixture]:
-    """Open the training text of each phase that does not read the run's corpus, by phase number.
+    """Open the training texts that differ from the run's corpus; return them by phase index.
 
-    `run` is the store of the run's corpus. If `only` is given, only phase number `only` is opened.
+    `run` is the store of the run's corpus. If `only` is given, open only the text of phase `only`.
 
     Raises:
         UserError: A corpus is missing, has another tokenizer than the run's corpus, or is named
@@ -143,7 +144,7 @@ def phase_stores(
 
 
 def recorded_corpus(record: Mapping[str, Any], phase: int) -> Any:
-    """Return the fingerprint of a phase's training text from the config.json of a run."""
+    """Return the fingerprint of a phase's training text. `record` is the run's config.json."""
     return record.get("phase_corpora", {}).get(str(phase), record.get("corpus"))
 
 
@@ -152,7 +153,7 @@ class MixedCorpora:
     """All corpora of a run that mixes corpora in some phase; empty for any other run."""
 
     names: tuple[str, ...]
-    """Directories, in the order of the phases."""
+    """Directories of the corpora, in the order of the phases that read them."""
     data: DataConfig
 
     @cached_property
@@ -163,7 +164,7 @@ class MixedCorpora:
     def named(
         self, texts: Mapping[int, TokenStore | Mixture], phases: Sequence[PhaseConfig]
     ) -> dict[int, TokenStore | Mixture]:
-        """Return the text of each phase; in a mixed run, a single corpus is a mixture of one."""
+        """Return `texts`; in a run with a mixture, wrap each single corpus in a mixture of one."""
         return {
             number: Mixture((phases[number].corpus,), (text,), (1.0,))
             if self.names and isinstance(text, TokenStore)
@@ -186,7 +187,7 @@ class MixedCorpora:
         return row
 
     def heldout(self) -> dict[str, TokenStore]:
-        """Open the held-out text of each corpus that has held-out text, by label."""
+        """Open the held-out stores of all corpora that have one; return them by corpus label."""
         return {
             label: store
             for name, label in self.labels.items()
@@ -270,14 +271,14 @@ class BucketCorpus:
         return directory
 
     def _check_window(self, sizes: list[int]) -> None:
-        """Refuse `data.window` if two windows of shards do not fit the cache."""
+        """Raise an error if the cache cannot hold two windows of `data.window` shards."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
         fitting = int(limit // (2 * largest))
         if len(sizes) == 1:
             if sizes[0] > limit:
                 raise UserError(
-                    f"data.cache_gb is {self._data.cache_gb:g}, but {self.files.url} is one shard "
-                    f"of {sizes[0] / 1e9:.2f} GB. Set data.cache_gb to at least "
+                    f"data.cache_gb is {self._data.cache_gb:g}, but the only shard of "
+                    f"{self.files.url} has {sizes[0] / 1e9:.2f} GB. Set data.cache_gb to at least "
                     f"{sizes[0] / 1e9:.2f}, or build the corpus in smaller shards"
                 )
         elif not window or window > fitting:
@@ -294,9 +295,9 @@ class BucketCorpus:
 
 
 def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
-    """Refuse a mixture if the cache cannot hold the windows of all its corpora.
+    """Raise an error if the cache cannot hold two windows of each corpus of a mixture.
 
-    `where` names the mixture; `stores` maps the URLs of its corpora in buckets to their stores.
+    `where` names the mixture. `stores` contains its corpora in buckets: it maps URLs to stores.
     """
     needed = 0
     for store in stores.values():
@@ -304,10 +305,10 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
         needed += sum(sizes[-2 * data.window :])
     if len(stores) > 1 and needed > data.cache_gb * 1e9:
         raise UserError(
-            f"{where}: two windows of data.window {data.window} of each of {', '.join(stores)} are "
-            f"{needed / 1e9:.2g} GB, but data.cache_gb is {data.cache_gb:g}, so the corpora would "
-            f"evict each other. Set data.cache_gb to {1.05 * needed / 1e9:.2g} or more, "
-            "or data.window to a lower number"
+            f"{where}: the cache must hold two windows (data.window {data.window}) of each of "
+            f"{', '.join(stores)}: {needed / 1e9:.2g} GB. But data.cache_gb is {data.cache_gb:g}, "
+            "so the corpora would evict each other. Set data.cache_gb to "
+            f"{1.05 * needed / 1e9:.2g} or more, or data.window to a lower number"
         )
 
 

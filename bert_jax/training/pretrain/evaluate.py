@@ -84,11 +84,11 @@ class HeldOut(Scorer):
     rows: Sequence[EvalBatches]
     """Held-out rows for each phase."""
     corpora: Mapping[str, Sequence[EvalBatches]] = field(default_factory=dict)
-    """Held-out rows for each phase, by the label of a corpus in a mixture."""
+    """Held-out rows of the corpora of a mixture: the rows for each phase, by corpus label."""
     every: int = 0
-    """Number of steps between two evaluations; 0 means that only `marks` are evaluated."""
+    """Number of steps between two evaluations; if 0, the run is evaluated only at `marks`."""
     marks: Collection[int] = ()
-    """Steps at which phases end. The run is also evaluated after these steps."""
+    """Steps at which phases end. The run is evaluated after these steps too."""
 
     @cached_property
     def _steps(self) -> list[Callable[[Any, Batch], Forward]]:
@@ -99,7 +99,7 @@ class HeldOut(Scorer):
         return bool(self.every and step % self.every == 0) or step in self.marks
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
-        """Evaluate on the held-out rows for the stage."""
+        """Evaluate on the held-out rows for the current phase."""
         found = self.evaluate(params, at.stage, alive=partial(alive, "a batch of an evaluation"))
         return [Scores({name.removeprefix("eval/"): value for name, value in found.items()})]
 
@@ -157,7 +157,7 @@ def heldout_rows(
 def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: str) -> None:
     """Check that the loss of a model on held-out text of a corpus can be measured.
 
-    `name` is the directory of the corpus (option --corpus), and `directory` that of the model.
+    `name` is the directory of the corpus (option --corpus). `directory` is the model's directory.
 
     Raises:
         UserError: The corpus has no held-out text or another tokenizer than the model, or the model

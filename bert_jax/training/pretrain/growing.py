@@ -47,7 +47,9 @@ def grow_model(
     max_rows: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write and read back a larger model, or leave nothing; return the content of `growth.json`.
+    """Write a larger model and read it back; return the content of its `growth.json`.
+
+    If this fails, `out` is left as it was.
 
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
@@ -60,8 +62,9 @@ def grow_model(
         say: Function that receives a line about each step of the work.
 
     Raises:
-        UserError: The source is not a pretrained model, a size does not fit, the corpus has another
-            tokenizer or no held-out text, or no class of Transformers computes the model.
+        UserError: The source is not a pretrained model, it cannot grow to a requested size, the
+            corpus has another tokenizer or no held-out text, or Transformers has no class for the
+            larger model.
         ProofFailedError: The written model reads back differently.
     """
     stores = open_corpus(corpus) if corpus else None
@@ -69,8 +72,8 @@ def grow_model(
     saved = as_trained(read_model(source))
     if saved.outputs is not None:
         raise UserError(
-            f"{saved.name} has a fine-tuned head, which is not grown; give the pretrained model "
-            "that its fine-tuning started from"
+            f"{saved.name} has a fine-tuned head, which cannot be grown; give the pretrained model "
+            "that was fine-tuned"
         )
     if stores is not None:
         check_measurable(saved, stores, corpus or "", f"{source}")

@@ -47,14 +47,19 @@ class Probe(Scorer):
         `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
-            UserError: The recipe cannot be read or used, or the model cannot learn its task.
+            UserError: The recipe cannot be read or used, or the model cannot learn the recipe's
+                task.
         """
         self.given, self._run, self._work = config.training.probes[number], config, work
         self.name = Path(self.given.recipe).stem
         where = f"training.probes[{number}].recipe is {self.given.recipe!r}"
         if files is None or config.objective.network(config.model) is not None:
-            what = f"objective.name {config.objective.name!r}" if files else "a corpus in memory"
-            raise UserError(f"{where}; a probe needs an encoder and its tokenizer, not {what}")
+            what = (
+                f"objective.name {config.objective.name!r} trains an encoder and a decoder"
+                if files
+                else "the corpus is in memory, without tokenizer files"
+            )
+            raise UserError(f"{where}; a probe needs an encoder and its tokenizer, but {what}")
         self._files, self._tokenizer = files, load_tokenizer(files)
         self._config = dataclasses.replace(_recipe(self.given.recipe, where), init="the run")
         nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
@@ -81,7 +86,7 @@ class Probe(Scorer):
         )  # fmt: skip
 
     def after(self, step: int) -> bool:
-        """Return true if the probe is due after `step`, as it is after the last step."""
+        """Return true if the probe is due after `step`. After the last step, it always is."""
         return step % self.given.every_steps == 0 or step == self._run.training.num_steps
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:

@@ -53,13 +53,14 @@ def check_workdir(
     stores: Mapping[int, TokenStore | Mixture],
     teacher: str = "",
 ) -> None:
-    """Check that a work directory has no other run and no other tokenizer; change nothing.
+    """Check that a work directory contains no other run or tokenizer, without changing anything.
 
-    `stores` has the texts of phases that do not read the run's corpus `store`, by phase number.
-    `teacher` is the digest of the teacher.
+    `store` is the run's corpus. `stores` maps the index of each phase that reads other text to this
+    text. `teacher` is the digest of the teacher.
 
     Raises:
-        UserError: The runs differ (the message lists both values), or the tokenizers differ.
+        UserError: The work directory contains a different run (the message lists the differences)
+            or a different tokenizer.
     """
     record = there.record
     if record is None:
@@ -86,7 +87,7 @@ def check_workdir(
 
 
 def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
-    """Refuse a store without a tokenizer, and a work directory that has another tokenizer."""
+    """Check that the store has a tokenizer, and that the work directory has no other tokenizer."""
     if store.path is None:
         return
     if not (store.path / "tokenizer").is_dir():
@@ -99,9 +100,9 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
     there = load_tokenizer(workdir / "tokenizer").fingerprint
     if there != store.tokenizer_fingerprint:
         raise UserError(
-            f"{workdir / 'tokenizer'} is another tokenizer ({there[:12]}) than the corpus has "
-            f"({store.tokenizer_fingerprint[:12]}), which the run would copy to this directory. "
-            "Choose another work directory"
+            f"{workdir / 'tokenizer'} already contains the tokenizer {there[:12]}, but the run "
+            f"would copy the tokenizer of the corpus, {store.tokenizer_fingerprint[:12]}, to this "
+            "directory. Choose another work directory"
         )
 
 
@@ -118,7 +119,7 @@ def prepare_workdir(
     """Begin a pretraining run in its work directory, or update its config.json at a restart.
 
     `stores` is as in `check_workdir`. `branch` is `Branch.record`, if the run is a branch. If the
-    run `has_saved`, the records of its ancestors stay.
+    run `has_saved`, the ancestors that config.json lists are not changed.
     """
     files = None if store.path is None else store.path / "tokenizer"
     record: dict[str, Any] = {"corpus": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
@@ -154,7 +155,7 @@ def prepare_workdir(
 
 @dataclass(eq=False)
 class PretrainSaves(Saves):
-    """Checkpoints of a pretraining run, in `checkpoints/`. The saved state contains the model."""
+    """Checkpoints of a pretraining run, in `checkpoints/`. Each contains the model."""
 
     config: PretrainConfig
     work: WorkDir
@@ -196,7 +197,7 @@ class PretrainSaves(Saves):
         )
 
     def begin(self, number: int, stage: Stage) -> Moment:
-        """Make the state before the first step."""
+        """Initialise the state before the first step."""
         state = jitted_init(self.step, self.mesh)(jax.random.key(self.config.seed))
         state = state._replace(params=self.start.first_params(state.params, self.axes))
         return self._moment(number, stage.first, state)

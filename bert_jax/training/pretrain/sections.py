@@ -52,30 +52,32 @@ class TrainingConfig(Bounded, section="training"):
     """Number of micro-batches per step. More micro-batches save memory and cost time; the results
     differ only by rounding."""
     batch_unit: Count = 1
-    """Common divisor of the batch sizes in a batch warm-up. If these batches do not divide over the
-    mesh, the first start raises the divisor, and the run keeps the new divisor."""
+    """Common divisor of the batch sizes in a batch warm-up. If these batches cannot be divided
+    evenly over the mesh, the run raises the divisor at its first start and then keeps it."""
     gather: Literal["layer", "step"] = "layer"
-    """Time at which parameters that mesh.fsdp splits are gathered. layer: for each layer of each
-    micro-batch. step: once per step, and gradients are reduced at its end. `step` needs memory for
-    unsplit matrices in the compute type and for unsplit gradients in float32."""
+    """Schedule for gathering the parameters that mesh.fsdp splits. layer: for each layer of each
+    micro-batch. step: once per step; gradients are then reduced once, at the end of the step.
+    `step` needs memory for unsplit matrices in the compute type and for unsplit gradients in
+    float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are summed over devices at the end of a step. `bfloat16` sends half
     the bytes, but the sums keep only 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations, or 0. Each phase also ends with an evaluation."""
+    """Number of steps between evaluations. Each phase also ends with an evaluation; if this number
+    is 0, there are no other evaluations."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
     """Time limit, in seconds, for each step (with its compilation), evaluation batch, restore and
-    save. If nothing is completed for so long, the process writes the stacks of its threads and ends
-    with exit code 6. 0 means no limit."""
+    save. If one of them takes longer, the process writes the stacks of its threads and ends with
+    exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse phases that do not cover the run, and probes without a unique name."""
+        """Raise an error if the phases do not cover the run, or if a probe has no unique name."""
         super().__post_init__()
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")
@@ -127,11 +129,11 @@ class TrainingConfig(Bounded, section="training"):
 
     @property
     def phase_starts(self) -> tuple[int, ...]:
-        """Numbers of the batches at which the second and later phases begin."""
+        """Index of the first batch of each phase after the first phase."""
         return tuple(itertools.accumulate(self.phase_steps))[:-1]
 
     def phase_of(self, step: int) -> int:
-        """Return the number of the phase to which batch `step` belongs."""
+        """Return the index of the phase to which batch `step` belongs. Both count from 0."""
         return bisect.bisect_right(self.phase_starts, step)
 
 
@@ -140,6 +142,6 @@ class CheckpointConfig(Retention):
     """Schedule of checkpoints, and rules for keeping them."""
 
     save_every_steps: Count = 1000
-    """Number of steps between two saves. The state at the end or stop of a run is also saved."""
+    """Number of steps between two saves. A run also saves its state when it ends or is stopped."""
     max_failed_saves: Count = 3
-    """Number of failed saves in a row at which the run stops with exit code 3."""
+    """Number of consecutive failed saves after which the run stops with exit code 3."""

@@ -56,7 +56,7 @@ def step_config(
         special_ids, baseline = store.special_ids, config.objective.baseline(store)
         if config.masking.whole_word:
             if store.path is None:
-                raise UserError("masking.whole_word needs a store on disk, with its tokenizer")
+                raise UserError("masking.whole_word needs a corpus on disk, with a tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
     model, pairs = config.model_of(phase), config.has_pairs
     given = Given(model, masking, pairs, special_ids, continues_word, baseline)
@@ -83,7 +83,7 @@ def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
 def loss_monitor(
     config: PretrainConfig, objective: Objective, store: TokenStore | None = None
 ) -> LossMonitor:
-    """Make the loss monitor of a run; without a store, no token counts as unknown."""
+    """Make the loss monitor of a run. Without a store, the rate of unknown tokens is 0."""
     unknown = 0 if store is None else int(store.unigram_counts[store.special_ids.unk])
     return LossMonitor(
         metric=objective.metrics[0],
@@ -112,7 +112,11 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Set a batch unit with which all batches divide over `shards`; a begun run has unit `kept`."""
+    """Return the configuration with a batch unit with which all batches divide over `shards`.
+
+    `kept` is the batch unit of a run that has already begun, or 0. The run keeps this unit if it is
+    a multiple of the configured unit.
+    """
     training = config.training
     unit = training.batch_unit
     if kept:
@@ -125,7 +129,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Refuse `shards` if a micro-batch of a step after step `step` does not divide over them."""
+    """Check that the micro-batches of all steps after step `step` divide over `shards`."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"

@@ -33,7 +33,8 @@ def resolve_start(
     `there` is the content of the work directory.
 
     Raises:
-        UserError: A model has another tokenizer than the corpus, or the teacher does not fit.
+        UserError: The tokenizers of a model and the corpus differ, or the run cannot learn from the
+            teacher (see `resolve_teacher`).
     """
     initial, before = None, branches_from
     if there.steps:
@@ -53,16 +54,18 @@ def resolve_start(
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
-    """Refuse a model with another tokenizer than the corpus; do nothing if `fingerprint` is None.
+    """Check that a model has the tokenizer of the corpus; do nothing if `fingerprint` is None.
 
-    The message begins with `where`, the field or option that names the model in `directory`.
+    `fingerprint` identifies the corpus's tokenizer. The error message begins with `where`: the
+    field or option that names the model's `directory`.
     """
     there = model.tokenizer.fingerprint
     if fingerprint is not None and there != fingerprint:
         raise UserError(
             f"{where}: the tokenizer of {model.name} ({there[:12]}) is not the tokenizer of the "
             f"corpus ({fingerprint[:12]}). Build the corpus with `bert-jax corpus --tokenizer "
-            f"{directory}`; if this is the work directory of a run, with {directory}/tokenizer"
+            f"{directory}` or, if this directory is the work directory of a run, with "
+            f"`--tokenizer {directory}/tokenizer`"
         )
 
 
@@ -85,8 +88,8 @@ def resolve_teacher(
         teacher.require("fill-mask", "masked-LM head to learn from")
     elif head not in teacher.params:
         raise UserError(
-            f"distil.teacher: {teacher.name} has no head {head!r}; give a model that "
-            f"objective.name {config.objective.name!r} trained"
+            f"distil.teacher: {teacher.name} has no head {head!r}; give a model that was trained "
+            f"with objective.name {config.objective.name!r}"
         )
     check_tokenizer(teacher, fingerprint, "distil.teacher", config.distil.teacher)
     longest = max(phase.length for phase in config.training.phases)

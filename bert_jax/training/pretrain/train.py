@@ -83,7 +83,10 @@ def train(
 def _batches(
     examples: ExampleStream, mesh: Mesh, first: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield batches from number `first` on, on the mesh. Threads prepare rows in advance."""
+    """Yield batches, placed on the mesh, starting with batch `first`, counted from 0.
+
+    Threads prepare rows in advance.
+    """
     with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
         for batch in rows:
             yield place_batch(batch, mesh)

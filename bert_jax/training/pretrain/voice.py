@@ -48,19 +48,19 @@ class PretrainVoice:
     objective: Objective
     phases: Sequence[Phase]
     seen: Callable[[int], dict[str, Any]]
-    """Function that returns how much text was read until a step (see `MixedCorpora.seen`)."""
+    """Function that returns how much text was read up to a step (see `MixedCorpora.seen`)."""
     saves: Saves
     drawn: float = -math.inf
 
     def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Describe the run, and the step at which it continues if it has saved."""
+        """Describe the run and, if it continues from a save, the step of the save."""
         goes_on = at.step and self.saves.newest()
         continued = [f"continues from step {at.step:,}"] if goes_on else []
         lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
-        """Return columns that tell how much text was read until a step."""
+        """Return columns that tell how much text was read up to a step."""
         return self.seen(step)
 
     def scored(self, at: Moment, scores: Sequence[Scores | None]) -> list[str]:
@@ -183,7 +183,10 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """List the formats to which models cannot be exported, and why. `models` is by part."""
+    """List the formats to which models cannot be exported, and why.
+
+    `models` maps the name of each part to its model and parameters.
+    """
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

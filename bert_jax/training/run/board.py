@@ -26,7 +26,7 @@ class Board:
     """Event file of a run. If a write fails, a warning is logged, and nothing more is written."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Open a new file. TensorBoard hides events of earlier files from `purge_step` on."""
+        """Open a new file. It makes TensorBoard hide earlier files' events from `purge_step` on."""
         self._directory = directory
         self._file: int | None = None
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -70,7 +70,7 @@ class Board:
         data = b"".join(_record(event.SerializeToString()) for event in events)
         with self._given_up_if_it_fails():
             if os.fstat(self._file).st_nlink == 0:
-                raise FileNotFoundError("its file was removed")
+                raise FileNotFoundError("the event file was removed")
             while data:
                 data = data[os.write(self._file, data) :]
 

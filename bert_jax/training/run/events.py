@@ -71,9 +71,9 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def json_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each object of a file of JSON lines, and the byte offset at which the next line begins.
+    """Yield each object of a JSON Lines file, and the byte offset at which the next line begins.
 
-    Incomplete and damaged lines are left out.
+    `data` is the content of the file. Incomplete and damaged lines are left out.
     """
     end = 0
     for line in data.splitlines(keepends=True):

@@ -2,9 +2,10 @@
 
 Goodput is the fraction of the time in which the run computed steps that count towards its result,
 without waits for input. Badput is all other time, divided by reason: `compile`, `restore`, `save`,
-`evaluation`, `input`, `startup` (all other time before the first step) and `lost` (steps that a
-start made after its last checkpoint, so that a later start had to repeat them). The time between
-starts is counted separately, as `down`.
+`evaluation`, `input`, `startup` and `lost`. `startup` is the time before the first step that has no
+other reason. `lost` is the time of steps that had to be repeated: a start was stopped before it
+saved them, and a later start resumed from an earlier checkpoint. The time between starts is counted
+separately, as `down`.
 """
 
 import contextlib
@@ -171,7 +172,7 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int) -> None:
-        """Call `record`, at most every 10 s, so that a start that is killed is on record."""
+        """Call `record`, at most every 10 s, so that even a killed start leaves a record."""
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 

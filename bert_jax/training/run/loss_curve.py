@@ -79,7 +79,7 @@ def draw_loss_curve(
     title: str = "",
     phases: Sequence[Phase] = (),
 ) -> None:
-    """Draw `loss_figure` from a `metrics.jsonl`, and write it as a PNG, complete or not at all."""
+    """Draw `loss_figure` from a `metrics.jsonl` and write it to the PNG file `path` atomically."""
     rows = read_metrics(metrics_file)
     figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
     write_picture(figure, path)
@@ -95,8 +95,9 @@ def loss_figure(
 ) -> Any:
     """Draw the first metric on training and held-out text, and below it other metrics and probes.
 
-    Dashed lines show the values of a model that ignores its input: the baseline of the first metric
-    (for masked words, the unigram entropy), and the frequency of the more frequent label.
+    Dashed lines show what a model that ignores its input achieves. For the first metric, this is
+    the baseline (for masked words, the unigram entropy). For accuracy on labels, it is the
+    frequency of the majority label.
 
     `rows` come from `metrics.jsonl`. A vertical line marks each change of phase. The result is a
     matplotlib `Figure`.
@@ -208,9 +209,9 @@ def _points(axis: Any, found: Points, label: str, colour: str) -> None:
 
 
 def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
-    """Return the lowest and the highest loss to show, and a margin.
+    """Return the lowest and the highest loss to show, and the margin to leave on both sides.
 
-    The highest 1% of the losses may be cut off, since the loss falls steeply at first.
+    The highest 1% of the losses may not be shown, because the loss falls steeply at first.
     """
     values = np.array([value for _, value in found])
     marks = [] if baseline is None else [baseline]

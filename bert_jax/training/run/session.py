@@ -106,7 +106,7 @@ class Session:
     """Events, watchdog, clock, goodput and telemetry of one start of a run."""
 
     out: Telemetry
-    """Outputs of the run; set inside `telling`."""
+    """Outputs of the run. The method `telling` sets them."""
 
     def __init__(
         self,
@@ -131,7 +131,8 @@ class Session:
         """Run the `with` block under the watchdog, and write an event if an error ends the block.
 
         `prepare` makes the first files of the work directory. The work directory is uploaded before
-        and after the block. The yielded stack is closed at the end of the block.
+        and after the block. The block may add callbacks to the yielded `ExitStack`, which is closed
+        when the block ends.
         """
         with self._watchdog:
             prepare()
@@ -188,7 +189,8 @@ class Session:
     ) -> None:
         """Write an event; then raise `error`, which stops the run, or else print the message.
 
-        `number`, of a batch or a step, goes into the metrics. `values` are added to the event.
+        `number` is the batch or the step to which the event belongs; the metrics record it.
+        `values` are added to the event.
         """
         self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)

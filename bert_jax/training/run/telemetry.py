@@ -26,7 +26,8 @@ from bert_jax.training.run.goodput import Goodput
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Return the peak FLOP/s of one JAX device, or None if the peak is unknown.
 
-    The peak is known for bfloat16 only. Products of float32 use other units or several passes.
+    The peak is known for bfloat16 only. Products of float32 matrices use other hardware units or
+    take several passes, so their peak differs.
     """
     accelerator = ACCELERATORS.get(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -35,7 +36,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
 
 class MetricsLog(LineLog):
-    """Log `metrics.jsonl`: one JSON object (row) per line, in ascending order of the key `step`.
+    """Writer of `metrics.jsonl`: each line is a JSON object (row), in ascending order of `step`.
 
     A run that continues from a checkpoint cuts off the rows of later steps and writes them again.
     """
@@ -70,9 +71,9 @@ class MetricsLog(LineLog):
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a `metrics.jsonl` that have an integer `step`, one row per step.
 
-    Incomplete lines are left out, and a missing file has no rows. Values that were added after the
-    row of a step had been written, such as a failed save, are on another line of the file. They are
-    merged into the row here.
+    Incomplete lines are left out, and a missing file has no rows. Some values, such as a failed
+    save, become known only after the row of their step was written. They are on another line of the
+    file, with the same step. This function merges the lines of a step into one row.
     """
     rows: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -91,7 +92,7 @@ def points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, fl
 
 
 def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row with a step, and the byte at which the next line begins."""
+    """Yield each row that has a step, and the byte offset at which the next line begins."""
     return ((end, row) for end, row in json_lines(data) if type(row.get("step")) is int)
 
 
@@ -248,9 +249,10 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe the metrics of a row that have short names; return "" without the first metric.
+    """Describe the metrics of a row; return "" if the row lacks the first metric.
 
-    `split` is the prefix of the columns: `train` or `eval`. `baseline` belongs to the first metric.
+    Other metrics without a short name are left out. `split` is the prefix of the columns: `train`
+    or `eval`. `baseline` is the baseline of the first metric.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

@@ -1,7 +1,8 @@
 """A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
-All processes take part in each step. If one is dead, stopped or waiting for a file, the other
-processes hang within a step, which no exception or signal handler can end. So a thread watches.
+All processes take part in each step. If one process is dead, stopped or waiting for a file, the
+others hang within a step, and no exception or signal handler can end this step. The watchdog can,
+because it runs in a thread of its own.
 """
 
 import contextlib
@@ -28,9 +29,9 @@ class Watchdog:
     """Context manager that ends the process with code 6 if no work is completed for some time.
 
     The stacks of all threads go to standard error and to the end of a file, and an event `stalled`
-    is written. If a C call holds the interpreter's lock, no Python code runs. Then a thread of
-    `faulthandler` writes the stacks to standard error and exits with code 1, after at most twice
-    the time.
+    is written. While a C call holds the interpreter's lock, the watchdog cannot run, because no
+    Python code can. In this case, a thread of `faulthandler` writes the stacks to standard error
+    and exits with code 1, after at most twice the time limit.
     """
 
     def __init__(

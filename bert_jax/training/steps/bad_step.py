@@ -1,4 +1,4 @@
-"""Treatment of a step that the guard (`guard.py`) rejected: messages, and a second computation."""
+"""Messages about a step that the guard (`guard.py`) rejected, and a recomputation of the step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class BadStep:
     """Step with a non-finite loss or gradient, or a loss spike."""
 
     batch: int
-    """Number of the bad batch."""
+    """Index of the bad batch."""
     metrics: Mapping[str, np.ndarray]
     """Metrics of the step, as scalar arrays."""
 
@@ -52,12 +52,12 @@ class BadStep:
 
 
 def find_bad_step(batch: int, metrics: Mapping[str, Any]) -> BadStep | None:
-    """Return the bad step of batch number `batch`, or None if `metrics` show that it was good."""
+    """Return a `BadStep` if `metrics` show that the step of batch `batch` was bad, else None."""
     return BadStep(batch, _scalars(metrics)) if np.any(metrics["bad"]) else None
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return one run's metrics as scalars; a mesh of one trial gives arrays with one value."""
+    """Return one run's metrics as scalars. The given arrays may have an axis for a single trial."""
     return {name: np.asarray(value).reshape(()) for name, value in metrics.items()}
 
 
@@ -104,8 +104,13 @@ def compute_again(
 ) -> Comparison:
     """Repeat the step that halted the run, and compare its metrics with the first result.
 
-    All processes must call this function. The halted step returned `state`, which is donated here,
-    and the metrics `first`; `batch` is the batch of this step.
+    All processes must call this function.
+
+    Args:
+        train_step: The compiled training step.
+        state: State that the halted step returned. Its buffers are donated.
+        batch: Batch of the halted step.
+        first: Metrics that the halted step returned.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
@@ -159,5 +164,5 @@ class BadStepError(RuntimeError):
             "a run in another work directory"
         )
         self.step = bad.batch
-        """Number of the bad batch."""
+        """Index of the bad batch."""
         self.comparison = comparison

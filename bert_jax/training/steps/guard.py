@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from bert_jax.config.bounds import AtLeast, Bounded, Count, NonNegative
 
 MIN_EXCESS = 1.0
-"""Least distance of a spike from the mean loss, in nats, however small the deviation is."""
+"""Minimum distance of a spike from the mean loss, in nats, however small the deviation is."""
 _LARGEST = 1e6
 """Loss, in nats, to which larger losses are clipped in the statistics."""
 
@@ -108,9 +108,9 @@ def judge(
 ) -> Judgement:
     """Decide whether to take a step, from its loss (nats) and gradient norm.
 
-    The statistics are running averages in which the newest loss has the weight 1 / window. Until a
-    window of losses is known, all losses have equal weights, so the initial 0 has none. Losses of
-    steps that are not taken do not count.
+    The statistics are running averages in which the newest loss has the weight 1 / window. The
+    first `window` losses have equal weights, so that the initial mean of 0 has no influence. Losses
+    of steps that are not taken do not count.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

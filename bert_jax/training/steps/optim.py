@@ -35,8 +35,9 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Functions that build an optimizer from the configuration and the parameters' logical axes. Its
-state must have the field `num_updates`. `make_optimizer` adds clipping and the learning rate."""
+"""Functions that build an optimizer from the configuration and the parameters' logical axes. The
+optimizer's state must have the field `num_updates`. `make_optimizer` adds clipping and the learning
+rate."""
 
 
 class Progress(NamedTuple):
@@ -47,7 +48,7 @@ class Progress(NamedTuple):
     decay_share: float
     """Fraction of the decay, at its end, during which `wsd` and `one_minus_sqrt` fall."""
     ratio: Float[Array, "*steps"]
-    """Number of the update (counted from 1), divided by the number of updates before the decay."""
+    """Index of the update (counted from 1), divided by the number of updates before the decay."""
 
 
 SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
@@ -76,11 +77,11 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Peak of the learning rate, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
     """Shape of the decay from the peak. `wsd` and `one_minus_sqrt` first hold the peak; `wsd` then
-    falls linearly. `inverse_sqrt` is proportional to 1 / sqrt(number of the update), whatever the
+    falls linearly. `inverse_sqrt` is proportional to 1 / sqrt(n) at the n-th update, whatever the
     length of the run."""
     decay_share: Part = 0.2
-    """Fraction of the steps after the warm-up, at the end, in which `wsd` and `one_minus_sqrt`
-    decay."""
+    """Length of the decay of `wsd` and `one_minus_sqrt`, as a fraction of the steps after the
+    warm-up. Until the decay, the rate stays at the peak."""
     end_share: Rate = 0.0
     """Fraction of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
@@ -114,12 +115,12 @@ class PhaseRate:
     peak: float
     """Replacement for `OptimizerConfig.learning_rate`."""
     decay: str = ""
-    """Decay from the first to the last step of the phase, an entry of `SCHEDULES`. If empty, the
+    """Name, in `SCHEDULES`, of a decay from the first to the last step of the phase. If empty, the
     schedule of the run goes on."""
     end: float = 0.0
     """Learning rate of the last step of `decay`."""
     start: int = 0
-    """Number of the phase's first step."""
+    """Index of the phase's first step."""
     num_steps: int = 0
     """Number of steps in the phase."""
 
@@ -127,11 +128,12 @@ class PhaseRate:
 def learning_rate_schedule(
     config: OptimizerConfig, num_steps: int, phase: PhaseRate | None = None
 ) -> Callable[[Int[Array, "*steps"] | int], Float[Array, "*steps"]]:
-    """Build the function that maps the number of an update, counted from 0, to its learning rate.
+    """Build the function that maps the index of an update, counted from 0, to its learning rate.
 
     In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
-    warmup_steps - 1 has the peak. Then the rate decays, and reaches its end one step after the last
-    of `num_steps` updates. A decay that a phase sets reaches its end at the phase's last step.
+    warmup_steps - 1 has the peak. Then the rate decays. It would reach its final value one step
+    after the last of `num_steps` updates. A decay that a phase sets reaches its final value at the
+    phase's last step.
 
     `phase` is the learning rate of the phase whose steps are scheduled; None means the run's rate.
     """
@@ -160,7 +162,8 @@ def make_optimizer(
     """Build the optimizer `config.name`, with clipping and a schedule over `num_steps`.
 
     The optimizer's state has the same structure for every `phase`. `logical_axes` is a tree like
-    the parameters, with a tuple of axis names for each; the name "layers" marks stacked layers.
+    the parameters, with a tuple of axis names for each parameter. The axis name "layers" marks
+    stacked layers.
     """
     rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)

@@ -84,7 +84,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append a stateless part to `first`, whose state is kept (`optax.chain` would nest it)."""
+    """Append a stateless part to `first`. The result has the state of `first`, not a nested one."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)
@@ -236,8 +236,9 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the axis `embed`, or the first
-    axis if there is no or more than one `embed`. All other axes together form the other side.
+    Hidden matrices are the kernels of stacked layers. One side is the axis `embed`. If no axis or
+    more than one axis has this name, this side is the first axis after the layer axis. All other
+    axes together form the other side.
     Examples: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}

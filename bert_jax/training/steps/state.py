@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
     """Everything that a step changes, as a pytree of arrays."""
 
     step: Any
-    """Number of batches done, skipped ones included; also the number of the next batch (int32)."""
+    """Number of batches done or skipped, which is also the index of the next batch (int32)."""
     params: Any
     """Nested dict of float32 arrays, as from `Objective.init`."""
     opt_state: Any
@@ -53,14 +53,14 @@ class StepConfig(Bounded, section="training"):
     accumulation: Count = 1
     """Number of micro-batches per step."""
     gather: Literal["layer", "step"] = "layer"
-    """Time at which parameters split by `fsdp` are gathered (see `TrainingConfig.gather`)."""
+    """Schedule for gathering parameters that `fsdp` splits (see `TrainingConfig.gather`)."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are sent between devices (see `TrainingConfig.reduce_dtype`)."""
     seed: int = 0
     """Seed for corruption and dropout."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     phase_starts: tuple[int, ...] = ()
-    """Numbers of the batches at which the second and later phases begin."""
+    """Index of the first batch of each phase after the first phase."""
     rate: PhaseRate | None = None
     """Learning rate of the phase; None means the run's rate."""
 

@@ -156,11 +156,11 @@ def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array |
 def gradients(
     config: StepConfig, mesh: Mesh, params: Any, rows: Batch, seed: Array | None, counts: Metrics
 ) -> tuple[Any, Metrics]:
-    """Compute the gradient and the sums of a batch's loss, in `config.accumulation` parts.
+    """Compute the gradient of a batch's loss, and the sums that loss and metrics are made of.
 
-    The loss of each part is divided by `counts` of the whole batch (see `Objective.counts`), so
-    that the parts add up to the loss of the batch. On a mesh of trials, every array, sums included,
-    has trials on axis 0.
+    The batch is processed in `config.accumulation` parts. The loss of each part is divided by
+    `counts` of the whole batch (see `Objective.counts`), so that the parts add up to the loss of
+    the batch. On a mesh of trials, every array, sums included, has trials on axis 0.
     """
     objective = config.objective
     specs = _param_specs(config, mesh)
@@ -292,11 +292,12 @@ def _cached(
     seed: Array | None,
     counts: Scalars,
 ) -> tuple[Any, Scalars]:
-    """Compute gradient and sums of a loss that compares all rows, part by part (see `_summed`).
+    """Compute, part by part, the gradient and the sums of a loss that compares all rows of a batch.
 
-    A first pass computes the arrays to compare, without gradients. Then the gradient of the loss
+    `_summed` does not suit such a loss, because it is not a sum over parts. Here, a first pass
+    computes the arrays that the loss compares, without gradients. Then the gradient of the loss
     with respect to these arrays is computed for the whole batch at once. A second pass propagates
-    this gradient back through each part. Both passes have equal dropout, which depends on the row.
+    this gradient back through each part. Dropout depends on the row, so both passes have the same.
 
     `params` are the trained parameters; `used` adds the frozen ones that the objective needs.
     `counts` are the denominators of the loss.
@@ -348,7 +349,7 @@ def _stack(layers: Any) -> Any:
 
 
 def _of_each_layer(specs: Any, params: Any) -> Any:
-    """Split the specs of stacked layers by layer wherever `params` has a list of layers."""
+    """Replace the specs of stacked layers by a list wherever `params` has a list of layers."""
     if isinstance(params, list):
         return [collectives.specs_of_one_layer(specs)] * len(params)
     if not isinstance(params, dict):

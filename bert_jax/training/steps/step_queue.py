@@ -1,4 +1,4 @@
-"""A queue of training steps: each is dispatched before the metrics of the previous one are read."""
+"""A queue that dispatches each training step before it reads the previous step's metrics."""
 
 import contextlib
 import math
@@ -21,7 +21,8 @@ class StepQueue:
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
         """Make an empty queue.
 
-        `read` receives the number, FLOPs and metrics of each step, and the newest state.
+        `read` is called for each step, with the step's number, FLOPs and metrics, and with the
+        newest state.
         """
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()

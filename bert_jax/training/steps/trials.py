@@ -159,7 +159,7 @@ def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
 def from_saved(
     config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
 ) -> SweepState:
-    """Complete a saved state with the frozen parameters of the first state, made by `begin`."""
+    """Add frozen parameters to a saved state, taken from the initial state that `begin` makes."""
     if trains_all(config.objective):
         return saved
     return saved._replace(params=filled(config, mesh, begin().params, saved.params))
@@ -184,10 +184,10 @@ def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainStat
 
 
 def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
-    """Refuse trials whose parameters and moments exceed the memory of a device.
+    """Check that the parameters and moments of simultaneous trials fit the memory of a device.
 
     Raises:
-        UserError: The trials do not fit. The message gives the largest number that fits.
+        UserError: The trials do not fit. The message gives the largest number of trials that fits.
     """
     device = mesh.local_mesh.devices.flat[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -210,7 +210,7 @@ class StateSizes(NamedTuple):
     trained: int
     """Number of parameters that a step changes."""
     params: int
-    """Number of all parameters."""
+    """Total number of parameters."""
     param_bytes: int
     optimizer_bytes: int
     saved_bytes: int

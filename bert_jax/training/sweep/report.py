@@ -43,8 +43,8 @@ _COLUMNS = (
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     """Describe the runs in lines for a fixed-width font.
 
-    Scores are printed times 100, except if they are percentages already, as those of SQuAD are
-    (`percent`).
+    Scores are printed times 100. If `percent` is true, they already are percentages, as in SQuAD,
+    and are printed as they are.
     """
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
@@ -201,8 +201,9 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     """Draw the score of each run as a point, with box plots for each initialisation and rate.
 
     A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
-    are diamonds to the right of the dev scores. Failed runs are crosses. Lost runs are crosses at
-    the bottom, where quartiles that fall on lost runs are drawn, too.
+    are diamonds to the right of the dev scores. Failed runs are crosses. Lost runs have no finite
+    score: they are crosses at the bottom. A quartile that falls on lost runs is also drawn at the
+    bottom.
 
     `title` is the title of the picture. `percent` is as in `summary_lines`.
     """

@@ -46,7 +46,8 @@ class Outcome:
     scores: Sequence[Mapping[str, Any]]
     """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
-    """Best score of all evaluations, in the metric that selects; None if no score was finite."""
+    """Best score of all evaluations, in the metric that selects the best evaluation; None if no
+    score was finite."""
     best_step: int
     failed: str
     """Reason why the trial counts as failed; empty if it has not failed."""
@@ -56,8 +57,8 @@ class Outcome:
     last: float | None = None
     """Score of the last evaluation, at the end of training; None if it is not finite."""
     test: Mapping[str, Any] = field(default_factory=dict)
-    """Scores on the test data, with the parameters of the best evaluation; empty without test data
-    or a finite score."""
+    """Scores on the test data, with the parameters of the best evaluation; empty if there is no
+    test data or no finite score."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -119,7 +120,7 @@ class Comparison:
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of the first and of the second; None means all rates that both have."""
+    """Learning rates of `first` and of `second`; None means all rates that both have."""
     chosen: bool
     """Whether each learning rate is the best of its initialisation, chosen by these same scores."""
     pairs: int
@@ -129,11 +130,11 @@ class Comparison:
     student: tuple[float, float] | None
     """Confidence interval by Student's t; None for fewer than two seeds or without a mean."""
     wins: int
-    """Number of pairs in which the first is better."""
+    """Number of pairs in which `first` is better."""
     ties: int
     """Number of pairs with equal scores."""
     unpaired: int
-    """Number of runs left out because the other initialisation has no such run."""
+    """Number of runs left out because the other initialisation has no run to pair them with."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Role of the dev data. They select nothing if there is one run with one evaluation."""
+        """Description of the dev data: whether their scores selected an evaluation or a run."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
         return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
@@ -211,7 +212,7 @@ def summarise(
     """
     trials = [outcome.member for outcome in outcomes]
     if len(set(trials)) < len(trials):
-        raise ValueError("two outcomes of one trial")
+        raise ValueError("one of the trials has two outcomes")
     groups = _groups(outcomes)
     best_rates: dict[str, float] = {}
     for init in dict.fromkeys(trial.init for trial in trials):

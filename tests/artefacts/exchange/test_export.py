@@ -238,7 +238,7 @@ def _with_other_fields(**fields):
     [
         (_transposed, "encoder/layers/attention/query/kernel"),
         (_without_a_tensor, "pooler.dense.bias is missing"),
-        (_with_swapped("the", "and"), "other ids for 'The river froze"),
+        (_with_swapped("the", "and"), "wrong token ids for 'The river froze"),
         (_with_swapped("[SEP]", "[MASK]"), "the special tokens are"),
         (_with_other_fields(id2label={"0": "a", "1": "b", "2": "c"}), "the outputs are"),
         (_with_other_fields(hidden_act="relu"), "largest differences are head"),

@@ -97,7 +97,7 @@ def test_their_other_ids_fail(tmp_path):
     whole = json.loads(path.read_text())
     whole["normalizer"]["normalizers"].append({"type": "Lowercase"})
     path.write_text(json.dumps(whole))
-    with pytest.raises(ProofFailedError, match="transformers' tokenizer gives other ids"):
+    with pytest.raises(ProofFailedError, match="transformers' tokenizer gives wrong token ids"):
         prove(saved, tmp_path, proof_rows(saved))  # our reading takes tokenizer.model
 
 

@@ -146,7 +146,7 @@ def test_a_model_in_hugging_faces_format_is_evaluated_on_a_corpus(source, corpus
     assert found["eval/mlm_loss"] == report["source_loss"]
     assert found["unigram_entropy"] == report["unigram_entropy"]
     for options, message in (
-        ([], "names no corpus; give --corpus"),
+        ([], "records no corpus; give --corpus"),
         (["--corpus", f"{corpus}", "--step=3"], "--step is 3"),
         (["--corpus", f"{corpus}", "--length=65"], "--length is 65; .* takes rows of 8 to 64"),
     ):

@@ -122,7 +122,7 @@ def test_names() -> None:
         assert is_hub_name(name)
     for name in ("", "a/b/c", "/a", "../a", "a/", "-a", "a@", "a b", "a/b@-x", "á", "a\n", "~/a"):
         assert not is_hub_name(name)
-        with pytest.raises(UserError, match="not a model name; the Hub has"):
+        with pytest.raises(UserError, match="not a model name; names on the Hub"):
             fetch(name)
 
 

@@ -128,7 +128,7 @@ def test_eight_bits_say_what_they_cost(source, tmp_path):
     row = next(line for line in (tmp_path / "out" / "README.md").read_text().splitlines()
                if line.startswith("| embedding |") and "%" in line)  # fmt: skip
     assert f"{found['cosine']['embedding']:.5f}" in row
-    with pytest.raises(UserError, match="'int8' and the format stablehlo; only int8 with onnx"):
+    with pytest.raises(UserError, match="'int8' and the format is stablehlo; quantize must be"):
         export(source, "stablehlo", tmp_path / "other", quantize="int8")
 
 

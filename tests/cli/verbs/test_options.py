@@ -134,7 +134,7 @@ def test_eight_verbs_come_first_and_each_has_a_line(capsys):
     ("arguments", "said"),
     [
         (["pretrian"], "did you mean pretrain?"),
-        (["train"], "the verb is now pretrain"),
+        (["train"], "this verb was renamed to pretrain"),
         ([], "bert-jax --help lists all"),
         (["status", "w", "--png=x"], "--png is now --plot"),
         (["corpus", "--licence=x"], "--licence is now --license"),

@@ -86,5 +86,5 @@ def test_unseen_numbers_are_in_no_training():
     again, other = (draw_numbers(3000, 500, seed, first=1000) for seed in (1, 2))
     np.testing.assert_array_equal(numbers.train, again.train)
     assert unseen != set(other.unseen.tolist())
-    with pytest.raises(ValueError, match="expected at least first, 5001"):
+    with pytest.raises(ValueError, match="it must be at least first, which is 5001"):
         draw_numbers(5000, 1, seed=0, first=5001)

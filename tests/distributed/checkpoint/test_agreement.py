@@ -155,7 +155,7 @@ def test_what_only_the_other_process_cannot_read_is_no_damage(saved, pair, monke
     first, other = restored_by(pair, workdir / "checkpoints", states[10])
     assert isinstance(first, OutOfSightError)
     assert isinstance(other, OutOfSightError)
-    assert "10 is intact for process 0, but another process cannot read it" in str(first)
+    assert "10 is intact when process 0 reads it, but another process cannot read it" in str(first)
     assert "(file params/manifest.ocdbt is missing)" in str(other)
     assert exit_code(first) == exit_code(other) == 6
 

@@ -301,7 +301,7 @@ def test_chips_in_a_machine_that_is_no_tpu_vm(on_tpu_vm):
     on_tpu_vm(ValueError("coordinator_address should be defined."))
     processes.join("auto")
     assert processes.label() == ""
-    with pytest.raises(UserError, match="nothing names the other processes"):
+    with pytest.raises(UserError, match="no other processes were found"):
         processes.join("on")
 
 

@@ -275,7 +275,7 @@ def test_a_tar_with_a_damaged_header_in_the_middle(tmp_path):
     raw = bytearray(make_tar(tmp_path / "a", {"a": b"1" * 600, "b": b"2"}).read_bytes())
     raw[1536 + 100] ^= 1  # of the second header; tarfile says nothing
     (tmp_path / "a").write_bytes(raw)
-    assert "no end mark at byte 1,536" in refused(extract_tar, tmp_path / "a")
+    assert "no end-of-archive mark at byte 1,536" in refused(extract_tar, tmp_path / "a")
 
 
 def long_header(size: int, kind: bytes = b"x", data: bytes = b"") -> bytes:

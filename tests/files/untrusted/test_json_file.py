@@ -34,7 +34,7 @@ def test_reads_what_json_reads(tmp_path):
     ("content", "message"),
     [
         (b'{"a": 1,\n "a": 2}', "the key 'a' occurs twice"),
-        (b'{"a": NaN}', "NaN is not a number in JSON"),
+        (b'{"a": NaN}', "NaN is not a valid JSON number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
         (b'{"a": 1e999}', "1e999 is not a number"),
         (b'{"a": ' + b"1" * 5000 + b"}", "not JSON .*digits"),

@@ -185,4 +185,4 @@ def test_padding_and_number_of_tensors(tmp_path, monkeypatch):
 
 def test_bool_bytes(tmp_path):
     path = put(tmp_path / "a", {"a": entry(0, 2, dtype="BOOL")}, b"\1\2")
-    assert "BOOL tensor 'a' has a byte above 1" in refused(path)
+    assert "BOOL tensor 'a' has a byte other than 0 or 1" in refused(path)

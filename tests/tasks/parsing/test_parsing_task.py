@@ -290,5 +290,5 @@ def test_what_is_refused(tmp_path):
     assert opened(dataclasses.replace(base, metric="uas")).metric == "uas"
     with pytest.raises(UserError, match=r"task.metric is 'f1'; the metrics of this task are las"):
         opened(dataclasses.replace(base, metric="f1"))
-    with pytest.raises(UserError, match=r"task.dev is empty; name a second file"):
+    with pytest.raises(UserError, match=r"task.dev is empty; set it to a second file"):
         opened(config(""))

@@ -171,7 +171,7 @@ def test_few_units():
 def test_a_score_out_of_range_is_named(name, middle):
     """Its interval, on the scale of log-odds, would not be a number."""
     each = middle + np.linspace(-0.1, 0.1, 50)[:, None]
-    with pytest.raises(ValueError, match=rf"{name} is {middle}; a score is from (0|-1) to 1$"):
+    with pytest.raises(ValueError, match=rf"{name} is {middle}; expected from (0|-1) to 1$"):
         intervals(Grounds(means([name], each), np.arange(50)))
 
 

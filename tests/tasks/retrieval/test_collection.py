@@ -36,8 +36,8 @@ def test_titles_numbers_and_compressed_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("qrels/test.tsv", "q1 d1 1\n", "line 1: .* is no judgement"),
-        ("qrels/test.tsv", "q1\td1\tnan\n", "is no judgement"),
+        ("qrels/test.tsv", "q1 d1 1\n", "line 1: .* is not a judgement"),
+        ("qrels/test.tsv", "q1\td1\tnan\n", "is not a judgement"),
         ("qrels/test.tsv", "q1\td1\t0\n", "no document as relevant"),
         ("qrels/test.tsv", "q1\td9\t1\n", "lacks: document 'd9'"),
         ("corpus.jsonl", '{"_id": "d1"}\n', "line 1: expected an object"),

@@ -91,7 +91,7 @@ def test_letters_are_parts_of_speech_among_others():
     with pytest.raises(UserError, match=r"word 2 .*'PER'\): neither O .* set scheme=plain"):
         detect_scheme([example("B PER I O")])  # rather a slip of the pen
     with pytest.raises(
-        UserError, match=r"nor of another scheme\. .*letters are .* set scheme=plain"
+        UserError, match=r"no other scheme allows them\. .*letters are .* set scheme=plain"
     ):
         detect_scheme([example("S M O B")])
     with pytest.raises(UserError, match="set scheme=plain"):

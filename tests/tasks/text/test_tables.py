@@ -207,10 +207,10 @@ def test_a_name_that_is_a_number(tmp_path):
 
 def test_formats_by_name(tmp_path):
     path = put(tmp_path / "a.dat", "text,label\nx,1\ny,2\n")
-    with pytest.raises(UserError, match=r"a\.dat: tables are read from \.csv, "):
+    with pytest.raises(UserError, match=r"a\.dat: the name's suffix .* \(known: \.csv, "):
         read_texts(path, COLUMNS)
     assert len(read_texts(path, TableConfig(format="csv")).examples) == 2
-    with pytest.raises(UserError, match="use 'tfds' for, and only for, tfds:NAME:SPLIT"):
+    with pytest.raises(UserError, match="tfds:NAME:SPLIT needs the format 'tfds'"):
         read_texts(path, TableConfig(format="tfds"))
     with pytest.raises(UserError, match="delimiter is ';;'"):
         read_texts(path, TableConfig(format="csv", delimiter=";;"))

@@ -193,7 +193,7 @@ def check_scores_apart(work: Path, dev: str, tmp_path: Path, capsys) -> None:
     other = tmp_path / "other.csv"
     other.write_text("text,label\nthe dog sat down by the cat .,dog\n")
     assert main(["evaluate", f"{work}", "--data", f"{other}", "--contamination", f"{report}"]) == 2
-    assert "which is on other texts" in capsys.readouterr().err
+    assert "so the report is on other texts" in capsys.readouterr().err
 
 
 # Sweeps.

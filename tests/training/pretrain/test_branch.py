@@ -262,8 +262,8 @@ def refused(run: Run, config: PretrainConfig, workdir: Path, name: str) -> str:
         ),
         (
             {"training__num_steps": 4},
-            "training.num_steps is 4; a branch from step 4 of {source} needs more, because the "
-            "steps before the branch count too",
+            "training.num_steps is 4; it must exceed 4 for a branch from step 4 of {source}, "
+            "because it counts the steps before the branch too",
         ),
     ],
 )  # fmt: skip
@@ -296,7 +296,7 @@ def test_names_that_lead_to_no_checkpoint(run, tmp_path):
 
 def test_a_run_that_began_otherwise_is_no_branch(run, tmp_path):
     found = refused(run, run.config, run.workdir, f"{tmp_path}/elsewhere@4")
-    assert f"but the run in {run.workdir} is no branch" in found
+    assert f"but the run in {run.workdir} is not a branch" in found
     found = refused(run, run.config, tmp_path / "fresh", f"{tmp_path / 'fresh'}/@4")
     assert "--branch-from and --workdir name the same directory, " in found
 
@@ -318,9 +318,9 @@ def test_a_mark_that_cannot_be_written_ends_the_branch(run, tmp_path):
         with found.keeping("new"):
             pass
     name = open_workdir(run.workdir).name
-    what = f"cannot mark the checkpoint of step 4 as kept for the branch in {name}: "
+    what = f"cannot write the mark that keeps the checkpoint of step 4 in {name}: "
     assert str(error.value).startswith(what)
-    assert str(error.value).count("cannot mark") == 1
+    assert str(error.value).count("cannot write the mark") == 1
     assert [path.name for path in (run.workdir / "checkpoints").iterdir() if path.is_file()] == []
 
 
@@ -333,7 +333,7 @@ def test_an_error_of_the_mark_is_named_once(tmp_path, monkeypatch, error):
     found = Branch({"workdir": "a", "step": 4, "digest": "d"}, open_workdir(tmp_path), {})
     with pytest.raises(UserError) as raised, found.keeping("new"):
         pass
-    what = "cannot mark the checkpoint of step 4 as kept for the branch in"
+    what = "cannot write the mark that keeps the checkpoint of step 4 in"
     assert str(raised.value) == f"{what} {open_workdir(tmp_path).name}: no room"
 
 

@@ -110,7 +110,7 @@ def test_phases_cover_the_run():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"training": {"phases": [{"length": 513}]}}, r"phases\[0\]\.length 513 is beyond model"),
+        ({"training": {"phases": [{"length": 513}]}}, r"phases\[0\]\.length 513 exceeds model"),
         ({"training": {"phases": [{"share": 0.5}]}}, r"shares sum to 0.5; they must sum to 1"),
         ({"training": {"phases": []}}, r"phases is empty"),
         ({"training": {"num_steps": 0}}, r"num_steps is 0; it must be in \[1, 2147483647\]"),
@@ -126,7 +126,7 @@ def test_phases_cover_the_run():
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
         (
             {"data": {"pairing": "translation", "target_length": 1024}},
-            r"data\.target_length 1024 is beyond model\.num_positions 512",
+            r"data\.target_length 1024 exceeds model\.num_positions 512",
         ),
         ({"model": {"num_types": 1}}, r"num_types is 1, but with data.pairing 'nsp'"),
         ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' needs"),

@@ -101,7 +101,7 @@ def np_leaves(tree):
 
 def test_another_teacher_is_refused(whole, corpus):
     """The student as its own teacher, which has the same sizes but for its layers."""
-    message = r"belongs to a run of another configuration .*the teacher: fingerprint"
+    message = r"contains a run with another configuration .*the teacher: fingerprint"
     with pytest.raises(UserError, match=message):
         train(config_of(whole[0]), whole[0], corpus=corpus, echo=lambda line: None)
 

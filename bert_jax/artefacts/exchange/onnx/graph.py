@@ -15,17 +15,17 @@ from bert_jax.model.rotation import frequencies, sinusoids, thetas
 from bert_jax.model.task_heads import RELATION_WIDTH, SLOPE, has_transform
 
 OPSET, IR_VERSION = 20, 9
-"""ONNX versions: 20 is the first opset with Gelu; 9 is the file version of that ONNX release."""
+"""Opset and file format. Opset 20 is the first with Gelu, and ONNX published it with format 9."""
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 _ROWS: list[str | int] = ["batch", "length"]
 VECTORS = "sentence_embedding"
 """Name of the output with the text vectors of an embedding model."""
 Outputs = dict[str, list[str | int]]
-"""Shape of each output, by the output's name; an axis of any size is a string, such as "batch"."""
+"""Shape of each output, by the output's name; an axis of variable size is a string ("batch")."""
 
 
 class Graph:
-    """Builder of an ONNX graph. Methods take and return the outputs of nodes by their names."""
+    """Builder of an ONNX graph. Its methods take and return the names of node outputs."""
 
     def __init__(self, onnx: Any, saved: SavedModel) -> None:
         self.onnx, self.saved, self.config = onnx, saved, saved.config
@@ -34,7 +34,7 @@ class Graph:
         self.num_bytes = 0
 
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output; return its name, by default `kind` and the node's number."""
+        """Add a node with one output; return its name, by default `kind` and the node's index."""
         name = name or f"{kind}_{len(self.nodes)}"
         node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
         self.nodes.append(node)
@@ -191,7 +191,10 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return the masks of global (G) and local (L) layers: (B, 1, 1, L) and (B, 1, L, L)."""
+        """Return the attention masks of global and local layers, under the keys "G" and "L".
+
+        Their shapes are (batch, 1, 1, length) for "G" and (batch, 1, length, length) for "L".
+        """
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
@@ -203,9 +206,10 @@ class Graph:
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
-        """Return rotary cosines and sines (L, 1, K) for global (G) and local (L) layers.
+        """Return the rotary cosines and sines of global and local layers, under keys "G" and "L".
 
-        In the first half of the K dimensions the angles are negated, as `rotate` needs them.
+        Their shape is (length, 1, K). The angles of the first K/2 dimensions are negated, so that
+        `rotate` needs only additions.
         """
         if self.config.positions != "rope":
             return {}
@@ -266,7 +270,10 @@ class Graph:
         return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
 
     def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Apply the layer before a masked-LM or fine-tuning head: map, activation and any norm."""
+        """Apply the layer before a masked-LM or fine-tuning head.
+
+        The layer is a linear map, an activation and, if `params` has one, a normalisation.
+        """
         kind = self.config.head_activation or self.config.activation
         x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
         return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x
@@ -292,7 +299,7 @@ class Graph:
         return self.op("Div", self.weighted(x, counted), number, name=name)
 
     def embedding(self, x: str, params: Mapping[str, Any]) -> str:
-        """Add the output `sentence_embedding` (B, D): text vectors, pooled from last states."""
+        """Add the output `sentence_embedding`: text vectors (B, D), pooled from the states `x`."""
         embedding = self.saved.embedding
         assert embedding is not None
         name = None if embedding.normalize else VECTORS
@@ -310,7 +317,7 @@ class Graph:
         return self.op("Div", vectors, self.op("Sqrt", squares), name=VECTORS)
 
     def token_weights(self, x: str, params: Mapping[str, Any]) -> str:
-        """Return pooling weights (B, L): 1 for the last token, 0 for others; or learned ones."""
+        """Return pooling weights (B, L): learned, or 1 for the last token and 0 for all others."""
         assert self.saved.embedding is not None
         axis = self.weight("axis_1", [1])
         if self.saved.embedding.pooling == "last":
@@ -326,7 +333,7 @@ class Graph:
         return self.op("Softmax", scores, axis=-1)
 
     def weighted(self, x: str, weights: str, name: str | None = None) -> str:
-        """Return sums (B, D) over the tokens of states (B, L, D), with weights (B, L)."""
+        """Return the weighted sums (B, D) of states (B, L, D) over tokens; `weights` is (B, L)."""
         weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
         products = self.op("Mul", x, weights)
         return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)

@@ -36,8 +36,8 @@ _MAX_INLINE_BYTES = 1_800_000_000
 def write(saved: SavedModel, out: Path) -> None:
     """Write `model.onnx` and the files of `write_description`.
 
-    Rows must be padded on the right, because a token's position is its index in the row. If the
-    weights exceed 1.8 GB, they go to `model.onnx.data` beside the graph.
+    The graph needs input rows that are padded on the right, because a token's position is its index
+    in the row. If the weights exceed 1.8 GB, they go to `model.onnx.data` beside the graph.
 
     Raises:
         UserError: A package is missing, or Hugging Face's format cannot express the tokenizer.
@@ -57,7 +57,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the graph in onnxruntime on the CPU and compare outputs.
 
     Returns:
-        The entries of `compare_shapes`, and the `versions` of the packages and the operators.
+        The entries of `compare_shapes`, and `versions`: the package versions and the opset.
     """
     onnx, runtime = _packages()
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
@@ -68,7 +68,8 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
-        ProofFailedError: The graph cannot be loaded. The function raises it if a run fails.
+        ProofFailedError: The graph cannot be loaded. The returned function also raises this error,
+            if it cannot run the graph.
     """
     _, runtime = _packages()
     try:
@@ -134,13 +135,14 @@ def _packages() -> tuple[Any, Any]:
 
 
 def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Replace the float32 matrices of a written graph by int8, and compare outputs with the source.
+    """Quantize the float32 matrices of a written graph to int8; compare outputs with the source.
 
     ONNX Runtime's quantizer gives each matrix one scale; activations are quantized when the graph
     runs (dynamic quantization). The new graph replaces the proven graph in `out`.
 
     Returns:
-        `kind`, the file's `bytes` before and after, and the entries of `cost`.
+        `kind`, the graph file's size in `bytes` before and after quantization, and the entries of
+        `cost`.
 
     Raises:
         UserError: The weights of the graph are in a second file.
@@ -173,9 +175,11 @@ def cost(
     """Measure how far the outputs of a program differ from the outputs of its source.
 
     Returns:
-        `differences` has the largest absolute difference of each output. `equal_predictions` has
-        the fraction of equal classes, tags, tokens or positions or, for text vectors, of equal
-        nearest neighbours. `cosine` has the smallest cosine between the two vectors or states.
+        `differences` has the largest absolute difference of each output. `equal_predictions` has,
+        for each output with predictions (such as classes, tags or tokens), the fraction of
+        predictions that are equal; for text vectors, the prediction is the nearest neighbour.
+        `cosine` has, for states and text vectors, the smallest cosine between a vector of the
+        program and the source's vector.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):
@@ -210,7 +214,7 @@ def cost(
 
 
 def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return, for each output: name, largest difference, equal predictions, smallest cosine."""
+    """Return a row per output: its name, largest difference, equal predictions, smallest cosine."""
     equal, cosines = found["equal_predictions"], found["cosine"]
     return [
         (
@@ -224,7 +228,7 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def said_of(found: Mapping[str, Any]) -> str:
-    """Describe the loss of accuracy by quantization, for the model card."""
+    """Describe, for the model card, how much accuracy quantization costs."""
     head = ("output", "largest difference", "equal predictions", "smallest cosine")
     lines, sizes = markdown_table([head, *table(found)]), found["bytes"]
     return (

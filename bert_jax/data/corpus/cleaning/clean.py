@@ -81,13 +81,16 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of `language` at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with an earlier document's words; the next two fields imply it."""
+    """Whether to drop documents with exactly the words of an earlier document. Such documents are
+    also dropped if one of the next two fields is set."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity (word 5-shingles) of near-duplicates to drop; None drops none."""
+    """Lowest Jaccard similarity (of word 5-shingles) at which a document is dropped as a
+    near-duplicate; None drops no near-duplicates."""
     without: tuple[str, ...] = ()
-    """Evaluation texts (see `read_evaluation`); paragraphs that share an n-gram are left out."""
+    """Evaluation texts (see `read_evaluation`). Paragraphs that share an n-gram with these texts
+    are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -198,18 +201,19 @@ class CleaningReport:
 
 
 class Drops(NamedTuple):
-    """Decisions about the documents of one task; documents are numbered in the task, from 0."""
+    """Decisions about the documents of one task. Indices of documents count from 0 in the task."""
 
     filtered: np.ndarray
-    """(k,) int64, numbers of the documents that filters drop, ascending."""
+    """(k,) int64, indices of the documents that filters drop, ascending."""
     duplicates: np.ndarray
-    """(n,) int64, numbers of the duplicates that are dropped, ascending."""
+    """(n,) int64, indices of the documents that are dropped as duplicates, ascending."""
     exact: np.ndarray
     """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
-    """(n, 2) int64 for each duplicate: task and number of the document that is kept instead."""
+    """(n, 2) int64 for each duplicate: task and index of the document that is kept instead."""
     paragraphs: np.ndarray
-    """(m, 2) int64 for each paragraph to leave out: its document and its number, ascending."""
+    """(m, 2) int64 for each paragraph to leave out: the index of its document, and the index of the
+    paragraph in the document, ascending."""
 
     @classmethod
     def load(cls, path: Path) -> "Drops":
@@ -227,19 +231,19 @@ class Drops(NamedTuple):
         return bool(self.filtered[_rows(self.filtered, number)].size)
 
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task and number of the document kept); None if not a duplicate."""
+        """Return (is exact, task and index of the document kept); None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
         return None
 
     def dropped_paragraphs(self, number: int) -> list[int]:
-        """Return the numbers, ascending, of the paragraphs to leave out of a document."""
+        """Return the indices, ascending, of the paragraphs to leave out of a document."""
         return self.paragraphs[_rows(self.paragraphs[:, 0], number), 1].tolist()
 
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
-    """Return the rows of ascending `numbers` that equal `number`."""
+    """Return the slice in which the ascending `numbers` equal `number`."""
     return slice(*np.searchsorted(numbers, [number, number + 1]).tolist())
 
 
@@ -284,7 +288,10 @@ class Cleaner:
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the cleaned text, or why document `number` of the task is dropped."""
+        """Return the cleaned text of a document, or why the document is dropped.
+
+        `number` is the index of the document in the task.
+        """
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -316,7 +323,7 @@ class Cleaner:
         return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs occur earlier")
 
     def _without(self, text: str, passages: NgramTable) -> str:
-        """Leave out each paragraph that an n-gram of the evaluation texts covers, even in part."""
+        """Leave out each paragraph that holds all or part of an n-gram of the evaluation texts."""
         lines = text.split("\n")
         words = [normalised_words(line) for line in lines]
         covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
@@ -344,7 +351,10 @@ class Cleaner:
 
 @functools.lru_cache(1)
 def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
-    """Return the n-grams of evaluation texts; `digests` only serves as a cache key."""
+    """Return the n-grams of evaluation texts.
+
+    `digests` is only a part of the cache key, so that changed texts are read again.
+    """
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}

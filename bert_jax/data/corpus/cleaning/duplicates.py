@@ -5,7 +5,8 @@ filters into a directory of arrays. The arrays are an index sorted by key (a has
 a range of keys takes few reads.
 
 The search divides all keys into ranges. For each range, a worker reads the entries of all scans,
-finds pairs of documents with equal keys, and compares these documents; memory holds one range.
+finds pairs of documents with equal keys, and compares these documents. A worker holds one range in
+memory.
 Pairs join documents into groups, and only the first document of each group is kept. The result
 therefore does not depend on the number of ranges, tasks or processes.
 """
@@ -35,15 +36,15 @@ class Scan:
     """
 
     numbers: np.ndarray
-    """(n,) int64, number of each row's document in the task, ascending."""
+    """(n,) int64, index of each row's document in the task, ascending."""
     filtered: np.ndarray
-    """(k,) int64, numbers of the documents that filters drop, ascending."""
+    """(k,) int64, indices in the task of the documents that filters drop, ascending."""
     hashes: np.ndarray
     """(n,) uint64, hash of the words of each row's document."""
     sketches: np.ndarray
     """(s,) uint32, sketches of all rows in succession; see `Signatures`."""
     sketch_offsets: np.ndarray
-    """(n + 1,) int64, begin of each row's sketch in `sketches`, and the end of the last sketch."""
+    """(n + 1,) int64, start of each row's sketch in `sketches`, and the end of the last sketch."""
     document_keys: np.ndarray
     """(e,) uint64, hashes and band keys of all documents, ascending."""
     document_places: np.ndarray
@@ -51,7 +52,7 @@ class Scan:
     paragraph_keys: np.ndarray
     """(m,) uint64, hashes of all paragraphs, ascending."""
     paragraph_places: np.ndarray
-    """(m, 2) uint32 for each paragraph key: row, and the paragraph's number in the document."""
+    """(m, 2) uint32 for each paragraph key: row, and the paragraph's index in the document."""
 
     def sketch(self, row: int) -> np.ndarray:
         """Return the sketch of a row's document."""
@@ -106,7 +107,7 @@ def open_scan(directory: Path) -> Scan:
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
-    """Return numbers of kept documents, numbers of filtered documents, signatures of the former."""
+    """Return the indices of kept and of filtered documents, and the kept documents' signatures."""
     cleaner = Cleaner(config)
     cleaned = {number: cleaner.clean(number, text) for number, text in block}
     kept = {number: text for number, text in cleaned.items() if isinstance(text, str)}
@@ -160,7 +161,7 @@ def find_duplicates(
         config: the rules, as for the scans.
         directory: existing, empty directory for the decisions. All processes of `map_` must be
             able to reach it and the scans.
-        map_: see `Map`; the functions and items that it gets can be pickled.
+        map_: see `Map`. It is called only with functions and items that can be pickled.
 
     Returns:
         A file for each task, to be read with `Drops.load`.
@@ -214,15 +215,18 @@ class _Work:
         return _opened(*self._scans[task])
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert row numbers in the corpus, (n,), to tasks and rows in the tasks, (n,) each."""
+        """Convert corpus rows, (n,), to tasks and rows in the tasks, (n,) each.
+
+        A corpus row is the index of a document among the rows of all tasks in succession.
+        """
         tasks = np.searchsorted(self.bases, documents, side="right") - 1
         return tasks, documents - self.bases[tasks]
 
     def entries(self, name: str, span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the sorted keys in a range, and each key's place.
 
-        Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the row, numbered over the complete
-        corpus, and for paragraphs also the paragraph's number in the document.
+        Keys are (n,) uint64. Places are (n, 1) or (n, 2) int64: the corpus row (see
+        `locate`) and, for paragraphs, also the paragraph's index in the document.
         """
         keys, places = [np.zeros(0, np.uint64)], []
         for task in range(len(self._scans)):
@@ -253,7 +257,7 @@ def _ranges(num_entries: int) -> list[tuple[int, int]]:
 
 
 def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find equal or similar documents in a range; write a file of row pairs (later, earlier)."""
+    """Find equal or similar documents in a range; write pairs of corpus rows (later, earlier)."""
     keys, places = work.entries("document", span)
     documents, local = np.unique(places[:, 0], return_inverse=True)
     tasks, rows = work.locate(documents)
@@ -284,7 +288,8 @@ def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
 def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs (earlier, later) of documents with a key in common, each pair once.
 
-    Of the documents with the same key, each is paired with the first one and with the one before.
+    If several documents have the same key, each later document is paired with the first document
+    and with the document before it.
     """
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -299,7 +304,10 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find paragraphs in a range that repeat earlier ones; write a file of (row, paragraph)."""
+    """Find paragraphs in a range that repeat earlier paragraphs.
+
+    Write a file with the corpus row and the index in the document of each such paragraph.
+    """
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]

@@ -1,4 +1,4 @@
-"""Named filters, which bound a measure of a document, and named edits of a document's lines.
+"""Named filters, which set bounds for a measure of a document, and named edits of its lines.
 
 Sources: Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training
 Gopher", A.1.1 and table A1; Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
@@ -22,7 +22,10 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the fraction of lines (with `characters`, of characters) that repeat earlier lines."""
+    """Return the fraction of lines that repeat earlier lines.
+
+    If `characters` is true, return the fraction of characters in such lines instead.
+    """
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -60,7 +63,7 @@ def repeated_ngrams(hashes: np.ndarray, lengths: np.ndarray, size: int) -> float
 
 
 def _repeats(grams: np.ndarray) -> bool:
-    """Return true if any two n-grams are equal, a quick test that decides most documents."""
+    """Return true if any two n-grams are equal. For most documents, this quick test is enough."""
     ordered = np.sort(grams)
     return bool((ordered[1:] == ordered[:-1]).any())
 
@@ -88,7 +91,7 @@ class Prose:
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Words as white space separates them, with their punctuation."""
+        """Words of the text, split at white space, with their punctuation."""
         return self.text.split()
 
     @functools.cached_property

@@ -19,7 +19,7 @@ _HEADERS = {
     "date": "WARC-Date",
     "lang": "WARC-Identified-Content-Language",
 }
-"""WARC header that each field of a document comes from."""
+"""WARC header from which each field of a document is read."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
@@ -83,7 +83,7 @@ class WarcSource(_Archive):
                     )
                 if record.rec_type != "response" and len(data) < int(size):
                     raise ArchiveLoadFailed(
-                        f"{len(data)} of {size} bytes are there; the file is cut off"
+                        f"the record has only {len(data)} of {size} bytes; the file is cut off"
                     )
                 text = data.decode("utf-8", "replace").replace("\0", " ")
                 found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
@@ -91,7 +91,7 @@ class WarcSource(_Archive):
         except (ArchiveLoadFailed, EOFError) as error:
             reason = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
             raise UserError(
-                f"{self.name} is not a sound WARC file: {reason} (near record {number + 1}). Fetch "
+                f"{self.name} is not a valid WARC file: {reason} (near record {number + 1}). Fetch "
                 "it again."
             ) from error
 
@@ -146,7 +146,7 @@ class WikipediaSource(_Archive):
                     yield text, {"title": title, "id": id_}
         except ElementTree.ParseError as error:
             raise UserError(
-                f"{self.name} is not a sound XML file: {error}. Fetch it again."
+                f"{self.name} is not a valid XML file: {error}. Fetch it again."
             ) from error
 
 
@@ -157,7 +157,7 @@ class _Blocks(io.RawIOBase):
         self._blocks, self._rest = blocks, b""
 
     def allow(self, size: int, what: str) -> None:
-        """Permit `size` more bytes to be read; `what` names them in the error for reading more."""
+        """Permit `size` more bytes to be read; `what` describes these bytes in an error message."""
         self._left, self._size, self._what = size, size, what
 
     @override

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  (typographic apostrophes)
 """English prose that every installation has: the documentation of Python and of packages.
 
-The prose comes from docstrings and from comments of several lines, since both explain code in
-running text. In one measurement, comments held 0.28 times as much prose as docstrings.
+The prose comes from docstrings and from multi-line comments, since both explain code in running
+text. In one measurement, the comments held 28% as much prose as the docstrings.
 """
 
 import ast
@@ -65,9 +65,9 @@ _MIN_WORDS, _MAX_WORDS = 5, 70
 def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring as paragraphs, each a list of sentences.
 
-    Doctests, code, tables, directives, types of parameters, headings, lists of references and
-    sentences that are not prose (see `is_prose`) are left out. A paragraph is split where a
-    sentence was left out, so that consecutive sentences of the result were consecutive in the text.
+    Doctests, code, tables, directives, parameter types, headings, reference lists and sentences
+    that are not prose (see `is_prose`) are left out. Where a sentence is left out, the paragraph is
+    split in two, so that adjacent sentences in a returned paragraph are adjacent in the docstring.
     """
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring)):
@@ -204,11 +204,12 @@ _NAMES = """
 """
 PACKAGES = tuple(_NAMES.split())
 """Packages that are read if installed: direct and indirect dependencies of bert_jax. Other
-packages are not read, so that the same versions give the same corpus on every machine."""
+packages are not read. Machines with the same versions of Python and of these packages therefore
+get the same corpus, whatever else they have installed."""
 
 MIN_SENTENCES = 4
 """Smallest number of sentences in a document. A class with fewer sentences is added to the document
-of the enclosing class or module; any other document with fewer is left out."""
+of the enclosing class or module. A module or a topic with fewer sentences is left out."""
 
 _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "dist-packages"}
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
@@ -274,7 +275,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Return the paragraphs that are not in `seen`, and add them; "" if sentences are too few."""
+    """Add paragraphs to `seen`. Return the new ones as text, or "" if they are too short."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -295,7 +296,7 @@ def _topics() -> Iterator[_Paragraphs]:
 
 
 def _files() -> list[tuple[str, int]]:
-    """List paths and sizes of the Python files to read, in the same order on every disk."""
+    """List paths and sizes of the Python files to read, in the same order on every machine."""
     roots = [Path(sysconfig.get_path("stdlib"))]
     for package in PACKAGES:
         try:
@@ -369,7 +370,7 @@ def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, _Paragraphs]]:
-    """Yield (number of the first line, prose) of each comment of several lines."""
+    """Yield (first line number, prose) of each multi-line comment that contains prose."""
     line, position = 1, 0
     for match in _COMMENTS.finditer(source):
         if match[1]:
@@ -386,7 +387,7 @@ def _docstring(node: Any) -> _Paragraphs:
 
 
 def _added_docstring(node: ast.Expr) -> _Paragraphs:
-    """Return the prose of docstrings that numpy and scipy set by a call, such as `add_newdoc`."""
+    """Return the prose of a docstring set by a call, such as `add_newdoc` in numpy and scipy."""
     function = getattr(node.value, "func", None)  # None unless a call
     if "doc" not in getattr(function, "id", getattr(function, "attr", "")):
         return []

@@ -26,7 +26,10 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A text column of a parquet file, or of its row groups in `part`. Reading needs pyarrow."""
+    """A text column of a parquet file, or of the row groups in the range `part` of the file.
+
+    Reading needs pyarrow.
+    """
 
     options: ReadOptions
 

@@ -97,13 +97,17 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted file positions: the part's ends, and a document start after each size."""
+        """Return sorted file positions at which to cut the part, including its start and end.
+
+        `sizes` are distances from the start, in bytes. For each size, there is a cut where the
+        first document after that distance begins.
+        """
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Return where the first document after `position` begins; `end` if no document does."""
+        """Return where the first document after `position` begins, or `end` if there is none."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
         seen, start = b"", 0
@@ -192,16 +196,18 @@ class FileSource(Source):
             ) from error
         if not isinstance(value, dict):
             kind = _JSON_TYPES.get(type(value), "null")
-            raise UserError(f"a JSON {kind}, not an object with a field {self.options.field!r}.")
+            raise UserError(
+                f"found a JSON {kind}, not an object with a field {self.options.field!r}."
+            )
         return paragraphs(field_text(value, self.options.field)), self.options.kept(value)
 
     def _blocks(self, content: Iterable[bytes]) -> _Blocks:
         r"""Return the lines of a text file, in blocks.
 
         The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r. With
-        `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL always
-        becomes a space. A block consists of the number of its first line, from 1, and the list of
-        its lines without their line ends.
+        `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL becomes a
+        space. Each block is a pair: the line number of its first line, counted from 1, and the
+        list of its lines without line ends.
 
         Raises:
             UserError: The text is not UTF-8, many characters are NUL, or a line is too long.
@@ -247,9 +253,9 @@ class FileSource(Source):
                     head = again.read(8)
                 hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
             raise UserError(
-                f"{self.name}, line {self._line(number)}: not UTF-8: byte "
-                f"0x{data[error.start]:02x} at byte {column} of the line, byte "
-                f"{offset + error.start} of the text. {hint}"
+                f"{self.name}, line {self._line(number)}: not UTF-8: found "
+                f"0x{data[error.start]:02x} at byte {column} of the line (offset "
+                f"{offset + error.start} in the text). {hint}"
             ) from error
         if not offset:
             text = text.removeprefix("\ufeff")  # byte order mark
@@ -268,7 +274,7 @@ class FileSource(Source):
 
     def _refuse_long(self, line: int, size: int) -> NoReturn:
         raise UserError(
-            f"{self.name}, line {self._line(line)}: {size:,} bytes or more on one line, more than "
-            f"the limit of {self.options.max_line_bytes:,}. A text file has one paragraph per "
+            f"{self.name}, line {self._line(line)}: this line has at least {size:,} bytes, but "
+            f"the limit is {self.options.max_line_bytes:,}. A text file has one paragraph per "
             "line: insert line ends, or raise the limit (max_line_bytes) if the line is intended."
         )

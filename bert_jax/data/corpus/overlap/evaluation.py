@@ -1,4 +1,4 @@
-"""Reading of evaluation texts, such as test examples, that a corpus is searched for."""
+"""Reading of evaluation texts, such as test examples, which are then looked for in a corpus."""
 
 import functools
 import hashlib
@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Examples of an evaluation, in the order in which its files hold them."""
+    """Examples of an evaluation, in file order."""
 
     name: str
     """Name of the file, or `glue:` and the name of the directory."""
@@ -71,9 +71,10 @@ def text_key(text: str) -> str:
 def read_evaluation(spec: str) -> EvaluationSet:
     """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
-    GLUE tasks give the texts of those dev and test splits that exist, without labels. SQuAD files
-    give questions and contexts, tables give all columns, and JSON lines give all strings. Results
-    are cached, so that unchanged files are not read again.
+    From GLUE tasks, the texts of the dev and test splits are read, without labels; missing splits
+    are skipped. From SQuAD files, questions and contexts are read, from tables all columns, and
+    from JSON lines files all strings. Results are cached, so that unchanged files are not read
+    again.
 
     Raises:
         UserError: A file is missing or damaged, has an unsupported format, or has no text.
@@ -89,7 +90,7 @@ def read_evaluation(spec: str) -> EvaluationSet:
 
 @functools.lru_cache(4)
 def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
-    """Read evaluation texts; `states` (sizes and times of the files) only serves as a cache key."""
+    """Read evaluation texts; `states` (the files' sizes and times) is only used as a cache key."""
     del states
     if kind == "glue":
         return _glue(path, spec)
@@ -135,7 +136,7 @@ def _glue(directory: Path, spec: str) -> EvaluationSet:
             )
     if not paths:
         known = ", ".join(task.directory for task in TASKS.values())
-        raise UserError(f"{spec!r}: {directory} has no dev or test file of a task ({known}).")
+        raise UserError(f"{spec!r}: {directory} has no dev or test file of a GLUE task ({known}).")
     return _set(f"glue:{directory.resolve().name}", paths, examples)
 
 
@@ -151,7 +152,7 @@ def _examples(path: Path) -> Iterator[Example]:
         return
     if kind not in (".txt", ".text", ".tsv", ".csv", ""):
         hint = f" Is it squad:{path}?" if kind == ".json" else ""
-        raise UserError(f"{path}: files named *{kind} are not read.{hint} Name evaluation texts "
+        raise UserError(f"{path}: {kind} files are not supported.{hint} Name evaluation texts "
                         f"as {_FORMS}.")  # fmt: skip
     lines = decode_text(raw, where=f"{path}").split("\n")
     if kind == ".csv":
@@ -169,7 +170,11 @@ def _examples(path: Path) -> Iterator[Example]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value; a list of strings (words of a sentence) is one text."""
+    """Yield the strings in a JSON value.
+
+    The items of a list of strings are joined by spaces, since they are usually the words of a
+    sentence.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):

@@ -26,7 +26,7 @@ class Twin:
     """A held-out document and the most similar training document."""
 
     document: int
-    """Number of the held-out document in its store, from 0."""
+    """Index of the held-out document in its store."""
     train_document: int
     similarity: float
     """Jaccard similarity of the word 5-shingles of the two documents."""
@@ -42,11 +42,11 @@ class HeldoutReport:
     threshold: float
     """Lowest similarity at which two documents count as near-duplicates."""
     documents: int
-    """Number of held-out documents that were compared, evenly spread over the store."""
+    """Number of held-out documents that were compared. They are spread evenly over the store."""
     of: int
     """Number of held-out documents in the store."""
     twins: tuple[Twin, ...]
-    """Near-duplicates, sorted by the number of the held-out document."""
+    """Near-duplicates, sorted by the index of the held-out document."""
     fingerprints: dict[str, str]
 
     def lines(self) -> list[str]:
@@ -117,11 +117,12 @@ def heldout_twins(
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]
-"""Ascending band keys (n,) of held-out documents, document of each key, sketches, and threshold."""
+"""Held-out documents, prepared for comparison: the band keys (n,) of all documents, ascending; the
+index of the document (n,) that has each key; the sketch of each document; and the threshold."""
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return {number: text} of at most `MAX_DOCUMENTS` documents, evenly spread over the store."""
+    """Return {index: text} of at most `MAX_DOCUMENTS` documents, evenly spread over the store."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
     texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))

@@ -5,9 +5,9 @@ N-grams find evaluation texts in a corpus. A text of 13 words or more is recogni
 complete text is recognised. Shorter texts are not searched for, since phrases of so few words occur
 by chance.
 
-Signatures find duplicate documents without the texts. A signature holds MinHashes (Broder 1997) of
-the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard similarity s
-share a band with probability 1 - (1 - s^6)^20, which is 0.998 for s = 0.8 and 0.27 for s = 0.5.
+Signatures find duplicate documents without comparing texts. A signature holds MinHashes (Broder
+1997) of the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard
+similarity s share a band with probability 1 - (1 - s^6)^20: 0.998 for s = 0.8, 0.27 for s = 0.5.
 Documents that share a band are then compared by the smallest hashes of their shingles (see
 `similarity`).
 """
@@ -70,7 +70,8 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
 
-    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest size.
+    `hashes` are as for `ngram_hashes`. Computing all sizes takes no longer than computing only the
+    largest.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -104,7 +105,10 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """Table of the n-grams of texts (each given as its words), to find them in documents."""
+    """Table of the n-grams of some texts, to find these n-grams in documents.
+
+    Each text is given as its sequence of words.
+    """
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -122,9 +126,10 @@ class NgramTable:
         self._grams: dict[int, np.ndarray] = {}
         """For each size: ascending hashes of the distinct n-grams."""
         self._entries: dict[int, np.ndarray] = {}
-        """For each size: index in `_grams` of each n-gram of the texts."""
+        """For each size: for each n-gram of the texts, its index in `_grams`."""
         self._filters: dict[int, np.ndarray] = {}
-        """For each size: (2^22,) bool, whether any hash in `_grams` begins with these 22 bits."""
+        """For each size: (2^22,) bool. Element i is true if the first 22 bits of any hash in
+        `_grams` are i."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -136,8 +141,8 @@ class NgramTable:
         """Find n-grams of the texts in a document, which is given as the hashes (n,) of its words.
 
         Returns:
-            For each size found: positions in the document of the n-grams' first words, and indices
-            of the n-grams in `_grams`, (k,) each.
+            For each n-gram size with k > 0 matches: the positions (k,) of the matches' first words
+            in the document, and the indices (k,) of the matching n-grams in `_grams`.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -150,12 +155,15 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return which words of a document an n-gram of the texts covers, (n,) bool."""
+        """Return which words of a document are covered by n-grams of the texts, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return unset marks, which `mark` sets: for each size, a bool for each distinct n-gram."""
+        """Return the initial value of `seen` for `mark`: no n-gram is marked.
+
+        For each n-gram size, there is an array with a bool for each distinct n-gram.
+        """
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
@@ -164,7 +172,10 @@ class NgramTable:
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count each text's n-grams and marked n-grams, (num_texts,) int64 each; 0 if too short."""
+        """Return how many n-grams each text has, and how many of them are marked in `seen`.
+
+        Both arrays are (num_texts,) int64. They are 0 for a text with fewer than `MIN_WORDS` words.
+        """
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -179,7 +190,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 SHINGLE = 5
 BANDS, ROWS = 20, 6
 SKETCH = 1024
-"""Largest number of hashes in a sketch, which keeps a document's smallest shingle hashes."""
+"""Largest number of hashes in a sketch. A sketch keeps a document's smallest shingle hashes."""
 _SEED = 1
 
 
@@ -187,20 +198,22 @@ class Signatures(NamedTuple):
     """Signatures of n documents."""
 
     hashes: np.ndarray
-    """(n,) uint64, hash of the sequence of each document's words."""
+    """(n,) uint64: for each document, a hash of its sequence of words."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys; documents that share a key may be similar. (n, 0) without `near`."""
+    """(n, BANDS) uint64 keys; documents that share a key may be similar. The shape is (n, 0) if
+    `sign` was called with near=False."""
     sketches: list[np.ndarray]
     """(s,) uint32 for each document: the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64 for each paragraph with words: hash, document and paragraph number, from 0."""
+    """(m, 3) uint64, a row for each paragraph that has words: the hash of its words, the index of
+    its document, and its index in the document."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands and sketches are only computed if `near` is set, and paragraphs if `paragraphs` is set.
-    Otherwise these arrays are empty.
+    Bands and sketches are empty unless `near` is set, and paragraphs are empty unless `paragraphs`
+    is set.
 
     Raises:
         UserError: `near` is set, but rensa is not installed.
@@ -248,9 +261,10 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all shingles, and the bounds (n + 1,) of the documents in them.
+    """Return the shingle hashes of all documents, and where each document's hashes begin and end.
 
-    A document with fewer than `SHINGLE` words is one shingle.
+    The hashes of document i are `shingles[offsets[i] : offsets[i + 1]]`; `offsets` has n + 1
+    elements. A document with fewer than `SHINGLE` words is one shingle.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)

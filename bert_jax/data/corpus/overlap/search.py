@@ -1,4 +1,4 @@
-"""Search for evaluation texts in a token store or in raw text, and the report on the result."""
+"""Search for evaluation texts in a token store or in raw text, and a report of the result."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 DIRECTORY = "contamination"
 """Name of the directory in a token store that holds the reports."""
 HELDOUT = "heldout.json"
-"""Name of the report file on held-out documents; see `heldout`."""
+"""Name of the file with the report on held-out documents; see `heldout`."""
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a search for evaluation texts in a corpus, with the fields of the report's file."""
+    """Result of a search for evaluation texts in a corpus. The report's file has these fields."""
 
     corpus: str
     fingerprint: str
@@ -52,15 +52,19 @@ class Report:
     files: tuple[tuple[str, str], ...]
     """Name and sha256 of each evaluation file."""
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
-    """Keys of each example's texts, by split; see `evaluation.text_key`."""
+    """For each split: the text keys of each example; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """For each text, by key: (number of n-grams, how many the corpus has); (0, 0) if too short."""
+    """For each text key: the number of n-grams in the text, and how many of them occur in the
+    corpus. Both are 0 if the text is too short."""
     ngram: int
     min_words: int
     """Smallest number of words that a text must have to be searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return by split each example's fraction of n-grams in the corpus; NaN if too short."""
+        """Return, for each split, the fraction of each example's n-grams that occur in the corpus.
+
+        The fraction is NaN if the example is too short.
+        """
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
@@ -69,9 +73,10 @@ class Report:
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` counts the examples that are too short to be judged. Among the other examples,
-        `seen`, `half` and `whole` count those with at least one, at least half, and all of their
-        n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
+        `short` counts the examples that are too short to be judged. The other examples are counted
+        as `seen` if at least one of their n-grams occurs in the corpus, as `half` if at least half
+        of them do, and as `whole` if all do. `share` is the mean over these examples of the
+        fraction of n-grams that occur in the corpus.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -95,7 +100,7 @@ class Report:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary for the record and the card of a model trained on the corpus."""
+        """Return a summary, for the record and the model card of a model trained on the corpus."""
         counts = self.counts()
         return {
             "corpus": self.corpus, "corpus_fingerprint": self.fingerprint,
@@ -156,7 +161,10 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Return (n-grams, seen n-grams) by text key, from the report in which most were seen."""
+    """Merge the `texts` of several reports.
+
+    If several reports have the same text, the counts with the most n-grams in the corpus are kept.
+    """
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():
@@ -165,7 +173,11 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the seen fraction of an example's n-grams; NaN if it has none or a text is unknown."""
+    """Return the fraction of an example's n-grams that occur in the corpus.
+
+    `texts` are the counts of a report, and `keys` the text keys of the example. The result is NaN
+    if the example has no n-grams or if a key is not in `texts`.
+    """
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -186,7 +198,7 @@ BLOCK_TOKENS = 1 << 18
 _BLOCK_CHARS = 1 << 20
 
 Span = tuple[int, int, int]
-"""Number of a shard, then begin and end of a range of its documents."""
+"""Index of a shard, and the begin and end of a range of document indices in this shard."""
 
 
 def search_store(
@@ -195,7 +207,8 @@ def search_store(
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
     The store's documents are decoded. The evaluation texts are encoded and decoded by the same
-    tokenizer, so that both lose the same case, accents and characters.
+    tokenizer, so that whatever the tokenizer drops (case, accents, unknown characters) is missing
+    from both.
 
     Raises:
         UserError: The store is missing or damaged.
@@ -230,7 +243,7 @@ def store_spans(store: TokenStore) -> list[Span]:
 
 
 def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str]:
-    """Yield the documents of a span as texts, each of a single paragraph."""
+    """Yield the text of each document of a span, as a single paragraph."""
     shard = store.shards[span[0]]
     sentences = shard.document_offsets[span[1] : span[2] + 1]
     offsets = shard.sentence_offsets[sentences]
@@ -261,7 +274,7 @@ def _of_span(span: Span) -> Any:
 
 
 def _search_texts(table: NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:
-    """Return the indices, by size, of the table's n-grams that occur in the texts."""
+    """Return, for each n-gram size, the indices of the table's n-grams that occur in the texts."""
     seen = table.nothing_seen()
     for text in texts:
         table.mark(seen, word_hashes(normalised_words(text)))

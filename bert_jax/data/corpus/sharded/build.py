@@ -27,7 +27,8 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
-"""Version of the code that makes shards; tasks that another version completed are repeated."""
+"""Version of the code that makes shards. Tasks that were completed by another version are run
+again."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Job:
     thresholds: Mapping[str, int]
     samples: int = 0
     drops: Path | None = None
-    """Directory of decisions about duplicates, with a file for each task; None without a search."""
+    """Directory with a file for each task that says which duplicates to drop. None if there was no
+    search for duplicates."""
 
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
@@ -59,13 +61,13 @@ class Built:
     report: CleaningReport
     sources: list[dict[str, Any]]
     tallies: dict[str, Tally]
-    """Languages, licences and coverage, by corpus."""
+    """Languages, licences and tokenizer coverage, by corpus."""
 
 
 def make_shard(
     job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
 ) -> dict[str, Any]:
-    """Write a task's shards, one per corpus and part, and return the mark of the complete task.
+    """Write a task's shards, one per corpus and part. Return the mark that the task is complete.
 
     The work uses `num_workers` processes. `advance` is called after each block of documents.
     """
@@ -108,7 +110,7 @@ def build_shards(
     The result depends neither on the engine nor on what earlier builds left in the workspace.
 
     Raises:
-        UserError: The input is bad, the disk is full, or no text gives a token.
+        UserError: The input is bad, the disk is full, or the texts contain no tokens.
     """
     thresholds: dict[str, int] = {}
     while True:
@@ -121,7 +123,7 @@ def build_shards(
             break
         thresholds |= better
     if not any(each.train + each.heldout for each in built.written.values()):
-        raise UserError("no text in the sources gives a token, so the corpus is empty.")
+        raise UserError("the texts in the sources contain no tokens, so the corpus is empty.")
     stores: dict[tuple[str, str], list[ShardEntry]] = {}
     for mark in marks:
         for corpus, part, entry in mark["shards"]:
@@ -157,9 +159,9 @@ def build_shards(
 def find_drops(
     recipe: Recipe, tasks: Sequence[Task], directory: Path, engine: Engine, *, progress: bool
 ) -> Path:
-    """Read all tasks once, and decide which duplicates to drop.
+    """Read the sources of all tasks once, and decide which duplicates to drop.
 
-    All processes must be able to reach `directory`. Complete scans in it are reused.
+    All worker processes must have access to `directory`. Complete scans in it are reused.
 
     Returns:
         Directory with a file for each task, to be read with `Drops.load`.
@@ -208,11 +210,11 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
-    A task is complete if its mark holds the key `key(task)`. If a local engine has few tasks, they
-    run one by one, each with all processes of the engine.
+    A task is complete if its mark in `space` contains the key `key(task)`. If a local engine has
+    fewer incomplete tasks than processes, the tasks run one by one, each with all processes.
 
     Returns:
-        Marks of all tasks, in their order.
+        Marks of all tasks, in the order of `tasks`.
     """
     marks = {name: space.read_mark(name) for name in space.marks()}
     todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
@@ -262,9 +264,10 @@ class Estimate:
     """Estimated sizes of a corpus that is not built yet, scaled up from a sample."""
 
     total: int
-    """Sum of the sources' sizes, in bytes; a source that counts examples adds their number."""
+    """Sum of the sources' sizes in bytes. If a source measures its size in examples, its number of
+    examples is added instead."""
     sampled: int
-    """Amount that was read for the sample, in the same units."""
+    """Amount that was read for the sample, in the same units as `total`."""
     documents: int
     tokens: int
     text_bytes: int
@@ -307,7 +310,7 @@ def estimate_corpus(
     scaled up. A file that cannot be divided is sampled at its beginning.
 
     Raises:
-        UserError: The input is bad, or no text in the sample gives a token.
+        UserError: The input is bad, or the sample contains no tokens.
     """
     tasks = plan_tasks(sources, shard_bytes)
     sample = _sample(sources, sample_bytes)
@@ -327,7 +330,7 @@ def estimate_corpus(
         store_bytes = sum(file.stat().st_size for file in files)
     total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
     if not tokens or not sampled:
-        raise UserError("no text in the sample of the sources gives a token.")
+        raise UserError("the sample of the sources contains no tokens.")
     scale = max(1.0, total / sampled)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
@@ -340,7 +343,7 @@ def estimate_corpus(
 
 
 def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
-    """Return pieces of the sources, evenly spread over all of them."""
+    """Return parts of the sources, about `sample_bytes` in all, spread evenly over all sources."""
     total = sum(source.size for source in sources)
     if total <= sample_bytes:
         # A source of size 0 counts examples, and knows their number only once it is open.

@@ -23,7 +23,7 @@ class Task:
     """Consecutive sources, or parts of sources, that become one shard."""
 
     number: int
-    """Number of the task in the order of the corpus."""
+    """Index of the task. Tasks are numbered in the order of their sources."""
     sources: tuple[Source, ...]
 
     @property
@@ -33,16 +33,16 @@ class Task:
 
     @property
     def size(self) -> int:
-        """Sum of the sources' sizes, in bytes; a source that counts examples adds their number."""
+        """Sum of the sources' sizes in bytes, or in examples for a source that counts examples."""
         return sum(source.size for source in self.sources)
 
     def identity(self) -> list[dict[str, Any]]:
-        """Return the values that determine the documents; no document is read for them."""
+        """Return values that identify the task's documents, without reading the documents."""
         return [source.identity() for source in self.sources]
 
 
 def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> list[Task]:
-    """Divide sources, in their order, into tasks with about `shard_bytes` bytes of files each.
+    """Divide sources, in order, into tasks that each read about `shard_bytes` bytes of files.
 
     The division depends only on names, sizes and the content at the cuts. Larger files are cut
     between documents if their format allows it; smaller files share a task.
@@ -65,24 +65,29 @@ R = TypeVar("R")
 
 NAMES = ("local", "ray")
 _RETRIES = 20
-"""Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
+"""Number of times that Ray runs a task again after its process or node was killed. Spot nodes, for
+example, may be killed at any time."""
 _REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Variable that makes Ray use 127.0.0.1 as this machine's address, so that no other machine reaches
-a Ray that was started here."""
+"""Environment variable that makes Ray use 127.0.0.1 as this machine's address, so that other
+machines cannot connect to a cluster that was started here."""
 
 
 class Engine:
-    """Engine of local processes, by default one per core; UserError if `num_workers` is invalid."""
+    """Engine that runs tasks in local processes, by default one per core.
+
+    Raises:
+        UserError: `num_workers` is out of range.
+    """
 
     is_local = True
 
     def __init__(self, num_workers: int | None = None) -> None:
         self.num_workers = worker_count(num_workers)
-        """Number of local processes for work that is not divided into tasks."""
+        """Number of processes on this machine, also for work that is not divided into tasks."""
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
-        """Apply a function that can be pickled; results come in the order of the items.
+        """Apply a picklable function to items, and yield the results in the order of the items.
 
         Raises:
             UserError: A process was killed. Errors of `function` are raised as they are.
@@ -90,17 +95,18 @@ class Engine:
         return map_ordered(function, items, self.num_workers)
 
     def close(self) -> None:
-        """Release what the engine holds; local processes end with each call of `map`."""
+        """Disconnect from the cluster, if there is one. Local processes end with each `map`."""
 
 
 class RayEngine(Engine):
     """Engine that runs tasks on a Ray cluster, each in one process with one core.
 
-    If a process or node is killed, another one repeats its task.
+    If a process or node is killed, its task is run again in another process.
 
     Args:
-        address: HOST:PORT of the head, `auto` for this machine's cluster, or `ray://HOST:PORT`;
-            None starts a cluster of only this machine, which ends with the engine.
+        address: HOST:PORT of the head node, `auto` for this machine's cluster, or
+            `ray://HOST:PORT`; None starts a cluster of only this machine, which ends when the
+            engine is closed.
         num_workers: number of processes of a cluster that is started here, and of local processes
             for work that is not divided into tasks.
 
@@ -161,8 +167,8 @@ class RayEngine(Engine):
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"the Ray cluster lost a task {_RETRIES + 1} times or is gone: {reason}. Rerun the "
-                "command; complete tasks are kept."
+                f"a task was lost {_RETRIES + 1} times, or the Ray cluster is no longer reachable: "
+                f"{reason}. Rerun the command; complete tasks are kept."
             ) from error
         finally:
             for left in pending:
@@ -188,7 +194,7 @@ def open_engine(
 
 
 def _reach(address: str) -> None:
-    """Try once to connect to the head of a cluster; Ray itself would try for minutes."""
+    """Try once to connect to the head node of a cluster, since Ray would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()

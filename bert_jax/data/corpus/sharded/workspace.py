@@ -29,13 +29,17 @@ from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
 
 _TIMES = Times(patience=30.0)
-"""Times of the lease on a bucket; patience is short, since a stopped build has nothing to save."""
+"""Times of the lease on a bucket. The patience is short, since a build that is stopped has nothing
+to save and soon releases its lease."""
 MARKS = "tasks"
-"""Name of the directory of marks; a mark is a JSON file for a complete task."""
+"""Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 
 
 class Workspace:
-    """A picklable directory, local or on a shared disk, that all processes of a build reach."""
+    """A directory, local or on a shared disk, to which all processes of a build have access.
+
+    A workspace can be pickled.
+    """
 
     def __init__(self, path: Path) -> None:
         self.local: Path | None = path
@@ -44,11 +48,11 @@ class Workspace:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a local directory whose files join the workspace if the block succeeds."""
+        """Yield a local directory. If the `with` block succeeds, its files join the workspace."""
         if not self.path.is_dir():
             raise UserError(
                 f"{self.path} does not exist on the node {socket.gethostname()}. All nodes of a "
-                "cluster must reach this directory: give an --out in gs:// or on a shared disk."
+                "cluster need access to it: give an --out in gs:// or on a shared disk."
             )
         yield self.path
 
@@ -75,7 +79,7 @@ class Workspace:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Remove the shards that other builds left, whose paths are not in `shards`."""
+        """Remove all shards except `shards`, such as shards that earlier builds left behind."""
         stays = {self.path / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
         for directory in filter(Path.is_dir, parents - set(self.path.parents)):
@@ -130,7 +134,7 @@ class BucketWorkspace(Workspace):
         return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
-        """Return a lease on the directory; the caller must take it."""
+        """Return a lease on the directory. The caller acquires the lease with `take`."""
         claims = BucketClaims(self._files(), self.url)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
@@ -148,7 +152,7 @@ class BucketWorkspace(Workspace):
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true if `path` holds a corpus, or only corpora that `--by-column` made."""
+    """Return true if `path` is a corpus, or a directory of corpora as `--by-column` makes it."""
     if is_store(path / "train"):
         return True
     found = list(path.iterdir()) if path.is_dir() else []
@@ -157,12 +161,12 @@ def is_corpora(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
-    """Yield the workspace of a build, which becomes the corpus if the block succeeds.
+    """Yield the workspace of a build, which becomes the corpus `out` if the `with` block succeeds.
 
     If the block fails and `resume` is set, complete tasks are kept for the next build.
 
     Raises:
-        UserError: `out` may not be replaced or written, or another build uses it.
+        UserError: `out` may not be replaced, or cannot be written, or another build uses it.
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:

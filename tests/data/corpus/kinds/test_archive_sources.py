@@ -62,12 +62,12 @@ def test_damaged_web_archives(tmp_path):
     with pytest.raises(UserError, match=r"a\.wet\.gz ends in the middle"):
         read(path)
     path.write_bytes(gzip.compress(b"No archive at all.\n"))
-    with pytest.raises(UserError, match=r"a\.wet\.gz is not a sound WARC file"):
+    with pytest.raises(UserError, match=r"a\.wet\.gz is not a valid WARC file"):
         read(path)
     plain = warc(gz=False)
     path = tmp_path / "a.wet"
     path.write_bytes(plain[: plain.index(b"Zweiter")])
-    with pytest.raises(UserError, match=r"is not a sound WARC file: .* the file is cut off"):
+    with pytest.raises(UserError, match=r"is not a valid WARC file: .* the file is cut off"):
         read(path)
 
 
@@ -119,7 +119,7 @@ def test_damaged_dumps(tmp_path):
         read(path)
     path = tmp_path / "a.xml"
     path.write_bytes(dump()[:-20])
-    with pytest.raises(UserError, match=r"a\.xml is not a sound XML file: .* line"):
+    with pytest.raises(UserError, match=r"a\.xml is not a valid XML file: .* line"):
         read(path)
     path.write_text("<feed/>")
     with pytest.raises(UserError, match="not a dump of MediaWiki: its root is <feed>"):
@@ -153,7 +153,7 @@ def answer(*parts: bytes) -> bytes:
             for x in (b"Content-Length: -5", b"X: y", b"Content-Length: " + b"9" * 5000)
         ),
         (b"\r\n" + record("conversion", "text/plain", "x"), "not a byte count"),
-        (gzip.compress(record("conversion", "text/plain", "x")), "not a sound WARC"),
+        (gzip.compress(record("conversion", "text/plain", "x")), "not a valid WARC"),
         (record("response", "application/http", "HTTP/1.1"), None),
         (record("response", "application/http", "x").replace(b"WARC-Target-URI", b"X"), None),
     ],
