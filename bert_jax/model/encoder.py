@@ -291,7 +291,7 @@ class Pooler(nnx.Module):
         self.dense = Affine(config, {"embed": config.hidden_dim}, {None: config.hidden_dim}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:
-        """Map the first token's state of each row."""
+        """Apply the affine map and the activation to the state of each row's first token."""
         return ACTIVATIONS[self.activation](self.dense(hidden[:, 0]))
 
 

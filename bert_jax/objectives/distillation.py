@@ -253,7 +253,10 @@ class Distilled(Objective):
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the hidden-state and attention losses over tokens. The states come from `run`."""
+        """Sum the hidden-state and attention losses over tokens.
+
+        `student` and `teacher` are results of `run`.
+        """
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)

@@ -1,4 +1,4 @@
-"""Examples of fine-tuning tasks, names of labels, and messages that list a file's faults."""
+"""Labelled examples, names of labels, and messages that list the faults of a data file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

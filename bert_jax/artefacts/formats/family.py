@@ -85,8 +85,8 @@ class Family:
     """Entries of the pooler in classes without a fine-tuning head. Old files of other classes may
     also have this pooler."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
-    """Our poolings by value of `classifier_pooling`; the first value is the default. If the mapping
-    is empty, the family's classifiers use BERT's pooler."""
+    """Map from each value of `classifier_pooling` in a file to the pooling of bert_jax; the first
+    value is the default. If the map is empty, the family's classifiers use BERT's pooler."""
     classifies: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `ModelConfig` that have one value in all classifiers of the family."""
     dropouts: Mapping[str, str] = field(
@@ -104,7 +104,7 @@ class Family:
     """Whether the file gives the width that an ungated feed-forward layer would have. The family's
     layer is gated, and its width is 2/3 of that."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
-    """Function that returns further reasons why the family cannot compute a configuration."""
+    """Function that returns the family's own reasons for not supporting a configuration, if any."""
     native: bool = True
     """Whether Transformers has the family's class; if not, only the model's own code can run it."""
     like_bert: bool = False

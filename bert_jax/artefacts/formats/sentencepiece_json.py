@@ -23,8 +23,8 @@ from bert_jax.tokenization.tokenizer_parts import AT_END, AT_START
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE = 1, 2
 _DROPPED = "\x01"
-"""Character that separates other characters. SentencePiece's tables delete this control character,
-so it leaves no trace in the normalised text."""
+"""Control character that keeps neighbouring characters apart in the input of the normaliser.
+SentencePiece's tables delete this character, so it leaves no trace in the normalised text."""
 
 
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:

@@ -87,7 +87,7 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     try:
         record = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
         if not isinstance(record.get("config"), dict):
-            raise UserError("it has no field config")
+            raise UserError("it has no field `config`")
     except UserError as error:
         raise UserError(f"{path} is not the configuration of a run: {error}; {remedy}") from error
     _check_format(path, record)

@@ -84,8 +84,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
     The most frequent characters get tokens first. If a word has a character without a token,
     wordpiece turns the word into [UNK]; SentencePiece splits the character into bytes."""
     limit_alphabet: Annotated[int | None, "N"] = None
-    """Largest number of characters that get wordpiece tokens. By default, --character-coverage
-    decides; if that option is not given either, at least 1000 characters get tokens."""
+    """Number of distinct characters that get wordpiece tokens, at most. By default,
+    --character-coverage decides. If that option is not given either, the 1000 most frequent
+    characters get tokens, and further characters until 99.95% of the text is covered."""
     min_frequency: Annotated[int | None, "N"] = None
     """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens into one token
     (default: 2)."""

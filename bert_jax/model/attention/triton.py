@@ -75,7 +75,7 @@ class Names(NamedTuple):
     """Words that determine the dropout masks of a call; in a kernel, references to the words."""
 
     step: Any
-    """Seed and site."""
+    """Seed of the step's dropout masks, and index of the attention call in the model."""
     heads: Any
     """Index of each head in the model."""
     rows: Any

@@ -44,7 +44,7 @@ class Cache(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Float32 attention weights, whose rows sum to 1; None if the network has no such attention."""
+    """Float32 attention weights, whose rows sum to 1. A kind that the network lacks is None."""
 
     encoder: Float[Array, "N B H S S"] | None
     """Weights from a source token to source tokens."""

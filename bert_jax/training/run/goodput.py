@@ -52,7 +52,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Mark the beginning of the steps: time so far without a reason becomes `startup`."""
+        """Mark the beginning of the steps; count time so far that has no reason as `startup`."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
         self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}

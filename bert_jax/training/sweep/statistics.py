@@ -182,7 +182,7 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Description of the dev data: whether their scores selected an evaluation or a run."""
+        """Description of the dev data, which says whether its scores chose the epoch or the run."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
         return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
 
