@@ -2,8 +2,8 @@
 
 For each script (Latin, Han), the account also tells how well the tokenizer covers the text. The
 account is stored in `corpus.json` for programs and in `CORPUS.md` for people, and does not change
-the fingerprint of a token store. The account answers the questions of Gebru et al. 2021, "Datasheets for datasets",
-as far as a program can answer them.
+the fingerprint of a token store. The account answers the questions of Gebru et al. 2021,
+"Datasheets for datasets", as far as a program can answer them.
 """
 
 import datetime

@@ -177,7 +177,7 @@ def listed_arrays(checkpoint: AnyPath) -> set[tuple[str, str]]:
                 keys = leaf["key_metadata"]
                 kinds = {key["key_type"] for key in keys}
                 if leaf["value_metadata"] != _ARRAY or kinds != {_DICT_KEY}:
-                    raise ValueError(f"{group}/_METADATA lists entries other than arrays in nested dicts")
+                    raise ValueError(f"{group}/_METADATA lists other values than arrays in dicts")
                 listed.add((group, "/".join(key["key"] for key in keys)))
     return listed
 
