@@ -4,9 +4,14 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
 
 # Control characters: C0 except tab and line feed, delete, and C1. A terminal takes U+009B of C1 for
 # the beginning of a control sequence.
@@ -34,6 +39,87 @@ def plain(value: Any, most: int = 200) -> str:
     Spaces replace line ends, and characters that could end a code span or a table cell.
     """
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
+
+
+class Intervals:
+    """Times at which a progress line is due: at intervals that grow from 5 to 60 seconds."""
+
+    FIRST = 5.0
+    """Shortest interval, in seconds."""
+
+    def __init__(self, now: Callable[[], float] | None = None):
+        """Start to wait for the first line; `now` replaces `time.monotonic`."""
+        self._now = now or time.monotonic
+        self._start = self._last = self._now()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._now() - self._start
+
+    def due(self) -> bool:
+        """Return true if a line is due; the line must then be printed."""
+        now = self._now()
+        if now - self._last < min(max(self.elapsed / 10, self.FIRST), 60.0):
+            return False
+        self._last = now
+        return True
+
+
+class _Lines(Generic[T]):
+    """Progress as lines, for standard error that is not a terminal, such as a log file."""
+
+    def __init__(self, items: Iterable[T] | None, **bar: Any):
+        self._items, self._bar = items, bar
+        self.n, self._intervals = 0, Intervals()
+
+    def __enter__(self) -> "_Lines[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: all lines have been printed."""
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self._items or ():
+            yield item
+            self.update(1)
+
+    def update(self, count: int = 1) -> None:
+        """Count work that is done."""
+        self.n += count
+        if self._intervals.due():
+            elapsed = self._intervals.elapsed
+            text = tqdm.format_meter(self.n, elapsed=elapsed, ncols=0, **self._bar)
+            print(text, file=sys.stderr, flush=True)
+
+
+def progress_bar(
+    items: Iterable[T] | None = None,
+    *,
+    of: str,
+    unit: str,
+    total: int | None = None,
+    shown: bool = True,
+) -> Any:
+    """Show the progress of long work on standard error: a bar on a terminal, elsewhere lines.
+
+    Args:
+        items: Items of the work, which are counted as the result is iterated over. Without items,
+            the result is a context manager whose method `update(count)` counts work.
+        of: Name of the work.
+        unit: Unit of the counts, such as "B" (bytes).
+        total: Count of the whole work (default: the length of `items`, if known).
+        shown: Whether to show anything.
+    """
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    bar = {"total": total, "unit": unit, "unit_scale": True}
+    if not shown or sys.stderr.isatty():
+        return tqdm(items, of, leave=False, dynamic_ncols=True, disable=not shown, **bar)
+    return _Lines(items, prefix=of, **bar)
 
 
 class Escaping:

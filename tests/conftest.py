@@ -5,6 +5,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import math
 import os
 import signal
 import sys
@@ -141,6 +142,14 @@ Figure.savefig = _write_picture
 def pictures(request, monkeypatch) -> None:
     """Render the pictures of a test marked `drawn`."""
     monkeypatch.setitem(globals(), "_rendered", "drawn" in request.keywords)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rare_lines() -> None:
+    """Print progress lines after the longest interval: what is printed must not depend on speed."""
+    from bert_jax.terminal import Intervals
+
+    Intervals.FIRST = math.inf
 
 
 @pytest.fixture(scope="module")

@@ -137,6 +137,30 @@ def test_from_text_to_fill_mask(made: Made, run: Run):
     assert "continues from step 4" in again.out
 
 
+def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(made: Made, run: Run, tmp_path):
+    answer = run(*pretrain(made, tmp_path / "w", "--dry-run"))
+    assert answer.code == 0, answer
+    assert not list(tmp_path.iterdir())
+    config, end = json.JSONDecoder().raw_decode(answer.out)
+    assert config == json.loads((made.run / "config.json").read_text())["config"]
+    size = sum(p.stat().st_size for p in (made.run / "checkpoints" / "4").rglob("*") if p.is_file())
+    (said,) = [line for line in answer.out[end:].splitlines() if line.startswith("checkpoints/")]
+    assert float(said.split()[1]) == pytest.approx(size / 1e6, rel=0.1)
+    refused(run(*pretrain(made, made.run, "--config.seed=7", "--dry-run")), "seed", "7 given")
+
+
+def test_the_record_of_a_run_is_a_configuration(made: Made, run: Run, tmp_path):
+    record = made.run / "config.json"
+    again = run("pretrain", f"--config={record}", f"--workdir={made.run}")
+    assert again.code == 0, again
+    assert "continues from step 4" in again.out
+    for verb, words in (("finetune", "is a recipe for `bert-jax pretrain`"), ("pretrain", "JSON")):
+        if verb == "pretrain":
+            record = tmp_path / "cut.json"
+            record.write_text('{"config": ')
+        refused(run(verb, f"--config={record}", f"--workdir={tmp_path / 'w'}"), words)
+
+
 def test_field_that_does_not_bind_may_change(made: Made, run: Run):
     assert run(*pretrain(made, made.run, "--config.training.log_every_steps=1")).code == 0
 

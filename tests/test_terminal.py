@@ -3,12 +3,13 @@
 import io
 import json
 import sys
+import time
 
 import pytest
 from tqdm import tqdm
 
 from bert_jax.cli import main as cli
-from bert_jax.terminal import safe_streams
+from bert_jax.terminal import Intervals, progress_bar, safe_streams
 
 HOSTILE = "good\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f"
 
@@ -35,6 +36,31 @@ def test_control_characters_are_shown_on_a_terminal(monkeypatch):
     assert first == r"label" + "\t" + r"good\u001b]0;owned\u0007\u001b[2J\u000d\u009b31m\u007f ä猫"
     assert json.loads(second) == {HOSTILE: 1}
     assert third == "\x1b[34mours\x1b[0m"
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Intervals, "FIRST", 5.0)
+
+    def said(stream, **given) -> str:
+        monkeypatch.setattr(sys, "stderr", stream)
+        for item in progress_bar(range(60), of="texts", unit="lines", **given):
+            assert item is not None
+            now[0] += 1.0
+        return stream.getvalue()
+
+    first, *others = said(io.StringIO()).splitlines()
+    assert first == "texts:   8% 5.00/60.0 [00:05<00:55, 1.00lines/s]"
+    assert len(others) == 10  # at 10, 15, ..., 50 and 56 s
+    assert said(io.StringIO(), shown=False) == said(Terminal(), shown=False) == ""
+    assert "\rtexts: " in said(Terminal())
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with progress_bar(of="corpus", unit="B") as bar:
+        now[0] += 6
+        bar.update(3000)
+    assert stream.getvalue() == "corpus: 3.00kB [00:06, 500B/s]\n"
+    assert bar.n == 3000
 
 
 def test_a_file_holds_what_was_printed(monkeypatch):

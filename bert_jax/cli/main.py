@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import bert_jax
+from bert_jax.cli.compile_cache import keep_programs
 from bert_jax.cli.verbs.options import Parser, Verb, read
 from bert_jax.errors import UserError, report_error, suggestion
 from bert_jax.terminal import safe_streams
@@ -90,6 +91,7 @@ def _main(argv: Sequence[str]) -> int:
         print(f"bert_jax {bert_jax.__version__}" if name == "--version" else _help())
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's start-up notes
+    keep_programs()
     before = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)

@@ -51,10 +51,11 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
     argument = argument or named_argument
-    given = _unwrapped(_get_config(path, argument))
+    given = _json(path) if path.suffix == ".json" else _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(
-            f"{path}: get_config returned {given!r}; it must return a ConfigDict or a dict"
+            f"{path}: the configuration is {given!r:.200}; it must be a ConfigDict, a dict or a "
+            "JSON object"
         )
     named = build(cls, given, where=str(path))  # before the overrides, so that errors name the file
     return overridden(named, overrides)
@@ -128,6 +129,15 @@ def _find(named: str) -> tuple[Path, str]:
         f"--config: there is no file {named!r}{hint} Give the path of a configuration file, or "
         f"one of {', '.join(known)}"
     )
+
+
+def _json(path: Path) -> Any:
+    """Read a configuration from a JSON file, in which it may be the field `config`."""
+    try:
+        given = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"--config: {path} cannot be read as JSON: {error}") from error
+    return given.get("config", given) if isinstance(given, dict) else given
 
 
 def _get_config(path: Path, argument: str) -> Any:

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece
 from jaxtyping import Int32
-from tqdm import tqdm
 from typing_extensions import override
 
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.tensor_bundle import read_varint
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
@@ -228,7 +228,9 @@ def train_sentencepiece(
     if byte_fallback:
         what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
     check_vocab_size(vocab_size, reserved, what, advice)
-    lines = _sample(_lines(iter(tqdm(texts, "texts", disable=not progress))), _MOST_LINES)
+    lines = _sample(
+        _lines(iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress))), _MOST_LINES
+    )
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")
     pad, unk, cls, sep, mask = SPECIAL_TOKENS

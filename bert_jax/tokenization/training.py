@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,9 +11,9 @@ from itertools import accumulate
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
-from tqdm import tqdm
 
 from bert_jax.errors import UserError
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.tokenizer import (
     MAX_TOKEN_CHARS,
@@ -87,7 +88,9 @@ def train_wordpiece(
         raise UserError(
             f"character_coverage is {character_coverage}; it must be above 0 and at most 1"
         )
-    counts = _count_words(iter(tqdm(texts, "texts", disable=not progress)), options)
+    counts = _count_words(
+        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)), options
+    )
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")
     alphabet = _Alphabet.of(counts)
@@ -108,7 +111,7 @@ def train_wordpiece(
         min_frequency=min_frequency,
         special_tokens=numbered,  # numbers them in this order
         continuing_subword_prefix=CONTINUATION,
-        show_progress=progress,
+        show_progress=progress and sys.stderr.isatty(),
     )
     trained.train_from_iterator(words(), trainer)
     ids = trained.get_vocab()
@@ -246,9 +249,9 @@ def train_bytelevel(
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=alphabet,
         max_token_length=MAX_TOKEN_CHARS,
-        show_progress=progress,
+        show_progress=progress and sys.stderr.isatty(),
     )
-    counted = tqdm(texts, "texts", disable=not progress)
+    counted = progress_bar(texts, of="tokenizer", unit="texts", shown=progress)
     trained.train_from_iterator(map(replace_surrogates, counted), trainer)
     model = json.loads(trained.to_str())["model"]
     vocab = sorted(model["vocab"], key=model["vocab"].__getitem__)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
-from bert_jax.training.progress import DivergedError, Moment
+from bert_jax.training.progress import DivergedError, Means, Moment
 from bert_jax.training.run.session import Session, StopRequest
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.run_plan import (
@@ -43,6 +43,7 @@ def carry_out(plan: RunPlan, session: Session) -> Result:
 
 class _Run:
     now: Moment
+    shown: Means  # since the last printed line
 
     def __init__(self, plan: RunPlan, session: Session):
         self.plan, self.policy, self.saves = plan, plan.policy, plan.saves
@@ -73,9 +74,10 @@ class _Run:
             with self.clock.spend("restore"):
                 restored = self.saves.restore()
                 self.now = restored or self.saves.begin(0, plan.stages[0])
+            self.shown = Means(len(self.now.progress))
             if restored:
                 self._read_rows()
-            lines, event = plan.voice.about(self.now, restored is not None)
+            lines, event = plan.voice.about(self.now.step, restored is not None)
             length, devices = plan.num_steps, plan.mesh.size
             with session.telling(
                 self.now.step, plan.objective, num_steps=length, num_devices=devices
@@ -124,6 +126,7 @@ class _Run:
         if stage.begins:
             with self.clock.spend("startup"):
                 self.now = self.saves.begin(number, stage)
+            self.shown = Means(len(self.now.progress))
             self.now.outcomes, self.now.scores = before.outcomes, before.scores
         self.now.stage = number
 
@@ -164,6 +167,7 @@ class _Run:
         for each, halted in zip(now.progress, metrics["halted"], strict=False):
             each.halted = each.halted if each.stopped else bool(halted)
         now.means.add(metrics)
+        self.shown.add(metrics)
         watched = now.means.median(self.watched)
         out.step_done(step, float(now.means.last["num_tokens"].sum()), flops, watched)
         if now.monitor and not metrics["bad"].any():
@@ -178,8 +182,9 @@ class _Run:
             self.train_metrics = self._columns("train", means | {"learning_rate": rate})
             self.train_metrics |= self.plan.voice.columns(now.wave, step) | out.rates()
             out.write(step, self.train_metrics)
-            medians = {f"train/{name}": self._median(values) for name, values in means.items()}
-            out.progress_line(step, self.train_metrics | medians)
+        if out.line_due(step):
+            means = self.shown.take()
+            out.progress_line(step, {name: self._median(of) for name, of in means.items()})
 
     def _due(self, step: int) -> list[Scorer]:
         return [scorer for scorer in self.plan.scorers if scorer.after(step)]

@@ -111,6 +111,12 @@ class Scorer(Protocol):
 class Saves(Protocol):
     """Saved states and models of a run. All processes must call each method."""
 
+    config: Any
+    """Configuration of the run in full, which `config.json` stores."""
+
+    def described(self) -> list[str]:
+        """Return lines that say which files the run writes."""
+
     def prepare(self, report: Report) -> None:
         """Write the run's first files to its work directory, and open its checkpoints."""
 
@@ -141,8 +147,11 @@ class Saves(Protocol):
 class Voice(Protocol):
     """Reporter of a run: the lines that it prints, and further columns of its metrics."""
 
-    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
-        """Return lines that describe the run, and the message of the event `start`."""
+    def about(self, step: int, restored: bool) -> tuple[list[str], str]:
+        """Return lines that describe the run, and the message of the event `start`.
+
+        The run has done `step` steps, and `restored` is true if they come from one of its saves.
+        """
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
         """Return columns other than metrics, rates and scores, such as `epoch`.

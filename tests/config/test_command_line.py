@@ -94,7 +94,7 @@ def test_wrong_override_is_named(config_file, override, message):
         ("x = 1\n", "no function get_config"),
         ("get_config = 3\n", "no function get_config"),
         ("def get_config(a):\n    return {}\n", "missing a required argument: 'a'"),
-        ("def get_config():\n    return None\n", "get_config returned None; it must"),
+        ("def get_config():\n    return None\n", "configuration is None; it must"),
         ("def get_config():\n    return {'seeed': 1}\n", "unknown field seeed; did you mean seed"),
         ("def get_config():\n    return {'seed': 'x'}\n", "seed is 'x'"),
     ],

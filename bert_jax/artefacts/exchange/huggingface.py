@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
@@ -25,6 +24,7 @@ from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.fast_tokenizer import FastTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import ROLES, Tokenizer, make_row
@@ -84,7 +84,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         if saved.network is not None:
             theirs["translations"] = compare_searches(saved, rows, model.translate)
         packages += ["transformers", "torch"]
-    batches = tqdm(proof.row_batches(rows), "proof", unit="batch", disable=None, leave=False)
+    batches = progress_bar(proof.row_batches(rows), of="proof", unit="batch")
     found = proof.compare(saved, batches, *programs, optional={"pooled", "embedding"})
     ours = {
         "ran": True, "class": "read_model", "tensors_bit_equal": True,

@@ -9,7 +9,6 @@ many sources there are, and the result is the same on every device, bit for bit.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from etils import epath
-from tqdm import tqdm
 
 import bert_jax
 from bert_jax.artefacts.saved.ancestors import RECORD
@@ -42,6 +40,7 @@ from bert_jax.errors import UserError, first_few
 from bert_jax.files.remote import open_workdir
 from bert_jax.files.staging import write_synced
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.load import load_tokenizer
 
 Method = Literal["mean", "ema"]
@@ -196,10 +195,8 @@ def _averaged(
         np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
     )
     result = {}
-    with tqdm(
-        total=num_bytes * len(sources), desc="average", unit="B", unit_scale=True, leave=False,
-        disable=not progress, file=sys.stderr,
-    ) as bar:  # fmt: skip
+    size = num_bytes * len(sources)
+    with progress_bar(of="average", unit="B", total=size, shown=progress) as bar:
         for name, (shape, dtype, _) in arrays.items():
             total = np.zeros(shape, np.float64)
             for source, weight in zip(sources, weights, strict=True):

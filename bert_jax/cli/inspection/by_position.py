@@ -1,12 +1,10 @@
 """Held-out masked-LM loss by position and masking rate, which shows how a model uses long rows."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.cli.inspection.evaluate import HeldOutRun
 from bert_jax.distributed.parallel.in_flight import in_flight
@@ -14,6 +12,7 @@ from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.errors import UserError
 from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition
 from bert_jax.objectives.objective import Batch
+from bert_jax.terminal import progress_bar
 from bert_jax.training.pretrain.evaluate import EVAL_SEED
 from bert_jax.training.steps.step import make_eval_step
 
@@ -88,7 +87,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
     sums = {name: np.zeros((len(rates), len(edges) - 1)) for name in ("loss", "correct", "count")}
 
     def items() -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        batches = tqdm(run.rows, unit="batch", disable=not sys.stderr.isatty(), leave=False)
+        batches = progress_bar(run.rows, of="held-out text", unit="batches")
         for batch in batches:
             for number, rate in enumerate(rates):
                 shares = np.full(len(batch["row_index"]), rate, np.float32)

@@ -6,14 +6,12 @@ all documents of a small corpus, or evenly spaced documents of a large corpus.
 
 import heapq
 import itertools
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.cli.inspection.replay import describe_batch
 from bert_jax.data.corpus.datasheet import scripts_as_json, vocabulary_scripts
@@ -25,7 +23,7 @@ from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
 from bert_jax.hashing import hash_key, hash_u64
-from bert_jax.terminal import table_lines
+from bert_jax.terminal import progress_bar, table_lines
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
@@ -116,11 +114,8 @@ def inspect_corpus(
     sizes: list[np.ndarray] = []
     hashes: list[np.ndarray] = []
     places: list[tuple[int, int, int]] = []  # shard, first document, number of documents
-    bar = tqdm(
-        total=min(most, store.num_tokens), desc="documents", unit="token", unit_scale=True,
-        leave=False, disable=not progress, file=sys.stderr,
-    )  # fmt: skip
-    with bar:
+    most_read = min(most, store.num_tokens)
+    with progress_bar(of="documents", unit="tokens", total=most_read, shown=progress) as bar:
         for number, first, starts in _blocks(store, most):
             sizes.append(np.diff(starts))
             hashes.append(_hashes(store.shards[number], starts))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
-from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
@@ -21,6 +20,7 @@ from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
@@ -60,7 +60,7 @@ def evaluate_pairs(
     saved = on_device(read_model(workdir))
     saved.require("translate", "decoder")
     translator = Translator(saved, search=settings)
-    with tqdm(total=len(sources), desc="translating", unit=" lines", disable=None) as bar:
+    with progress_bar(of="translation", unit="lines", total=len(sources)) as bar:
         parts = translator.parts({"text": sources}, most=translator.CHUNK, advance=bar.update)
         answers = [answer for part in parts for answer in translator.predict(part)]
     hypotheses = [answer["translation"] for answer in answers]

@@ -10,6 +10,7 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
+from bert_jax.terminal import progress_bar
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         look = inspect_corpus(
             self.corpus, part=self.part, pairing=self.pairing or "",
             length=self.length, rows=self.rows or 4, documents=self.documents,
-            seed=self.seed, full=self.full, progress=sys.stderr.isatty(),
+            seed=self.seed, full=self.full, progress=True,
         )  # fmt: skip
         if self.plot is not None:
             write_picture(lengths_figure(look), self.plot)
@@ -157,7 +158,5 @@ class Contamination(groups.Workers, groups.Json):
 
 
 def _bar(items: Sequence[T]) -> Iterable[T]:
-    from tqdm import tqdm
-
-    bar: Iterable[T] = tqdm(items, desc="corpus", unit="block", disable=not sys.stderr.isatty())
+    bar: Iterable[T] = progress_bar(items, of="corpus", unit="blocks")
     return bar

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
@@ -19,6 +18,7 @@ from bert_jax.infer.predictor import Given, Predictor, answer_records
 from bert_jax.infer.records import STDIN, Format, Record, format_of, read_records
 from bert_jax.infer.writers import JSON_LINES, VECTORS, Form, KeptLines, check_out, write_answers
 from bert_jax.tasks.tables import TableFormat
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 
@@ -60,10 +60,8 @@ def run_verb(
     keep = kept.found if kept else iter
     total = sum(os.path.getsize(name) for name in inputs if os.path.isfile(name))
     count = skipped = 0
-    with tqdm(
-        total=total if total and STDIN not in inputs else None,
-        unit="B", unit_scale=True, disable=not inputs or not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
+    known = total if total and STDIN not in inputs else None
+    with progress_bar(of="answers", unit="B", total=known, shown=bool(inputs)) as bar:
 
         def records() -> Iterator[Record]:
             for number, text in enumerate(texts, 1):

@@ -1,7 +1,6 @@
 """Verbs that make a tokenizer and a corpus. Each verb imports its modules only when it runs."""
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -111,13 +110,12 @@ class Tokenizer(Sources, groups.IntoDirectory):
         options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
-        show = sys.stderr.isatty()
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
             if given.pop("keep_accents", False):
                 given["strip_accents"] = False
             tokenizer = train_wordpiece(
-                texts, self.vocab_size, lowercase=not self.cased, progress=show, **given
+                texts, self.vocab_size, lowercase=not self.cased, progress=True, **given
             )
         elif self.kind == "bytelevel":
             for name in given.keys() - {"min_frequency"}:
@@ -125,7 +123,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
                     f"--{name.replace('_', '-')} cannot be used with --kind bytelevel, which keeps "
                     "all characters (as bytes) and all accents"
                 )
-            tokenizer = train_bytelevel(texts, self.vocab_size, progress=show, **given)
+            tokenizer = train_bytelevel(texts, self.vocab_size, progress=True, **given)
         else:
             for name in given.keys() & set(options[1:]):
                 raise UserError(
@@ -134,7 +132,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
                     "--character-coverage to limit its characters"
                 )
             tokenizer = train_sentencepiece(
-                texts, self.vocab_size, model=self.kind, progress=show, **given
+                texts, self.vocab_size, model=self.kind, progress=True, **given
             )
         tokenizer.save(self.out)
         print(

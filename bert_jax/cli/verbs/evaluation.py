@@ -8,6 +8,7 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Commas, Directory, File, RunPlace, Verb
 from bert_jax.config.bounds import Above, Below
 from bert_jax.errors import UserError
+from bert_jax.terminal import progress_bar
 
 
 class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
@@ -198,8 +199,6 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
     def _vectors(self, chosen: str) -> int:
         """Score vectors on the test set that the option `chosen` names."""
-        from tqdm import tqdm
-
         from bert_jax.artefacts.saved.reading import read_model
         from bert_jax.infer.forward import on_device
         from bert_jax.infer.search.evaluation import Evaluation, score_lines
@@ -217,7 +216,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         columns = [names.get(field, field) for field in fields]
         model = on_device(read_model(self.model), None)
         reranker = Reranker(on_device(read_model(self.rerank), None)) if self.rerank else None
-        with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        with progress_bar(of="vectors", unit="texts") as bar:
             evaluation = Evaluation(model, self.dimensions, bar.update)
             if self.retrieval:
                 collection = read_collection(self.retrieval)

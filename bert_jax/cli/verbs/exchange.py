@@ -104,7 +104,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
             raise UserError("--rows and --corpus work only with --evaluate")
         made = average(
             self.checkpoints, self.out, method=self.method, decay=self.decay,
-            last=self.last, progress=sys.stderr.isatty(),
+            last=self.last, progress=True,
         )  # fmt: skip
         total = sum(each["weight"] for each in made["sources"])
         print(f"{self.out}: {made['method']} of {len(made['sources'])} checkpoints")

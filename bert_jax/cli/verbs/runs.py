@@ -17,6 +17,7 @@ from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
     from bert_jax.training.run.goodput import Clock
+    from bert_jax.training.run_plan import RunPlan
 
 
 class Demo(Verb):
@@ -101,6 +102,13 @@ class Run(Configured):
     exits. Launchers that restart stopped runs set this code to 75. Ctrl-C on a run of one process
     always gives 130."""
 
+    dry_run: bool = False
+    """Check everything, print the configuration in full and the files to be written, and stop."""
+
+    def planned(self, config: Any) -> "RunPlan":
+        """Make the plan of the run, without writing anything."""
+        raise NotImplementedError
+
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train, and return the name of the signal that stopped the run, or an empty string."""
         raise NotImplementedError
@@ -117,6 +125,9 @@ class Run(Configured):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
             processes.join(self.distributed, self.join_timeout)
+            if self.dry_run:
+                _print_plan(self.planned(config))
+                return 0
             stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
             if label := processes.label():  # with several processes, do not wait for the others
@@ -155,6 +166,16 @@ class Pretrain(Run):
     newest verified checkpoint (read back and found intact) is taken. The other run never deletes
     the checkpoint from which this run branches."""
 
+    def planned(self, config: Any) -> "RunPlan":
+        """Make the plan of the run; it may continue a run in the work directory."""
+        from bert_jax.files.remote import open_workdir
+        from bert_jax.training.pretrain.corpus import open_corpus
+        from bert_jax.training.pretrain.train import resolve_pretraining
+
+        corpus = open_corpus(config.data.corpus, config.data)
+        work = open_workdir(self.workdir)
+        return resolve_pretraining(config, work, corpus, branch_from=self.branch_from)
+
     def trained(self, config: Any, clock: "Clock") -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
@@ -180,6 +201,20 @@ class Finetune(Run):
 
         return FinetuneConfig
 
+    def planned(self, config: Any) -> "RunPlan":
+        """Make the plan of the run; of a cross-validation, the plan of the first fold."""
+        from bert_jax.files.remote import open_workdir
+        from bert_jax.training.finetune.saves import check_finetune_workdir
+        from bert_jax.training.finetune.setup import set_up
+        from bert_jax.training.finetune.train import resolve_finetuning
+
+        task = config.task.located()
+        task = dataclasses.replace(task, fold=task.fold or min(task.folds, 1))
+        config = dataclasses.replace(config, task=task)
+        setup, work = set_up(config), open_workdir(self.workdir)
+        check_finetune_workdir(work, config, setup.fingerprints)
+        return resolve_finetuning(config, setup, work)
+
     def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import cross_validate
@@ -192,6 +227,17 @@ class Finetune(Run):
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by
+
+
+def _print_plan(plan: "RunPlan") -> None:
+    """Print the configuration of a plan, what it does, and which files it writes."""
+    from bert_jax.config.mapping import to_dict
+
+    lines, _ = plan.voice.about(0, restored=False)
+    print(json.dumps(to_dict(plan.saves.config), indent=2))
+    for title, told in (("", lines), (f"to be written in {plan.name}:", plan.saves.described())):
+        print("\n".join(["", *filter(None, [title]), *told]))
+    print(f"\n{plan.num_steps:,} steps; nothing has been written")
 
 
 class Plan(Configured, groups.Plot, groups.Json):
@@ -288,7 +334,7 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
 
         work = open_workdir(self.workdir)
         steps = named_steps(work, self.step, None)
-        verdicts = audit(work.checkpoints, steps, progress=sys.stderr.isatty())
+        verdicts = audit(work.checkpoints, steps, progress=True)
         self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
         intact = [verdict.intact for verdict in verdicts]
         return 0 if all(intact) else 1 if any(intact) else 5

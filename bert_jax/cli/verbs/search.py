@@ -13,6 +13,7 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Given, ModelPlace
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
+from bert_jax.terminal import progress_bar
 
 if TYPE_CHECKING:
     from bert_jax.infer.records import Record
@@ -38,8 +39,6 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
     """Largest number of tokens in a passage (default: 256, or the model's limit if lower)."""
 
     def __call__(self) -> int:
-        from tqdm import tqdm
-
         from bert_jax.infer.embed import Embedder
         from bert_jax.infer.predictor import check_count
         from bert_jax.infer.search.index import check_index_name, write_index
@@ -58,10 +57,8 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)
         check_count("--passage-tokens, less special tokens and prefix,", room)
         bytes_of: deque[int] = deque()
-        with tqdm(
-            total=sum(source.size for source in sources) or None, unit="B", unit_scale=True,
-            disable=not sys.stderr.isatty(),
-        ) as bar:  # fmt: skip
+        size = sum(source.size for source in sources) or None
+        with progress_bar(of="index", unit="B", total=size) as bar:
 
             def found() -> Iterator["Passage"]:
                 for source in sources:
@@ -207,8 +204,6 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
     """Ranks of the negatives by cosine, among the documents that are not paired with the query."""
 
     def __call__(self) -> int:
-        from tqdm import tqdm
-
         from bert_jax.infer.search import mine as mining
         from bert_jax.infer.search.passages import found_sources
         from bert_jax.infer.writers import check_out
@@ -224,7 +219,7 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
         sources = found_sources(self.input, names.get("text", "text"))[0] if self.input else []
         model = self.opened(self.model)
         more = [text for source in sources for text in source.texts()]
-        with tqdm(unit=" texts", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        with progress_bar(of="vectors", unit="texts") as bar:
             found = mining.mine(model, pairs, config, corpus=more, advance=bar.update)
         if not any(found.negatives):
             raise UserError(

@@ -19,7 +19,7 @@ from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_dat
 from bert_jax.data.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
 from bert_jax.data.corpus.pairs import PairSource
 from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
-from bert_jax.data.corpus.workers import grouped, map_ordered, progress_bar, worker_count
+from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.data.pair_packing import plan_translations
 from bert_jax.data.store import TokenStore, entropy, is_store, open_store
 from bert_jax.data.store_writer import ShardWriter, write_manifest
@@ -27,6 +27,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
 from bert_jax.hashing import hash_u64
 from bert_jax.tasks.examples import Origin
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _SHOWN = 3  # number of places named for each kind of finding
@@ -169,7 +170,7 @@ def build_pairs(
         sample: list[str] = []
         text_bytes = 0
         size = sum(source.size for source in (*sources, *heldout))
-        with progress_bar(size, "corpus", progress) as bar:
+        with progress_bar(of="corpus", unit="B", total=size, shown=progress) as bar:
             for block in _encoded(heldout, tokenizer, workers, sample, bar):
                 held.append(block, np.ones(block.numbers.size, bool))
                 text_bytes += block.text_bytes

@@ -17,8 +17,6 @@ from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from bert_jax.errors import UserError
 
 T = TypeVar("T")
@@ -49,12 +47,6 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
             group, total = [], 0
     if group:
         yield group
-
-
-def progress_bar(total: int, description: str, shown: bool) -> tqdm:
-    """Make a progress bar of bytes on standard error; the bar is hidden if there is no terminal."""
-    hidden = not (shown and sys.stderr.isatty())
-    return tqdm(total=total, unit="B", unit_scale=True, desc=description, disable=hidden)
 
 
 def _work(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
-from tqdm import tqdm
 
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.digest import block_digest, text
@@ -20,6 +19,7 @@ from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, damage, sa
 from bert_jax.files.checks import json_crc
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import is_url
+from bert_jax.terminal import progress_bar
 
 _MARK = "verified.json"
 _BLOCK = 8 << 20
@@ -116,10 +116,8 @@ def audit(directory: AnyPath, steps: Iterable[int], *, progress: bool = False) -
         num_bytes = None
         with contextlib.suppress(RecordFaultError):
             num_bytes = read_record(path).num_bytes
-        with tqdm(
-            total=num_bytes, desc=f"step {step:,}", unit="B", unit_scale=True,
-            leave=False, disable=not progress,
-        ) as bar:  # fmt: skip
+        of = f"step {step:,}"
+        with progress_bar(of=of, unit="B", total=num_bytes, shown=progress) as bar:
             verdicts.append(verify_checkpoint(path, progress=bar.update))
     return verdicts
 

@@ -1,7 +1,6 @@
 """Evaluation of the trials of a sweep, and of the best model on other data."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from bert_jax.artefacts.saved.lineage import reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
@@ -27,6 +25,7 @@ from bert_jax.tasks.examples import listed
 from bert_jax.tasks.reports.intervals import Intervals, intervals
 from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
 from bert_jax.tasks.task import Outputs, Split
+from bert_jax.terminal import progress_bar
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
 from bert_jax.training.finetune.start import saved_objective
 from bert_jax.training.progress import null
@@ -244,7 +243,7 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
     params = place_params(config, mesh, one)
     lengths = split.rows.lengths
     buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
-    with tqdm(total=len(lengths), unit="row", disable=not sys.stderr.isatty()) as bar:
+    with progress_bar(of="evaluation", unit="rows", total=len(lengths)) as bar:
         (scored,) = score_rows(
             make_eval_step(config, mesh, seed=0), mesh, params, split.rows, buckets=buckets,
             batch_size=_BATCH_SIZE, pad_id=model.tokenizer.special_ids.pad, done=bar.update,

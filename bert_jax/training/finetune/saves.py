@@ -26,7 +26,7 @@ from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.objectives.embedding import EmbeddingObjective
-from bert_jax.objectives.objective import with_trained
+from bert_jax.objectives.objective import num_params, with_trained
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task
@@ -107,17 +107,27 @@ class FinetuneSaves:
     """Saves of a fine-tuning run: the best model (`checkpoints/`) and all trials (`resume/`)."""
 
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
-        self._config, self._setup, self._mesh, self._work = config, setup, mesh, work
+        self.config, self._setup, self._mesh, self._work = config, setup, mesh, work
         self._best: tuple[float, int] | None = None
         """Score of the saved model, and step of its checkpoint."""
         self._copied = NamedSharding(mesh, PartitionSpec())
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
+    def described(self) -> list[str]:
+        """Return the files of a run, with the size of its model."""
+        size = 4 * num_params(self._setup.objective)
+        return [
+            "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/",
+            f"checkpoints/  best model, {size / 1e6:,.1f} MB",
+            "resume/       all trials and their best models, until the end",
+            "statistics.json, .txt and .png, report.json and .md",
+        ]
+
     def prepare(self, report: Report) -> None:
         """Write the run's first files, and open `checkpoints/` and `resume/`."""
         setup = self._setup
         prepare_finetune_workdir(
-            self._work.local, self._config, setup.fingerprints, setup.initial.tokenizer_files,
+            self._work.local, self.config, setup.fingerprints, setup.initial.tokenizer_files,
             setup.initial.origin.step, setup.splits,
         )  # fmt: skip
         self._models = Checkpoints(self._work.checkpoints, Retention(keep=1), report=report)
@@ -213,7 +223,7 @@ class FinetuneSaves:
             total = max(total, self._best[1] + 1)  # a killed start may have saved a later step
         each = at.progress[number]
         content = saved_content(
-            self._config, self._setup.objective, self._setup.task,
+            self.config, self._setup.objective, self._setup.task,
             each.outcome().best_scores, each.member,
         )  # fmt: skip
         model = FinetunedState(self._member(at.state.params, at.best, number))

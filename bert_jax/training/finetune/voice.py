@@ -65,11 +65,11 @@ class FinetuneVoice:
     work: WorkDir
     saves: Saves
 
-    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
+    def about(self, step: int, restored: bool) -> tuple[list[str], str]:
         """Describe the run."""
         head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
-        if at.step:
-            head += f", continued at step {at.step:,} of {self.setup.schedule.total_steps:,}"
+        if step:
+            head += f", continued at step {step:,} of {self.setup.schedule.total_steps:,}"
         return [head, *self.summary()], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:

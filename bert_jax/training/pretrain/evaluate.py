@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.pairings import DataConfig
@@ -27,6 +26,7 @@ from bert_jax.distributed.parallel.sharding import (
 from bert_jax.errors import UserError
 from bert_jax.model.heads import MASKED_LM
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
+from bert_jax.terminal import progress_bar
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.sections import TrainingConfig
@@ -203,5 +203,5 @@ def heldout_metrics(
     size = -(-32 // mesh.size) * mesh.size
     rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
     eval_step = make_eval_step(settings, mesh, EVAL_SEED)
-    batches = tqdm(rows, "held-out text", unit="batch", disable=None, leave=False)
+    batches = progress_bar(rows, of="held-out text", unit="batches")
     return evaluate(objective, eval_step, params, batches, mesh)

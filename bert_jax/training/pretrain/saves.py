@@ -175,6 +175,16 @@ class PretrainSaves(Saves):
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
 
+    def described(self) -> list[str]:
+        """Return the files of a run, with the size and the number of its checkpoints."""
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.saved))
+        return [
+            "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/",
+            f"checkpoints/  {size / 1e6:,.1f} MB every {self.config.checkpoint.save_every_steps:,} "
+            f"steps and at the end, of which the newest {self.config.retention.keep} stay",
+            "loss.png      loss curve",
+        ]
+
     def prepare(self, report: Report) -> None:
         """Begin or continue the run in its work directory, and open its checkpoints."""
         with contextlib.ExitStack() as keeping:

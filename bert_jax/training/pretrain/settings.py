@@ -137,10 +137,15 @@ def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
 
 
 def warmup_lines(config: PretrainConfig) -> list[str]:
-    """Describe warm-ups that were shortened to fit the run or rounded to `training.batch_unit`."""
+    """Describe warm-ups that are long, were shortened, or were rounded to `training.batch_unit`."""
     unit, given = config.training.batch_unit, config.training.phases
-    steps, warmup = config.training.num_steps, config.optimizer.warmup_steps or 0
-    lines = scaling("optimizer.warmup_steps", warmup, steps)
+    steps, optimizer = config.training.num_steps, config.optimizer
+    lines = scaling("optimizer.warmup_steps", optimizer.warmup_steps or 0, steps)
+    if (warmup := config.warmup_steps) > math.ceil(steps / 10):
+        lines.append(
+            f"Warning: the learning rate rises for {warmup:,} of {steps:,} steps, but 10% suits "
+            "most runs. Lower optimizer.warmup_steps or optimizer.warmup_rate"
+        )
     for number, phase in enumerate(config.phases):
         name = f"training.phases[{number}].batch_warmup_steps"
         lines += scaling(name, given[number].batch_warmup_steps, phase.num_steps)

@@ -52,10 +52,10 @@ class PretrainVoice:
     saves: Saves
     drawn: float = -math.inf
 
-    def about(self, at: Moment, restored: bool) -> tuple[list[str], str]:
+    def about(self, step: int, restored: bool) -> tuple[list[str], str]:
         """Describe the run and, if it continues from a save, the step of the save."""
-        goes_on = at.step and self.saves.newest()
-        continued = [f"continues from step {at.step:,}"] if goes_on else []
+        goes_on = step and self.saves.newest()
+        continued = [f"continues from step {step:,}"] if goes_on else []
         lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 

@@ -18,9 +18,13 @@ from tqdm import tqdm
 from bert_jax.chips import ACCELERATORS
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
+from bert_jax.terminal import Intervals
 from bert_jax.training.run.board import Board
 from bert_jax.training.run.events import json_lines
-from bert_jax.training.run.goodput import Goodput
+from bert_jax.training.run.goodput import Clock, Goodput
+
+_FIRST_LINE = 5
+"""Number of steps after which a start prints its first progress line."""
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
@@ -96,6 +100,37 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     return ((end, row) for end, row in json_lines(data) if type(row.get("step")) is int)
 
 
+class Rates:
+    """Rates of training in the time since they were last taken, without time spent elsewhere."""
+
+    def __init__(self, clock: Clock, peak: float | None):
+        """Start to count. Without `peak`, the peak FLOP/s of all devices, no MFU is computed."""
+        self._clock, self._peak = clock, peak
+        self._restart()
+
+    def add(self, num_tokens: float, flops: int) -> None:
+        """Count a step with its tokens and its model FLOPs."""
+        self._tokens += num_tokens
+        self._flops += flops
+        self._steps += 1
+
+    def take(self) -> dict[str, float]:
+        """Return tokens and steps per second and the MFU, and start to count anew."""
+        seconds = max(self._clock.stepping - self._since, 1e-9)
+        values = {
+            "perf/tokens_per_second": self._tokens / seconds,
+            "perf/steps_per_second": self._steps / seconds,
+        }
+        if self._peak:
+            values["perf/mfu"] = self._flops / seconds / self._peak
+        self._restart()
+        return values
+
+    def _restart(self) -> None:
+        self._tokens, self._flops, self._steps = 0.0, 0, 0
+        self._since = self._clock.stepping
+
+
 class Telemetry:
     """Context manager of the outputs of a run: metrics, printed lines, and a progress bar."""
 
@@ -119,11 +154,12 @@ class Telemetry:
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
         self._goodput, self._clock = goodput, goodput.clock
-        self._peak = peak
+        self._row_rates, self._line_rates = (Rates(self._clock, peak) for _ in range(2))
+        self._first_line = restored_step + _FIRST_LINE
+        self._intervals = Intervals(lambda: self._clock.elapsed)
         self._echo = echo or self._print
         self._bar: Any = None
         self._row: dict[str, Any] = {}
-        self._restart_rates()
         if not self._active:
             return
         if echo is None and sys.stderr.isatty():
@@ -157,9 +193,8 @@ class Telemetry:
         """
         if self._row.get("step") != step:
             self._end_row()
-        self._tokens += num_tokens
-        self._flops += flops
-        self._steps += 1
+        for rates in (self._row_rates, self._line_rates):
+            rates.add(num_tokens, flops)
         self._goodput.tick(step)
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self._metrics[0].short} {value:.3f}", refresh=False)
@@ -167,16 +202,7 @@ class Telemetry:
 
     def rates(self) -> dict[str, float]:
         """Return the rates since the last call, and the goodput (see `Goodput.shares`)."""
-        seconds = max(self._clock.stepping - self._since, 1e-9)
-        values = {
-            "perf/tokens_per_second": self._tokens / seconds,
-            "perf/steps_per_second": self._steps / seconds,
-        }
-        if self._peak:
-            values["perf/mfu"] = self._flops / seconds / self._peak
-        values |= self._goodput.shares()
-        self._restart_rates()
-        return values
+        return self._row_rates.take() | self._goodput.shares()
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Add values to the row of a step. The row is written once a later step is done."""
@@ -193,21 +219,27 @@ class Telemetry:
             self._log.add(step, row)
             self._board.write(step, row)
 
-    def progress_line(self, step: int, values: dict[str, float]) -> None:
-        """Print training metrics on a line, if there is no progress bar."""
-        if self._bar is not None:
-            return
+    def line_due(self, step: int) -> bool:
+        """Return true if a progress line is due: five steps after the start, then at intervals.
+
+        For the intervals see `Intervals`. With a progress bar, no line is due.
+        """
+        if self._bar is not None or not self._active or step < self._first_line:
+            return False
+        return self._intervals.due() or step == self._first_line
+
+    def progress_line(self, step: int, values: Mapping[str, float]) -> None:
+        """Print metrics, by name, on a line with the rates and the time left."""
+        rates = self._line_rates.take()
         parts = [f"step {step:,}/{self._num_steps:,}"] + [
-            f"{metric.short} {values[f'train/{metric.name}']:.3f}"
+            f"{metric.short} {values[metric.name]:.3f}"
             for metric in self._metrics
-            if metric.short and f"train/{metric.name}" in values
+            if metric.short and metric.name in values
         ]
-        if values.get("perf/steps_per_second"):
-            parts.append(f"{values['perf/tokens_per_second']:,.0f} tokens/s")
-            left = (self._num_steps - step) / values["perf/steps_per_second"]
-            parts.append(f"{duration(left)} left")
-        if "perf/mfu" in values:
-            parts.append(f"MFU {100 * values['perf/mfu']:.1f}%")
+        left = (self._num_steps - step) / rates["perf/steps_per_second"]
+        parts += [f"{rates['perf/tokens_per_second']:,.0f} tokens/s", f"{duration(left)} left"]
+        if "perf/mfu" in rates:
+            parts.append(f"MFU {100 * rates['perf/mfu']:.1f}%")
         self.say("  ".join(parts))
 
     def sync(self) -> None:
@@ -216,10 +248,6 @@ class Telemetry:
             self._end_row()
             self._log.sync()
             self._board.sync()
-
-    def _restart_rates(self) -> None:
-        self._tokens, self._flops, self._steps = 0.0, 0.0, 0
-        self._since = self._clock.stepping
 
     def _print(self, text: str) -> None:
         try:

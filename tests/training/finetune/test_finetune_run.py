@@ -140,6 +140,9 @@ def test_a_table_to_a_classifier(files, tmp_path, capsys):
         {**files, "train": table, "dev": ""}, table={"train": table, "dev_rate": 0.3}
     )
     file, work = write_config(tmp_path / "recipe.py", config), tmp_path / "work"
+    assert main(["finetune", f"--config={file}", f"--workdir={work}", "--dry-run"]) == 0
+    assert "best model, " in capsys.readouterr().out
+    assert not work.exists()
     assert main(["finetune", f"--config={file}", f"--workdir={work}"]) == 0
     said = capsys.readouterr().out
     assert "accuracy x 100: best of the 3 evaluations of each run" in said

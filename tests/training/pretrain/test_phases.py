@@ -146,7 +146,8 @@ def test_a_corpus_that_is_missing_or_of_another_tokenizer_is_refused(corpus, tmp
 def test_a_batch_warm_up_is_rounded_to_what_the_mesh_takes_and_stays_so():
     """The flagship's batches on 256 chips, and the run that goes on elsewhere."""
     flagship = {"batch_size": 4608, "batch_warmup_steps": 3}
-    config = config_of(flagship, {"batch_size": 512}, training__accumulation=1)
+    config = config_of(flagship, {"batch_size": 512}, training__accumulation=1,
+                       optimizer={"warmup_steps": 0})  # fmt: skip
     sizes = [rows for _, rows in stages_from(config.phases, 0)]
     assert sizes == [576, 1152, 2304, 4608, 512]
     rounded = with_batch_unit(config, 256)
@@ -222,6 +223,17 @@ def test_warm_ups_longer_than_the_run_are_scaled_with_it_and_said():
     assert "phases[0].batch_warmup_steps is 5, longer than the 4 steps: scaled to 1" in shorter
     short = load_config(PretrainConfig, "modernbert_base", ["--config.training.num_steps=1000"])
     assert short.warmup_steps == 100  # of 5,086
+    assert not any("Warning" in line for line in warmup_lines(short))
+
+
+@pytest.mark.parametrize(("given", "warned"), [
+    ({"warmup_rate": 0.1}, False), ({"warmup_rate": 0.2}, True), ({"warmup_steps": 3}, True),
+    ({"warmup_steps": 2}, False), ({"warmup_steps": 40}, False),
+])  # fmt: skip
+def test_a_warning_of_a_warm_up_above_a_tenth_of_the_run(given, warned):
+    lines = warmup_lines(config_of({}, {}, training__num_steps=20, optimizer=given))
+    steps = {"warmup_rate": 4}.get(*given, 3)
+    assert any(f"rises for {steps} of 20 steps" in line for line in lines) == warned
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(8, False), (2000, True)])

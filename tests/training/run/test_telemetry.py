@@ -1,5 +1,6 @@
 import contextlib
 import io
+import itertools
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from tensorboard_files import scalars
 
 from bert_jax.data.phases import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.terminal import Intervals
 from bert_jax.training.progress import Means
 from bert_jax.training.run.board import Board
 from bert_jax.training.run.goodput import Clock, Goodput
@@ -158,12 +160,11 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
         }
         now.now += 1.0
         out.step_done(3, num_tokens=100.0, flops=1000, value=1.0)
-        rates = out.rates()
-        assert rates["perf/tokens_per_second"] == 100.0
-        out.progress_line(3, {"train/mlm_loss": 6.5, "train/nsp_accuracy": 0.61} | rates)
+        assert out.rates()["perf/tokens_per_second"] == 100.0
+        out.progress_line(3, {"mlm_loss": 6.5, "nsp_accuracy": 0.61})
         out.write(3, {"train/mlm_loss": 6.5})
     assert said == [
-        "step 3/100  mlm loss 6.500  nsp accuracy 0.610  100 tokens/s  1 min 37 s left  MFU 25.0%"
+        "step 3/100  mlm loss 6.500  nsp accuracy 0.610  350 tokens/s  1 min 5 s left  MFU 37.5%"
     ]
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/mlm_loss": 6.5}]
@@ -302,6 +303,22 @@ def test_the_board_keeps_the_row_of_the_restored_step(tmp_path):
     assert scalars(tmp_path / "tensorboard") == [(9, {}), (9, {"train/loss": 0.5})]
 
 
+def test_the_first_line_comes_after_five_steps_and_later_lines_after_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(Intervals, "FIRST", 5.0)
+    now, due = FakeTime(), []
+    with telemetry(tmp_path, now, [], restored_step=20, num_steps=2000) as out:
+        for step in range(21, 2000):
+            now.now += 0.5
+            out.step_done(step, num_tokens=300.0, flops=1000, value=1.0)
+            if out.line_due(step):
+                out.progress_line(step, {})
+                due.append(step)
+    assert due[:5] == [25, 30, 40, 50, 60]  # five steps, then every 5 seconds
+    intervals = [0.5 * (after - before) for before, after in itertools.pairwise(due)]
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == 60.0
+
+
 def test_no_mfu_without_a_known_peak(tmp_path):
     assert peak_flops("cpu", "float32") is None
     assert peak_flops("NVIDIA H100 80GB HBM3", "float32") is None
@@ -322,7 +339,8 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
         out.say("hello")
         out.sync()
         out.step_done(1, 10.0, 1000, 1.0)
-        out.progress_line(1, {"train/mlm_loss": 1.0} | out.rates())
+        out.progress_line(1, {"mlm_loss": 1.0})
+        assert not out.line_due(5)
     assert said == []
     assert list(tmp_path.iterdir()) == []
 

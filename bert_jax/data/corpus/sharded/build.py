@@ -20,10 +20,10 @@ from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import MARKS, Workspace
-from bert_jax.data.corpus.workers import progress_bar
 from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_manifest
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
@@ -219,7 +219,8 @@ def _run(
     marks = {name: space.read_mark(name) for name in space.marks()}
     todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
     done = 0
-    bar = progress_bar(sum(task.size for task in todo), description, progress)
+    size = sum(task.size for task in todo)
+    bar = progress_bar(of=description, unit="B", total=size, shown=progress)
 
     def advance(task: Task | None = None) -> None:
         read = sum(source.bytes_read for source in task.sources) if task else 0

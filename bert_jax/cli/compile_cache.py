@@ -1,0 +1,43 @@
+"""A cache on disk for compiled programs, so that a command that starts again compiles nothing."""
+
+import hashlib
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+_MAX_BYTES = 4 << 30
+
+
+def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
+    """Set JAX's variables for the cache, before JAX is imported; a variable that is set stays.
+
+    The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache. The programs that were not used
+    for the longest time are removed when the cache exceeds 4 GiB. Processors with different
+    features, which may share a home directory, have different subdirectories. To turn the cache
+    off, set JAX_COMPILATION_CACHE_DIR to an empty text.
+
+    XLA refuses its own cached programs, with an error message for each, on processors with gather
+    data sampling ("gds"; https://github.com/jax-ml/jax/issues/38445). There the cache stays off.
+    """
+    if _VARIABLE in os.environ:
+        return
+    features, bugs = platform.machine(), ""
+    with suppress(OSError):
+        for line in cpu_info.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                features = value
+            elif name.strip() == "bugs":
+                bugs = value
+    if "gds" in bugs.split():
+        return
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    kind = hashlib.sha256(features.encode()).hexdigest()[:12]
+    directory = Path(root) / "bert_jax" / "programs" / kind
+    with suppress(OSError):  # without a cache, programs are compiled again
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK):
+            os.environ[_VARIABLE] = str(directory)
+            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(_MAX_BYTES))
