@@ -116,7 +116,7 @@ def progress_bar(
     """
     if total is None and hasattr(items, "__len__"):
         total = len(items)
-    bar = {"total": total, "unit": unit, "unit_scale": True}
+    bar = {"total": total, "unit": "B" if unit == "B" else f" {unit}", "unit_scale": True}
     if not shown or sys.stderr.isatty():
         return tqdm(items, of, leave=False, dynamic_ncols=True, disable=not shown, **bar)
     return _Lines(items, prefix=of, **bar)

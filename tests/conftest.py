@@ -5,7 +5,6 @@ import ctypes
 import faulthandler
 import functools
 import gc
-import math
 import os
 import signal
 import sys
@@ -144,12 +143,18 @@ def pictures(request, monkeypatch) -> None:
     monkeypatch.setitem(globals(), "_rendered", "drawn" in request.keywords)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def rare_lines() -> None:
-    """Print progress lines after the longest interval: what is printed must not depend on speed."""
-    from bert_jax.terminal import Intervals
+@pytest.fixture(autouse=True)
+def progress_lines(request, monkeypatch) -> None:
+    """Print a line after each step of a run, and none about other work: time decides nothing.
 
-    Intervals.FIRST = math.inf
+    Tests marked `timed` print lines by seconds, as users see them.
+    """
+    from bert_jax.terminal import Intervals
+    from bert_jax.training.run.telemetry import Telemetry
+
+    if "timed" not in request.keywords:
+        monkeypatch.setattr(Intervals, "due", lambda intervals: False)
+        monkeypatch.setattr(Telemetry, "line_due", lambda out, step: out._bar is None)
 
 
 @pytest.fixture(scope="module")

@@ -335,7 +335,7 @@ def test_work_directory_that_is_none(made: Made, run: Run, tmp_path):
     refused(run(*pretrain(made, Path())), "--workdir is '.'")
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    refused(run(*pretrain(made, tmp_path)), "is another tokenizer")
+    refused(run(*pretrain(made, tmp_path)), "already contains the tokenizer")
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
 
 
@@ -408,7 +408,7 @@ def test_no_rows(made: Made, run: Run, rows):
 def test_fill_mask_refuses(made: Made, run: Run):
     refused(run("fill-mask", made.run, "no mask"), "has no [MASK]")
     refused(run("fill-mask", made.run, ""), "has no [MASK]")
-    refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model takes 64")
+    refused(run("fill-mask", made.run, "cat " * 99 + "[MASK]"), "the model takes at most 64")
     refused(run("fill-mask", made.run, "[MASK]", "--top=0"), "top is 0")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tqdm import tqdm
 
 from bert_jax.cli import main as cli
-from bert_jax.terminal import Intervals, progress_bar, safe_streams
+from bert_jax.terminal import progress_bar, safe_streams
 
 HOSTILE = "good\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f"
 
@@ -38,10 +38,10 @@ def test_control_characters_are_shown_on_a_terminal(monkeypatch):
     assert third == "\x1b[34mours\x1b[0m"
 
 
+@pytest.mark.timed
 def test_long_work_shows_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Intervals, "FIRST", 5.0)
 
     def said(stream, **given) -> str:
         monkeypatch.setattr(sys, "stderr", stream)
@@ -51,7 +51,7 @@ def test_long_work_shows_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
         return stream.getvalue()
 
     first, *others = said(io.StringIO()).splitlines()
-    assert first == "texts:   8% 5.00/60.0 [00:05<00:55, 1.00lines/s]"
+    assert first == "texts:   8% 5.00/60.0 [00:05<00:55, 1.00 lines/s]"
     assert len(others) == 10  # at 10, 15, ..., 50 and 56 s
     assert said(io.StringIO(), shown=False) == said(Terminal(), shown=False) == ""
     assert "\rtexts: " in said(Terminal())

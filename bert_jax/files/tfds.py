@@ -18,7 +18,7 @@ _ARCHIVES = {
     ".zip": ("ZIP", extract_zip), ".tar.gz": ("TAR_GZ", extract_tar),
     ".tgz": ("TAR_GZ", extract_tar), ".tar": ("TAR", extract_tar),
 }  # fmt: skip
-"""By file suffix: TFDS's name for the archive format, and our function that unpacks it."""
+"""TFDS's name of each archive format, and our function that unpacks it, by file suffix."""
 
 
 class PreparedSplit(NamedTuple):

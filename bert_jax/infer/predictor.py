@@ -49,7 +49,7 @@ class Prepared(Generic[Example]):
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """What happened to the cut examples, as the verb phrase of the warning."""
+    """Verb phrase of the warning, which tells what happened to the examples."""
 
 
 class Cuts:

@@ -41,7 +41,7 @@ _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
 """Fraction of the time of gathers and reductions that does not overlap with computation."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""By `remat`: numbers of bfloat16 activations of width D that are kept per token and layer. The
+"""Numbers of bfloat16 activations of width D kept per token and layer, for each `remat`. The
 first number counts activations that every device holds in full. The second number counts
 activations that tensor parallelism divides among devices."""
 

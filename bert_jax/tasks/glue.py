@@ -44,7 +44,7 @@ class GlueTask:
     metrics: tuple[str, ...]
     """Metrics that the leaderboard reports."""
     submissions: Mapping[str, tuple[str, int]]
-    """By test split: name of the file to submit, and the number of rows that it must have."""
+    """Name of the file to submit for each test split, and number of rows that it must have."""
     tfds: tuple[str, str, str]
     """Names in TensorFlow Datasets: the configuration, and the columns of both texts."""
     files: Mapping[str, str] = field(default_factory=lambda: _SPLITS)

@@ -105,7 +105,7 @@ def test_unigram_entropy_leaves_special_tokens_out(tmp_path):
 
 @pytest.mark.parametrize("bad", [100, -1, 70000])
 def test_id_outside_vocabulary(tmp_path, bad):
-    with pytest.raises(UserError, match=f"the id {bad}, but its vocabulary has 100"):
+    with pytest.raises(UserError, match=f"the id {bad}, but its vocabulary has the ids 0 to 99"):
         write(tmp_path / "s", blocks=[([5, bad], [2], [1])])
     assert names(tmp_path / "s" / "shards") == []
 

@@ -138,7 +138,7 @@ def test_what_is_refused(saved):
     with pytest.raises(UserError, match=rf"has 302 tokens, .* a page shows at most {MAX_TOKENS}"):
         attention(saved, "the " * 300)
     short = dataclasses.replace(saved, max_length=8)
-    with pytest.raises(UserError, match=r"has 9 tokens, .*, and many scripts takes at most 8"):
+    with pytest.raises(UserError, match=r"has 9 tokens, .* but many scripts takes at most 8"):
         attention(short, "the " * 7)
 
 

@@ -88,7 +88,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
 
 
 class Contamination(groups.Workers, groups.Json):
-    """Find evaluation texts, or near-duplicates of held-out texts, in a corpus.
+    """Find evaluation texts and near-duplicates of held-out texts.
 
     An evaluation text is found if it shares an n-gram of 13 words with the corpus. A held-out
     document is found if it is a near-duplicate of a training document.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
@@ -77,11 +78,10 @@ def run_verb(
             nonlocal count, skipped
             for chunk in answer_records(
                 predictor, keep(records()), on_error=asked.on_error,
-                say=lambda line: bar.write(line, file=sys.stderr),
+                say=lambda line: tqdm.write(line, file=sys.stderr),
             ):  # fmt: skip
                 count += len(chunk)
                 skipped += sum(record.problem is not None for record in chunk)
-                bar.set_postfix(answered=count)
                 yield chunk
 
         write_answers(predictor, chunks(), kept or out, form=answer_form(asked))

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
-    """Export a model to another format, and compare the outputs of both.
+    """Export a model to another format, and compare the outputs.
 
     Of a fine-tuning run, the best model is exported.
 

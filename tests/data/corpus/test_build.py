@@ -222,7 +222,7 @@ def test_a_document_larger_than_a_block(tmp_path):
     ("tokenizer", "error", "message"),
     [
         (Failing(), ZeroDivisionError, "in a worker"),
-        (OutOfRange(), UserError, "the id 66536, but its vocabulary has 1000"),
+        (OutOfRange(), UserError, "the id 66536, but its vocabulary has the ids 0 to 999"),
     ],
 )
 def test_worker_errors(text, tmp_path, monkeypatch, tokenizer, error, message, workers):

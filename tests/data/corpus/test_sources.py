@@ -94,7 +94,7 @@ def test_large_compressed_blocks(tmp_path, monkeypatch):
 def test_zstd_expands_in_bounded_steps(tmp_path):
     # 1 GiB of zeros in 32 KB: refused as one long line before much of it exists.
     path = put(tmp_path / "bomb.txt.zst", zst(b"\0" * (64 << 20)) * 16)
-    with pytest.raises(UserError, match=r"bomb\.txt\.zst, line 1: .* on one line"):
+    with pytest.raises(UserError, match=r"bomb\.txt\.zst, line 1: this line has at least "):
         read(path)
 
 
@@ -326,7 +326,7 @@ def test_long_line(tmp_path, monkeypatch, length, block, tail):
 def test_hundred_megabyte_line(tmp_path):
     with open(tmp_path / "a.txt", "wb") as file:
         file.truncate(100 << 20)  # sparse: NULs without a line end
-    with pytest.raises(UserError, match=r"a\.txt, line 1: .* on one line"):
+    with pytest.raises(UserError, match=r"a\.txt, line 1: this line has at least "):
         read(tmp_path / "a.txt")
 
 

@@ -108,7 +108,7 @@ def test_one_endless_line(tmp_path, suffix):
     assert path.stat().st_size < 1 << 20
     told = run_bounded(READ, path, imports=SOURCES, extra=384 << 20)
     assert "line 1" in told
-    assert "more than the limit of 16,777,216" in told
+    assert "the limit is 16,777,216" in told
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -122,7 +122,7 @@ def test_a_line_of_a_gigabyte(tmp_path):
         file.write(b'{"text": "')
         file.truncate(1 << 30)  # sparse
     told = run_bounded(READ, tmp_path / "a.jsonl", imports=SOURCES, extra=384 << 20)
-    assert "line 1: 17," in told
+    assert "line 1: this line has at least 17," in told
 
 
 def test_an_xz_file_that_asks_for_memory(tmp_path):

@@ -176,7 +176,7 @@ def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
     assert "no file is that large" in refused(
         write_index(tmp_path, (b"a", entry(array, 0, 1 << 63)))
     )
-    assert "a key has at most 512" in refused(write_index(tmp_path, (b"a" * 513, b"")))
+    assert "a key at most 512" in refused(write_index(tmp_path, (b"a" * 513, b"")))
 
 
 def raw_table(content: bytes, index: bytes) -> bytes:
@@ -202,9 +202,9 @@ END = bytes(4) + b"\1\0\0\0"
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\5\1\0a" + END, "a key of 5 + 1 bytes"),
-        (b"\0\xff\xff\xff\x7f\0a" + END, "a key of 0 + 268,435,455 bytes"),
-        (b"\0\1\xff\xff\xff\x7fa" + END, "with a value of 268,435,455"),
+        (b"\5\1\0a" + END, "previous key of 0 bytes and adds 1 bytes"),
+        (b"\0\xff\xff\xff\x7f\0a" + END, "previous key of 0 bytes and adds 268,435,455 bytes"),
+        (b"\0\1\xff\xff\xff\x7fa" + END, "the value has 268,435,455 bytes"),
         (b"\0\1\0", "restart points in a block of 3 bytes"),
         (b"\0\1\0a\xff\xff\xff\xff", "4,294,967,295 restart points in a block"),
         (b"\xff" * 11 + END, "is cut off or too long"),

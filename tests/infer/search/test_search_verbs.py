@@ -346,7 +346,7 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
         (("--sts=a.csv", "--rerank=x"), "--rerank works only with --retrieval, not with --sts"),
         (("--retrieval=x", "--columns=a=b"), "--columns cannot be used with --retrieval"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is a; it must be a whole number"),
-        (("--retrieval=x",), "no directory in BEIR's layout"),
+        (("--retrieval=x",), "not a directory in BEIR's layout"),
         (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN, separated by commas, where"),
     ],
 )

@@ -62,7 +62,7 @@ def test_scores_and_predictions(tmp_path):
     some, numbers = split.select([0, 2])
     assert numbers.tolist() == [0, 2]
     assert some.score(logits[numbers]) == {"accuracy": 1.0}
-    with pytest.raises(ValueError, match=r"shape \(3, 2\); expected \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"shape \(3, 2\); the first axes must be \(3, 4\)"):
         split.score(logits[:, :2])
 
 

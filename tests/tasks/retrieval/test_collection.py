@@ -60,7 +60,7 @@ def test_wrong_files_are_named(tmp_path, name, content, message):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"has no judgements in qrels/test\.tsv"):
         read_collection(tmp_path)
-    with pytest.raises(UserError, match="no directory in BEIR's layout"):
+    with pytest.raises(UserError, match="not a directory in BEIR's layout"):
         read_collection(tmp_path / "nowhere")
     write_collection(tmp_path, {"dev": MADE, "train": MADE})
     with pytest.raises(UserError, match=r"qrels holds dev\.tsv, train\.tsv"):

@@ -331,7 +331,7 @@ def test_outputs_that_are_not_finite(tmp_path):
     assert all(math.isnan(value) for value in dev.score(outputs).values())
     with pytest.raises(UserError, match="dev: outputs are not finite"):
         dev.write_predictions(outputs, tmp_path, {})
-    with pytest.raises(ValueError, match=r"shape \(1, 2\); expected \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"shape \(1, 2\); the first axes must be \(2, 2\)"):
         dev.score(outputs[:1])
 
 

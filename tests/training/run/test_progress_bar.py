@@ -33,13 +33,14 @@ def opened(tmp_path, monkeypatch):
     return opened
 
 
+@pytest.mark.timed
 def test_a_bar_counts_the_steps_and_shows_the_loss(opened):
     telemetry, out = opened(screen := Terminal())
     with telemetry:
         assert "2/10" in screen.getvalue()  # those of before the restart
         for step, loss in ((3, 9.0), (4, 6.5)):
             telemetry.step_done(step, 100.0, 1000, loss)
-        assert not telemetry.line_due(10)  # the bar says it
+        assert not telemetry.line_due(7)  # the bar says it
         telemetry.say("a line")
         assert out.getvalue() == "a line\n"
         shown = screen.getvalue().rpartition("\r")[2]  # drawn anew below the line
@@ -52,6 +53,7 @@ def test_a_bar_counts_the_steps_and_shows_the_loss(opened):
     assert out.getvalue() == "a line\nthe end\n"
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("screen", [io.StringIO, Terminal])
 def test_without_a_terminal_or_with_an_echo_lines_show_the_steps(opened, screen):
     said: list[str] = []

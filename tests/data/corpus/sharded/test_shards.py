@@ -134,7 +134,7 @@ def test_the_bar_moves_inside_a_task(texts, tmp_path, monkeypatch):
             self.n += more
             places.append(self.n)
 
-    monkeypatch.setattr(shard_build, "progress_bar", lambda *_: Bar())
+    monkeypatch.setattr(shard_build, "progress_bar", lambda **_: Bar())
     monkeypatch.setattr(passes, "BLOCK_BYTES", 3000)
     build(texts, tmp_path / "out", shard_bytes=1 << 30)
     sizes = [path.stat().st_size for path in sorted((tmp_path / "in").iterdir())]
