@@ -259,6 +259,13 @@ def test_real_documentation(some_docs):
     assert len(set(some_docs)) == len(some_docs)
 
 
+def test_a_package_that_is_missing_is_passed_over(monkeypatch):
+    monkeypatch.setattr(pydocs, "PACKAGES", ("no_such_package.inside", "email", "no.such"))
+    files = [path for path, _ in pydocs._files()]
+    monkeypatch.setattr(pydocs, "PACKAGES", ("email",))
+    assert files == [path for path, _ in pydocs._files()]
+
+
 def test_other_packages_are_not_read():
     files = [path for path, _ in pydocs._files()]
     assert any("/scipy/" in path for path in files)

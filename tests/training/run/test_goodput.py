@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import time
 
 import psutil
 import pytest
@@ -220,6 +221,10 @@ def test_no_time_has_no_share():
     assert time_shares([]) == {"productive": 0.0}
 
 
-def test_age_is_that_of_the_process():
+def test_age_is_that_of_the_process(monkeypatch):
     created = psutil.Process().create_time()
     assert process_age() == pytest.approx(psutil.time.time() - created, abs=30)
+    later = time.clock_gettime(time.CLOCK_BOOTTIME) + 1000
+    age = process_age()
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: later)
+    assert process_age() == pytest.approx(age + 1000, abs=30)
