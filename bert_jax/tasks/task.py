@@ -93,6 +93,10 @@ class Split(ABC):
         """
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
+    def linear_score(self, train: "Split") -> float | None:
+        """Score of a linear model of words; None without scikit-learn, NaN for other tasks."""
+        return math.nan
+
     def _best_constant(self, gold: list[Any]) -> float:
         """Compute `constant_score` from the labels of all examples."""
         raise NotImplementedError

@@ -117,6 +117,12 @@ def test_embed_to_npy(home, run, tmp_path):
     vectors = np.load(out, allow_pickle=False)
     assert vectors.shape == (3, 16)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    for more, special in ((), True), (("--no-special-tokens",), False):
+        code, printed, _ = run("embed", model, "the cat", "--pooling=mean", "--json", *more)
+        (vector,) = bert_jax.load(f"{model}").embed(
+            ["the cat"], pooling="mean", special_tokens=special
+        )
+        np.testing.assert_allclose(json.loads(printed)["embedding"], vector, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The plain tree of parameters, its axis names, and the pretraining logits."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -71,6 +72,11 @@ def test_initial_values(params):
     up = params["encoder"]["layers"]["mlp"]["up"]["kernel"]
     assert not np.isclose(up[0], up[1]).any(axis=(0, 1)).all()
     assert float(np.abs(np.corrcoef(up.reshape(3, -1)) - np.eye(3)).max()) < 0.1
+
+
+def test_the_vocabulary_of_a_head_of_its_own_is_split_as_the_table_is():
+    axes = logical_axes(dataclasses.replace(CONFIG, tied=False))
+    assert axes["mlm"]["decoder"] == axes["encoder"]["embeddings"]["token"] == ("vocab", "embed")
 
 
 def test_initialisation_depends_on_the_key_alone(params):

@@ -149,6 +149,14 @@ def test_nothing_fits(run: Run, monkeypatch):
     assert "use more chips" in answer.out
 
 
+def test_not_even_one_row_fits(run: Run, monkeypatch):
+    monkeypatch.setattr(search, "candidates", lambda *a, **k: [])
+    many = "--config.model.num_layers=4000"
+    answer = run("--topology=v5e:1x1", "--batch-per-chip=fit", many)
+    assert answer.code == 1
+    assert "not even one row per chip fits; use more chips" in answer.out
+
+
 def test_fit(run: Run):
     answer = run("--topology=v5e:4x4", "--batch-per-chip=fit", "--json")
     assert answer.code == 0

@@ -1,5 +1,6 @@
 """Classification and regression of texts and pairs, from tables or the tasks of GLUE."""
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
 from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, SplitScores, Task
+from bert_jax.tasks.text import linear
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
 from bert_jax.tasks.text.metrics import METRICS, text_details, text_grounds
 from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
@@ -47,6 +49,19 @@ class TextSplit(Split):
 
     def _best_constant(self, gold: list[Any]) -> float:
         return self._task.best_constant(self._labels_of(gold))
+
+    def linear_score(self, train: Split) -> float | None:
+        """Score of TF-IDF and a linear model that learns from the table `train`."""
+        known, task = train._data.truth, self._task
+        if known is None or self._data.truth is None or isinstance(task.config, GlueConfig):
+            return math.nan
+        if len(known) > linear.MAX_EXAMPLES:
+            return math.nan
+        labels = self._labels_of(known)
+        found = linear.predictions(task.objective, train._examples, labels, self._examples)
+        if found is None:
+            return None
+        return task.scores(self._labels_of(self._data.truth), found)[task.metric]
 
     @property
     def num_scored(self) -> int:

@@ -234,6 +234,13 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
             f"{setup.dev[0].num_scored:,} rows)"
         )
+    words = setup.dev[0].linear_score(setup.train)
+    if words is None:
+        lines.append("baseline not measured: pip install 'bert_jax[baseline]' adds scikit-learn")
+    elif math.isfinite(words):
+        lines.append(
+            f"baseline {setup.task.metric} {words:.4g} (TF-IDF and a linear model, same rows)"
+        )
     return lines
 
 

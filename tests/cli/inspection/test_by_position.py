@@ -147,6 +147,8 @@ def test_table_and_picture_leave_out_a_bucket_without_tokens():
     assert table[3] == ["all", "2.000", "50.0%", "14", "2.000", "50.0%", "30"]
     assert losses.as_json()["masking_rates"][0]["positions"][2]["loss"] is None
     axis = position_figure(losses).axes[0]
+    names = [label.get_text() for label in axis.get_xticklabels()]
+    assert names == ["0\u2013127", "128\u2013255", "256\u2013299"]
     assert [line.get_xdata()[-1] for line in axis.lines[:2]] == [1, 2]
     # 200 of the bucket 128 to 255, whose middle is drawn at 1.
     assert axis.lines[2].get_xdata()[0] == 0.5 + (200 - 128) / 128

@@ -125,6 +125,19 @@ def test_a_long_row_lies_in_a_frame_that_fits_the_window(window, blocks):
     assert plan.frame >= max(1024 - plan.chunk + plan.block, 1024 + plan.front)
 
 
+@pytest.mark.parametrize(
+    ("length", "heads", "at_once"), [(128, 12, 12), (256, 12, 6), (512, 12, 2), (512, 3, 1)]
+)
+def test_a_program_has_the_heads_whose_scores_it_holds(length, heads, at_once):
+    plan = fused_plan.Plan(1, length, length, heads, 64, 0.0, None)
+    assert plan.heads == at_once
+    assert plan.heads * length**2 <= 2 * fused_plan.SCORES_PER_CHUNK
+
+
+def test_the_keys_of_a_long_row_are_copied_in_whole_pieces():
+    assert fused_plan.Plan(1, 4096, 4096, 1, 64, 0.0, None).piece == 512
+
+
 def test_scores_of_a_row_grow_with_its_length_alone():
     def largest(length: int) -> int:
         """Count the numbers of the largest array of the program."""

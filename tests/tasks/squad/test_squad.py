@@ -134,6 +134,7 @@ def test_refused(tmp_path, entries, message):
     [
         ([], "the top level is a list"),
         ({"questions": [], "x": 1}, r"no list 'data' at the top level \(keys: 'questions', 'x'\)"),
+        ({"k" * 41: 1}, rf"keys: '{'k' * 40}'\)"),
         ({"data": {}}, "no list 'data' at the top level"),
         ({"data": [1]}, r"data\[0\] is 1; expected an object"),
         ({"data": [{}]}, r"data\[0\]: 'paragraphs' is missing; expected a list"),

@@ -1,5 +1,6 @@
 """Statistics of runs: equal to numpy's and scipy's, and honest about runs that failed."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -137,6 +138,14 @@ def test_a_learning_rate_that_loses_most_runs_is_not_the_best():
 def test_of_equal_medians_that_with_fewer_lost():
     outcomes = [*runs("a", 1e-5, [0.8, 0.8, 0.8]), *runs("a", 1e-6, [0.8, 0.8, None])]
     assert summarise(outcomes, "accuracy").best_learning_rates == {"a": 1e-5}
+
+
+def test_dev_data_choose_among_evaluations_or_runs():
+    one, other = run("a", 1e-5, 0, 0.9), run("a", 1e-5, 1, 0.8)
+    twice = dataclasses.replace(one, scores=[*one.scores, *one.scores])
+    nothing, chose = "dev, data that chose nothing", "dev, the set that chose the epoch"
+    assert summarise([one], "accuracy").dev == nothing
+    assert summarise([one, other], "accuracy").dev == summarise([twice], "accuracy").dev == chose
 
 
 def test_one_run_has_no_interval():
