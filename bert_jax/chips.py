@@ -22,8 +22,7 @@ Sources of the TPU rows
 The clocks of v6e and tpu7x are not published. They are derived from peak = products per cycle x 2 x
 clock. The products per cycle are chosen so that the compiler's estimate is plausible: 4 x 256 x 256
 per chip on v6e (1.75 GHz), and as many per core on tpu7x (2.2 GHz). [docs] counts 2 MXUs of
-256 x 256 on v6e; with 2, the clock would be 3.5 GHz, and the compiler's estimate would be 1.4 times
-faster than the hardware.
+256 x 256 on v6e; with 2, the clock would be 3.5 GHz, and the estimate 1.4 times too fast.
 """
 
 from dataclasses import dataclass, replace
@@ -60,8 +59,7 @@ class Chip(Accelerator):
     ici_bytes_per_s_per_link: float
     """One-way rate of an ICI link."""
     dcn_bytes_per_s: float
-    """One-way rate of the data-centre network (DCN) per chip: the host's rate divided by the number
-    of its chips."""
+    """One-way rate of the data-centre network (DCN) per chip: the host's rate / number of chips."""
     cores: int
     """TensorCores per chip; a device with two cores ("megacore") splits every operation."""
     mxu_side: int
@@ -77,10 +75,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Torus size at which links wrap around: 16 in a 2-D torus, 4 in a 3-D torus.
-
-        A dimension of the torus wraps around if its size is a multiple of this number.
-        """
+        """Size whose multiples make a torus dimension wrap around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property

@@ -34,10 +34,7 @@ def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> s
 
 
 def plain(value: Any, most: int = 200) -> str:
-    """Return the first `most` characters of a value's text, safe inside Markdown.
-
-    Spaces replace line ends, and characters that could end a code span or a table cell.
-    """
+    """Return a value's text on one line, safe in Markdown code and tables, cut to `most`."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 

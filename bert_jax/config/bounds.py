@@ -1,7 +1,6 @@
 """Bounds of configuration fields, written as annotations: `Annotated[int, AtLeast(2)]`.
 
-A `Bounded` dataclass raises a UserError for values out of bounds. The option --fields prints the
-bounds.
+A `Bounded` dataclass raises a UserError for values out of bounds. --fields prints the bounds.
 """
 
 import dataclasses

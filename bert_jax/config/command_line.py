@@ -45,8 +45,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m.
 
     Raises:
-        UserError: The file is missing or raises an error, or a field is unknown or has a wrong
-            value.
+        UserError: The file is missing or raises an error, or a field is unknown or wrong.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = _find(name)
@@ -262,10 +261,7 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse text as a value of a type.
-
-    Text that cannot be parsed is returned unchanged. `build` then raises a UserError.
-    """
+    """Parse text as a value of a type; return unparsable text as it is, for `build` to reject."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return None if text == "None" else _value(kinds[0], text)

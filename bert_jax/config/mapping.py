@@ -49,10 +49,9 @@ def unknown_field(
 ) -> UserError:  # fmt: skip
     """Make the UserError for a field that a section does not have.
 
-    `section` is the dotted name of the section, or "" at the top level. The message says where the
-    field is now, if `cls` knows this, or names a variant of `cls` that has the field.
-    Otherwise, the message suggests the fields `places`, dotted names of fields with the same name
-    in other sections, or else the field of this section with the most similar name, if any.
+    `section` is the section's dotted name, or "" at the top level. The message says where the field
+    is now, if `cls` knows this, or names a variant of `cls` that has the field. Otherwise, it names
+    `places` (dotted names of such fields in other sections), else the most similar field, if any.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")

@@ -13,9 +13,8 @@ Value = TypeVar("Value")
 class Kept(Generic[Key, Value]):
     """Cache of a pure function that keeps the `most` most recently used results.
 
-    It is safe to call from several threads. If another thread is already computing the result for
-    the same argument, the call waits for it. A result is computed again if it was dropped or its
-    computation failed.
+    Several threads may call it. If another thread is already computing the same result, the call
+    waits for it. A result is computed again if it was dropped or its computation failed.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:

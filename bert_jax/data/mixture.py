@@ -2,22 +2,19 @@
 
 An epoch reads all shards once. The shards are permuted and divided into windows, and the rows are
 permuted within each window. So a host keeps the plans and files of only two windows, the current
-one and the next, whatever the size of the corpus. If one window has all shards, all rows are
-permuted together.
+one and the next, whatever the size of the corpus. A single window permutes all rows together.
 
 The number of rows of a shard is known only after planning. The order therefore uses quotas, which
 are estimates. In every epoch, a shard fills as many positions as its quota. Its position j in epoch
-e is row (e * quota + j) mod n of its n rows, so all rows occur equally often even if the estimate
-is wrong.
+e is row (e * quota + j) mod n of its n rows, so rows occur equally often, even with a wrong quota.
 
 The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided into one part for each
-corpus. The length of a part is the share of the corpus. Block b has the points (p + t) / 1000 for
-p = 0 to 999, where t is term b of van der Corput's sequence. Each point stands for a row from the
-corpus whose part contains the point. In every block, the number of rows of a corpus therefore
-differs from its share by at most one row. Over the first b blocks, the difference grows only with
-the logarithm of b (the discrepancy of the sequence; Niederreiter 1992, section 3.1). The number of
-rows of a corpus before a block has a closed form. A keyed permutation mixes the rows within a
-block.
+corpus, as long as the share of the corpus. Block b has the points (p + t) / 1000 for p = 0 to 999,
+where t is term b of van der Corput's sequence. Each point is a row of the corpus whose part
+contains the point. So the number of rows of a corpus differs from its share by at most one in a
+block, and over the first b blocks by O(log b) (the discrepancy of the sequence; Niederreiter 1992,
+section 3.1). The number of rows of a corpus before a block has a closed form. A keyed permutation
+mixes the rows within a block.
 """
 
 import contextlib
@@ -83,10 +80,7 @@ class ShardOrder:
         self._windows = Kept(self._make_windows, _EPOCHS)
 
     def places(self, numbers: np.ndarray) -> Places:
-        """Return the shards and visits of the rows with indices `numbers`, (n,) int64.
-
-        Row indices continue from one epoch to the next.
-        """
+        """Return the shards and visits of rows, given as indices over all epochs, (n,) int64."""
         shards, visits = np.empty((2, numbers.size), np.int64)
         epochs, positions = np.divmod(numbers, self.num_rows)
         for epoch in np.unique(epochs):
@@ -233,10 +227,7 @@ class Mixture:
 def weights_of(
     stores: Sequence[TokenStore], weights: Sequence[float], temperature: float
 ) -> tuple[float, ...]:
-    """Return weights proportional to weight x tokens^temperature, for each corpus.
-
-    XLM-R samples languages in this way (Conneau et al. 2020, section 3.1).
-    """
+    """Return weight x tokens^temperature, up to a factor (Conneau et al. 2020, section 3.1)."""
     sizes = [store.num_tokens for store in stores]
     # Divide by the largest size, so that powers neither overflow nor become 0.
     return tuple(
@@ -345,8 +336,7 @@ class PhaseRows:
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Build the rows of the phase with indices `numbers`, (n,) int64.
 
-        The batch has all arrays except `row_index`. The next window of each corpus is planned in
-        advance.
+        The batch has all arrays except `row_index`. The next windows are planned in advance.
         """
         if self._mixing is None:
             return self._of_corpus(0, numbers)

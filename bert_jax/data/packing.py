@@ -53,8 +53,7 @@ class PackedPlan:
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
 
-        A row has [CLS] piece [SEP] for each piece, then padding. See `bert_jax.data.pipeline` for
-        the arrays of a batch.
+        Rows have [CLS] piece [SEP] per piece, then padding. `data.pipeline` describes the arrays.
         """
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
@@ -103,8 +102,7 @@ def lay_out(
         closed: Whether [SEP] ends a piece.
 
     Returns:
-        Tokens (B, L) with the dtype of the shard, and segment ids (B, L): 0 for padding, and 1, 2,
-        ... for the pieces.
+        Tokens (B, L) with the shard's dtype, and segment ids (B, L): 1, 2, ... for pieces, 0 else.
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
@@ -186,8 +184,7 @@ def deal(
     Args:
         kinds: (n,) kind of each piece, such as its length.
         histogram: Number of pieces of each kind.
-        patterns: Items (number of rows, kinds of the pieces in each of these rows). Equal kinds
-            must be adjacent.
+        patterns: Items (number of rows, kinds of the pieces in each); equal kinds are adjacent.
         key: Key of the random order.
 
     Returns:

@@ -9,11 +9,10 @@ A pair that is too long for a row is left out. Cutting it would teach wrong labe
 end in the middle of its text, or say more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
-row begins with the largest remaining pair. Pairs are added while any fits. The next pair is the one
-that minimises the larger of the two remaining rooms, for sources and for targets, so that both fill
-evenly (a heuristic for vector bin packing; Panigrahy et al. 2011). As many rows as possible are
-made with the same pair sizes, so that the cost depends on the number of different sizes, not on the
-number of pairs.
+row begins with the largest remaining pair. While any pair fits, the pair is added that minimises
+the larger of the two remaining rooms, for sources and for targets, so that both fill evenly (a
+heuristic for vector bin packing; Panigrahy et al. 2011). As many rows as possible get the same pair
+sizes, so that the cost depends on the number of different sizes, not on the number of pairs.
 """
 
 from dataclasses import dataclass
@@ -133,12 +132,10 @@ def plan_translations(
 ) -> TranslationPlan:
     """Plan rows of pairs. In each pass, every pair that fits in a row is in exactly one row.
 
-    The rows of pass 0 come first, then those of pass 1, and so on. Each pass contains the full
-    shard, but combines different pairs in a row.
+    Passes come one after another. Each contains the full shard, but combines other pairs in a row.
 
     Raises:
-        UserError: A length (including special tokens) is out of range, the shard does not hold
-            pairs, or no pair fits a row.
+        UserError: A length is out of range, the shard does not hold pairs, or no pair fits a row.
     """
     lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
     for name, value, least in lengths:

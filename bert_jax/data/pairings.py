@@ -53,9 +53,8 @@ class DataConfig(Bounded, section="data"):
     short_rate: Fraction = 0.1
     """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
     window: Natural = 0
-    """Number of shards whose rows are shuffled together, called a window. 0 means all shards. A
-    host keeps the plans of the current window and of the next one and, if the corpus is in a
-    bucket, their files."""
+    """Number of shards whose rows are shuffled together (a window); 0 means all. A host keeps the
+    plans of the current and the next window and, if the corpus is in a bucket, their files."""
     cache_gb: NonNegative = 20.0
     """Gigabytes of local disk for shards of corpora in buckets. Two windows must fit."""
     cache_dir: str = ""
@@ -63,8 +62,7 @@ class DataConfig(Bounded, section="data"):
     read_timeout: NonNegative = 600.0
     """Seconds for which a bucket may be out of reach before the run ends with exit code 6."""
     num_passes: Count = 1
-    """Number of times that an epoch passes over the corpus. Each pass makes other rows from the
-    same text (BERT's dupe_factor: 10)."""
+    """Number of passes over the corpus per epoch, each with new rows (BERT's dupe_factor: 10)."""
     num_threads: Natural = 2
     """Number of threads that build batches in advance. With 0, a batch is built when needed."""
     prefetch_batches: Count = 8

@@ -4,18 +4,16 @@
 of the published code). A chunk has consecutive sentences of a document, up to a target length. It
 is divided at a random sentence boundary into A and B. In half of the chunks, and in all chunks of
 one sentence, B is replaced by text of another document that begins at a random sentence; the
-replaced sentences begin the next chunk. If a pair is longer than a row, tokens are removed one by
-one from the longer of A and B, at random from its front or its back. Whether the target length is
-short is drawn for each chunk (in the published code, for each document).
+replaced sentences begin the next chunk. A pair longer than a row loses tokens of the longer part,
+each at a random end. Whether the target is short is drawn per chunk (in BERT's code, per document).
 
 `sop` is the sentence-order task of Lan et al. 2019 (ALBERT, section 3.1). Chunks are made as for
 `nsp`, but B always follows A, and the two are swapped in half of the chunks. A chunk of one
 sentence is cut at a random token. A chunk of a single token has no order and is left out.
 
-For fast array operations, every document is a lane, and in each turn every lane makes one row. Many
-lanes are processed together. Documents longer than `_BLOCK_ROWS` rows are cut into several lanes;
-the end of a lane is treated like the end of a document. Every random number is a hash of (seed,
-pass, first sentence of the chunk).
+For fast array operations, every document is a lane, and in each turn many lanes make one row each.
+Documents longer than `_BLOCK_ROWS` rows are cut into several lanes; a lane ends like a document.
+Every random number is a hash of (seed, pass, first sentence of the chunk).
 """
 
 from collections.abc import Iterator
@@ -43,9 +41,8 @@ _POOL = 1 << 15  # number of lanes that advance together, to limit memory
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Limits for `losses`: share of tokens in no row above which it warns, share of random pairs above
-which it warns, and share of one-sentence documents above which it suggests longer documents. For
-comparison: in rows of 128, books have the shares 0.07, 0.52 and 0."""
+"""Shares above which `losses` warns (tokens in no row, random pairs) or suggests longer documents
+(one-sentence documents). Books in rows of 128 have the shares 0.07, 0.52 and 0."""
 _LONGEST = 128  # tokens; twice the limit of `bert-jax corpus` (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
@@ -166,8 +163,7 @@ def plan_pairs(
     """Plan sentence pairs of at most `length` tokens over a complete shard.
 
     The target length of a chunk is L - 3 or, for a share `short_rate` of the chunks, random from 2
-    to L - 3. The rows of pass 0 come first, then those of pass 1, and so on. Each pass contains the
-    full shard, with other random numbers.
+    to L - 3. Passes follow one another. Each contains the full shard, with other random numbers.
 
     Raises:
         UserError: The length is not from 5 to 65,535, or no pair can be made from the corpus.
@@ -202,9 +198,8 @@ def truncate(
 
     BERT removes tokens one by one from the longer of A and B, or from B if they are equally long.
     The removals first make the lengths equal and then alternate, so the final lengths are known. A
-    fair coin decides whether a token is removed at the front or at the back. The number of tokens
-    removed at the front is therefore the number of set bits among random bits, which are hashes of
-    the keys and of the counters `rows` (k,).
+    fair coin decides between front and back. The number of tokens removed at the front is therefore
+    a count of set random bits, which are hashes of the keys and of the counters `rows` (k,).
 
     Returns:
         Number of tokens removed at A's front, A's new length, and the same two for B.
@@ -256,10 +251,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
 def _plan_pass(
     shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
-    """Yield the columns of the rows made in each turn. In a turn, each lane makes one chunk.
-
-    At most `_POOL` lanes are processed together. Lanes that end are replaced by the next lanes.
-    """
+    """Yield the columns of each turn's rows, in which up to `_POOL` lanes each make a chunk."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL

@@ -46,8 +46,8 @@ class PhaseConfig:
     share: Part = 1.0
     """Share of the steps of the run. The shares of all phases must add up to 1."""
     steps: Count | None = None
-    """Number of steps, instead of `share`. Set it in no phase or in all phases. The sum must then
-    be training.num_steps."""
+    """Number of steps instead of `share`, in no phase or all. The sum must be
+    training.num_steps."""
     accumulation: Count | None = None
     """Micro-batches per step, by default `training.accumulation`."""
     masking_rate: Part | None = None
@@ -70,12 +70,10 @@ class PhaseConfig:
     """Corpora of the phase and their weights, by default `data.mixture`."""
     mixture_temperature: Fraction | None = None
     """Exponent of the sizes of corpora: shares are proportional to weight x size^exponent.
-
     By default, `data.mixture_temperature`."""
     batch_warmup_steps: Natural = 0
-    """Number of steps with fewer rows at the start of the phase: the first third has 1/8 of
-    `batch_size` rows, the second 1/4, and the last 1/2. A number larger than the phase's number of
-    steps is replaced by a tenth of the phase's steps."""
+    """Number of steps with fewer rows at the start of the phase: 1/8, 1/4 and 1/2 of `batch_size`,
+    in three equal parts. If the phase has fewer steps, a tenth of its steps is used."""
 
     def check(self, number: int) -> None:
         """Raise a UserError if fields contradict each other. `number` counts phases from 0."""
@@ -109,10 +107,7 @@ def scaling(name: str, warmup: int, num_steps: int) -> list[str]:
 
 
 def described(phase: Mapping[str, Any]) -> str:
-    """Describe the fields that a phase sets, except length, batch size, steps and corpora.
-
-    The result is "" if it sets none.
-    """
+    """Describe the fields a phase sets except length, batch size, steps and corpora; "" if none."""
     names = (
         "masking_rate", "learning_rate", "decay", "end_rate", *THETAS, "batch_warmup_steps",
         "accumulation",

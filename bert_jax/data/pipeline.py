@@ -10,8 +10,7 @@ A batch is a dict of numpy arrays, with B rows of length L::
   row_index    (B,)   uint32: key of the row's masking and dropout, made from the index of the row
                       in the stream of examples (see `row_keys`)
 
-For translation, the arrays above hold the packed sources, and all type_ids are 0. There are no
-pair_labels. Two arrays hold the targets:
+For translation, these arrays hold packed sources of type 0. Instead of pair_labels, there are:
 
   target_tokens       (B, T) dtype of the store: [CLS] and text of each target, for the decoder
   target_segment_ids  (B, T) dtype of segment_ids: 0 for padding, else the segment id of the source
@@ -47,9 +46,8 @@ from bert_jax.hashing import hash_key, permute
 _MOST = 2**32  # largest number of rows in a batch, and of steps in a phase
 
 _BLOCK_POSITIONS = (1 << 20, 1 << 18, 1 << 23)
-"""Limits for the size of a block of rows that is built at once, in positions (rows x L): the lower
-limit, the size per shard that is read at a time, and the upper limit. In large blocks, rows that
-are neighbours in a shard are read together."""
+"""Size of a block of rows built at once, in positions (rows x L): lower limit, size per shard in
+use, upper limit. In large blocks, rows that are neighbours in a shard are read together."""
 _BLOCK_STEPS = 4096  # largest number of steps in a block
 _BLOCKS = 4  # number of blocks that are cached
 
@@ -91,8 +89,7 @@ class ExampleStream:
         """Check the phases. `stores` maps indices of phases to the stores that replace `store`.
 
         Raises:
-            UserError: There is no phase, a length, batch size or number of steps is out of range,
-                or the pairing cannot use a store.
+            UserError: There is no phase, a size is out of range, or the pairing cannot use a store.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         texts = [(stores or {}).get(number, store) for number in range(len(phases))]
@@ -173,9 +170,7 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return the rows of a step that one process reads: a contiguous slice of the batch.
-
-        The other rows are not built.
+        """Return the slice of a step's rows that one process reads. The other rows are not built.
 
         Raises:
             UserError: The batch size is not a multiple of `process_count`, or the store is damaged.
@@ -252,8 +247,7 @@ class TrainBatches:
         """Start reading.
 
         Raises:
-            UserError: A batch size is not a multiple of `process_count`, or `start_step` is out of
-                range.
+            UserError: Processes cannot share a batch equally, or `start_step` is out of range.
         """
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
@@ -313,14 +307,11 @@ class EvalBatches:
             length: L.
             batch_size: B, in all processes together.
             max_rows: Largest number of rows. If there are more, a fixed random sample is read.
-            process_index, process_count: Index of this process, and number of processes. Each
-                process reads one slice of each batch.
-            seed: Seed of the rows. It does not depend on the training seed, so that all runs are
-                evaluated on the same rows.
+            process_index, process_count: Slice of each batch to read, from 0, and number of slices.
+            seed: Seed of the rows. It is not the run's seed, so all runs read the same rows.
 
         Raises:
-            UserError: The batch size is not a multiple of `process_count`, or the pairing cannot
-                use the store.
+            UserError: Processes cannot share a batch equally, or `pairing` cannot use the store.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)

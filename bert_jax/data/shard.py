@@ -36,11 +36,10 @@ class StoreTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Shard:
-    """Documents of sentences, as offsets into one flat array of token ids.
+    """Documents of sentences, as offsets into one flat array of token ids without special tokens.
 
     Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`. Document d has the
-    sentences `document_offsets[d]` to `document_offsets[d + 1]` - 1. No special tokens are stored,
-    and no sentence or document is empty.
+    sentences `document_offsets[d]` to `document_offsets[d + 1]` - 1. None is empty.
     """
 
     tokens: np.ndarray
@@ -84,10 +83,8 @@ class Shard:
         Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`.
 
         Args:
-            starts: (k,) int64 position of the first token of each span. A span may include
-                positions for special tokens and padding. Any tokens may be read there, even outside
-                the array, since this method then writes the padding and the caller writes the
-                special tokens.
+            starts: (k,) int64 position of each span's first token. At special tokens, which the
+                caller writes, and padding, any token is read, even outside the array.
             spans: (k,) int64 lengths of the spans. Their sum is B * L.
             used: (B, 1) number of positions in each row that are not padding.
             length: L.
@@ -114,10 +111,7 @@ class Shard:
 
 
 class Shards:
-    """The shards of a store, by index. A shard is opened when it is used; `num_open` are kept open.
-
-    Several threads may read the shards.
-    """
+    """Shards of a store by index, opened on use; `num_open` stay open. Threads may share them."""
 
     def __init__(
         self, count: int, open_shard: Callable[[int], Shard], num_open: int = OPEN_SHARDS
@@ -158,8 +152,7 @@ def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray
 def check_offsets(path: Path, name: str, offsets: np.ndarray, end: int, *, whole: bool) -> None:
     """Raise a UserError if `offsets` (n,) do not increase strictly from 0 to `end`.
 
-    `name` is "sentence" or "document". If `whole` is false, only the first `_CHECKED_OFFSETS`
-    offsets and the last one are checked.
+    `name` is "sentence" or "document". `whole` checks all, not only the first `_CHECKED_OFFSETS`.
     """
     if offsets[0] != 0 or offsets[-1] != end:
         ends = f"{offsets[0]} to {offsets[-1]}, not 0 to {end}"

@@ -164,8 +164,7 @@ def entropy(counts: np.ndarray) -> float:
 def is_store(path: str | Path) -> bool:
     """Tell whether `path` is the directory of a complete token store.
 
-    The result is also true for a store of version 1, whose arrays are beside the manifest. Opening
-    such a store raises an error that names the version.
+    The result is also true for a store of version 1, although opening such a store raises an error.
     """
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
@@ -195,11 +194,9 @@ def open_store(
         path: Directory of the store.
         tokenizer: Tokenizer with which the store must have been built. None allows any.
         verify: Whether to read everything and compare it with the fingerprint (about 1 GB/s).
-        background: Whether a thread compares an opened shard with its digests while the shard is
-            already in use. `store.checks.wait()` then raises the error, if there is one. Otherwise,
-            a shard is compared before it is returned.
-        fetch: Function that is called with the name of a shard before the shard is opened, to fetch
-            the shard's files.
+        background: Whether a thread compares an opened shard with its digests while the shard is in
+            use; `store.checks.wait()` raises the error. Otherwise, opening a shard waits.
+        fetch: Function that fetches a shard's files, by shard name, before the shard is opened.
         num_open: Number of shards to keep open.
 
     Raises:
@@ -256,8 +253,7 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    If `check` is set, the first offsets of the shard are checked or, if `verify` is set, too, all
-    offsets.
+    `check` checks the first offsets of the shard or, with `verify`, all offsets.
 
     Raises:
         UserError: The shard is missing or damaged.

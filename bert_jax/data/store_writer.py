@@ -166,14 +166,12 @@ def write_manifest(
 ) -> None:
     """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
-    `corpus.json` is written last, because a directory without it is not a store. If the store is
-    built in a temporary directory (`StagedDirectory`), rename the directory only afterwards.
-    `counts` has, for each shard, the content of its file `unigram_counts.bin`, or None if the file
-    is missing. By default, the files are read.
+    `corpus.json` is written last, because a directory without it is not a store. Rename a temporary
+    directory (`StagedDirectory`) only afterwards. `counts` has the content of each shard's file
+    `unigram_counts.bin`, or None if it is missing. By default, the files are read.
 
     Raises:
-        UserError: There are no shards, a shard's unigram counts are missing or have changed, or the
-            disk is full.
+        UserError: There are no shards, a shard's counts are missing or wrong, or the disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")

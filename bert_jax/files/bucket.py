@@ -128,8 +128,7 @@ class FileCache:
         it first uses the file, and fetches a damaged file again.
 
         Raises:
-            UserError: The bucket's file is missing or has a wrong size or sha256, or the disk is
-                full.
+            UserError: The file is missing, or has a wrong size or sha256, or the disk is full.
             BucketAwayError: See `BucketFiles.read`.
         """
         if self._has(target, size, digest):

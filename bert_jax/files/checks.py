@@ -61,10 +61,7 @@ class Checks:
 
 @contextlib.contextmanager
 def checked(directory: Path) -> Iterator[None]:
-    """Run `check_recorded` in a background thread while the body of the `with` block runs.
-
-    If the check fails, its error is raised at the end of the block.
-    """
+    """Run `check_recorded` in a thread beside the `with` block; raise its error after the block."""
     checks = Checks()
     checks.add(lambda: check_recorded(directory, DIGESTS, "sha256"))
     yield

@@ -45,9 +45,8 @@ class Claims(Protocol):
 class LocalClaims(Claims):
     """Claims in a local directory or on NFS.
 
-    A version is the file's modification time as the file server sets it. Versions are only compared
-    for equality, so clocks need not agree. NFS clients ask the server when a file is opened, so
-    every read opens the file.
+    A version is the modification time set by the file server. Versions are only compared for
+    equality, so clocks need not agree. Every read opens the file: NFS clients then ask the server.
     """
 
     def __init__(self, directory: Path):
@@ -122,8 +121,7 @@ class LocalClaims(Claims):
 class BucketClaims(Claims):
     """Claims as objects of Cloud Storage. The version of a claim is the generation of the object.
 
-    Every write names the generation that it replaces, so Cloud Storage accepts only one of several
-    concurrent writes.
+    Every write names the generation that it replaces, so only one of concurrent writes succeeds.
     """
 
     def __init__(self, files: Any, url: str):

@@ -37,11 +37,9 @@ class Times:
     beat: float = 10.0
     """Time between two renewals."""
     lapse: float = 90.0
-    """Time without a renewal after which another process takes over the lease. It must exceed 60 s,
-    because a network disk may show a file as it was 60 s ago."""
+    """Time without renewal until a takeover: more than the 60 s by which network disks may lag."""
     patience: float = 300.0
-    """Time to wait for a holder on another machine. A run that is stopped by its launcher saves and
-    ends in less time."""
+    """Time to wait for a holder on another machine. A run that its launcher stops ends sooner."""
     poll: float = 1.0
     """Time between two reads of another holder's lease."""
 
@@ -56,13 +54,11 @@ class Lease:
         """Prepare a lease on a directory. Call `take` to acquire the lease.
 
         Args:
-            claims: The claims in the directory.
-            name: Path or URL of the directory, for messages.
+            claims, name: Claims in the directory, and its path or URL for messages.
             times: Times of the lease.
             say: Function that receives messages about waiting.
             exit: Function that ends the process when the lease is lost.
-            writer: Word for what writes to the directory, for messages.
-            place: Words for the kind of directory, for messages.
+            writer, place: Words, for messages, for what writes and for the kind of directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place
@@ -82,8 +78,7 @@ class Lease:
         """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
         Raises:
-            UserError: The holder is a live process on this machine, or a process elsewhere that
-                still renews the lease after `Times.patience`.
+            UserError: The holder lives on this machine, or still renews after `Times.patience`.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
@@ -96,10 +91,7 @@ class Lease:
         return True
 
     def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create the claim `number` and remove the claims `over` of holders that are gone.
-
-        Return False if another process created a claim at the same time.
-        """
+        """Create claim `number` and remove old claims `over`. Return False if others were first."""
         if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
@@ -158,12 +150,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Return whether the holder of a claim is gone, given the claim's content and version.
-
-        Raises:
-            UserError: The holder is alive on this machine, or still renews its claim after
-                `Times.patience`.
-        """
+        """Return whether a claim's holder is gone. Raise a UserError in the cases of `take`."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")
@@ -233,8 +220,7 @@ def _described(holder: dict[str, Any]) -> str:
 def _lives_here(holder: dict[str, Any]) -> str | None:
     """Return the state of a holder on this machine, as a sentence for messages.
 
-    The result is "" if the holder has ended. It is None if the holder is on another machine or
-    unknown.
+    The result is "" if the holder has ended, None if it is on another machine or unknown.
     """
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:

@@ -1,7 +1,6 @@
 """An append-only log file whose writer survives a full disk.
 
-A logging failure must never stop a run. Lines that cannot be written are kept in memory, and
-written in order once the disk accepts them.
+A logging failure must never stop a run: lines wait in memory, in order, until they can be written.
 """
 
 import collections
@@ -16,18 +15,14 @@ _log = logging.getLogger("bert_jax")
 
 
 class LineLog:
-    """A log file whose methods never raise an OSError.
-
-    Each write opens the file again, so another program may remove the file between two writes.
-    """
+    """A log file, reopened for each write, so it may be removed. No method raises an OSError."""
 
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
         """Write to the file `path`. If more than `limit` lines wait in memory, drop the oldest.
 
         A missing directory is not created, because it may be a disk that is not mounted. `shared`
-        means that other processes also write to the file. A partly written line is then not removed
-        from the file, because another process may have written after the line. The next line begins
-        on a new line.
+        means that other processes also write to the file. A partly written line then stays, because
+        they may have written after it, and the next line begins on a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()

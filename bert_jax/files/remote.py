@@ -1,9 +1,8 @@
 """The work directory of a run, which is a local directory or a directory in a bucket.
 
 Checkpoints are written directly to the bucket. Other files (config.json, metrics.jsonl, tokenizer/
-and so on) are appended to or opened by path. A bucket supports neither, because its objects can
-only be replaced. These files are therefore in a local mirror, and `WorkDir.sync` uploads the files
-that changed.
+and so on) are appended to or opened by path. A bucket supports neither: its objects can only be
+replaced. These files are in a local mirror, and `WorkDir.sync` uploads changes.
 """
 
 import atexit
@@ -59,10 +58,9 @@ class WorkDir:
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Translate I/O errors in the body of the `with` block.
+        """Turn I/O errors in the `with` block into errors that begin with `what` and the directory.
 
-        The message of the new error begins with `what` and the name of the work directory. See
-        `bucket_failures` for errors of a bucket. An error on a local disk becomes a UserError.
+        A local error becomes a UserError. `bucket_failures` describes the errors of a bucket.
         """
         if self.mirror is not None:
             with bucket_failures(f"{what} {self.name}", self.name):
@@ -76,14 +74,12 @@ class WorkDir:
     def sync(self, *, required: bool = False) -> None:
         """Upload the small files of a bucket's mirror that changed since the last call.
 
-        Process 0 first confirms its lease on the directory, then uploads. Other processes return at
-        once. Call this at the end of a run and before each save, so that a run restarted from the
-        save finds all metrics up to the save. A failed upload is logged and retried at the next
-        call, unless `required` is set.
+        Process 0 confirms its lease, then uploads; other processes return at once. Call this at the
+        end of a run and before each save, so that a run restarted from the save finds all metrics
+        up to the save. A failed upload is logged and retried at the next call, unless `required`.
 
         Raises:
-            UserError: The upload is required, and the bucket does not exist or the user has no
-                permission to write to it.
+            UserError: The upload is required, and the bucket or a permission for it is missing.
             ConnectionError: The upload is required and failed for another reason.
         """
         if jax.process_index() != 0:

@@ -56,8 +56,7 @@ def write_synced(path: Path, data: bytes) -> None:
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a temporary binary file, which replaces `path` when the body succeeds.
 
-    If the body fails, nothing is left. Missing parent directories are created, and temporary files
-    that dead processes left are removed.
+    A failed body leaves nothing. Create missing parents; remove temporary files of dead processes.
 
     Raises:
         UserError: The disk is full, or the directory cannot be written.
@@ -103,9 +102,8 @@ def sync(path: Path) -> None:
 def signals_wait() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the body ends.
 
-    For example, no KeyboardInterrupt can then occur after a directory was created and before the
-    code has recorded that the directory must be removed. In other threads than the main thread, the
-    function has no effect, because Python handles signals only in the main thread.
+    No exception can then occur between creating a directory and noting that it must be removed.
+    The function has no effect outside the main thread, since Python handles signals only there.
     """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
@@ -125,17 +123,14 @@ def signals_wait() -> Iterator[None]:
 class StagedDirectory:
     """A directory that is built under a temporary name beside `target` and renamed when complete.
 
-    Use it as a context manager: the body fills `.path` and calls `commit()`. If the body ends
-    without a commit, the temporary directory is removed. The process locks a file in the temporary
-    directory. The kernel releases the lock when the process dies, and the next build of the same
-    target removes temporary directories that are not locked.
+    Use it as a context manager: the body fills `.path` and calls `commit()`. Without a commit, the
+    temporary directory is removed. The process locks a file in the directory. The kernel releases
+    the lock when the process dies; the next build of the same target removes unlocked directories.
 
-    A target that is not empty is replaced only if `overwrite` is set and `replaceable(target)` is
-    true; otherwise a UserError is raised.
+    A target with files raises a UserError unless `overwrite` and `replaceable(target)` are true.
 
-    If `resume` is set, the temporary directory is `target.unfinished`. If a build ends without a
-    commit, the directory stays, and the next build continues with its files. Only one build at a
-    time may use the directory.
+    If `resume` is set, the temporary directory is `target.unfinished`. It stays if a build ends
+    without a commit, and the next build continues with its files. One build at a time may use it.
     """
 
     def __init__(
@@ -165,11 +160,7 @@ class StagedDirectory:
         return sorted(p for p in self.target.parent.iterdir() if ours.fullmatch(p.name))
 
     def _recover(self) -> None:
-        """Remove directories that dead processes left behind.
-
-        A process may have died in `commit` after it renamed the old target and before it renamed
-        the new one. In this case, restore the old target.
-        """
+        """Remove what dead processes left. Restore the old target after an interrupted commit."""
         for old in self._siblings("old"):
             if not self.target.exists():
                 old.rename(self.target)
@@ -245,10 +236,7 @@ class StagedDirectory:
         self._committed = True
 
     def close(self) -> None:
-        """Release the lock. Without a commit or `resume`, remove the temporary directory.
-
-        Call this only once.
-        """
+        """Release the lock and remove `path` unless it is committed or resumable. Call once."""
         if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)

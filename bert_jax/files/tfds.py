@@ -55,8 +55,7 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 def prepare_tfds(dataset: str) -> Path:
     """Download a data set such as glue/cola, write array_record files, and return their directory.
 
-    The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A data set that is already
-    prepared is not downloaded again.
+    The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A prepared one is reused.
 
     Raises:
         UserError: The data set is unknown, cannot be fetched or prepared, or needs TensorFlow.

@@ -25,10 +25,7 @@ class FileState(NamedTuple):
 
 
 def scheme(path: str | Path) -> str | None:
-    """Return the scheme of a URL, such as "gs"; None for a path.
-
-    A `pathlib.Path` turns gs://x into gs:/x, so one slash suffices.
-    """
+    """Return a URL's scheme, such as "gs" (also for gs:/x, as in a `Path`); None for a path."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", str(path))
     return match[1] if match else None
 
@@ -137,8 +134,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Turn errors of Cloud Storage or the network into errors that say what to do.
 
-    A missing bucket or permission becomes a UserError. Any other failure becomes a ConnectionError,
-    and the caller may try again.
+    A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
     """
     import aiohttp
     import google.auth.exceptions

@@ -33,8 +33,7 @@ class Answerer(Predictor[Question]):
     top: Count = 1
     null_threshold: float | str | None = "auto"
     max_answer_tokens: Count | None = None
-    """Largest number of tokens in an answer. None means the limit of the run that trained the model
-    or, without such a limit, 30."""
+    """Largest number of tokens in an answer. None means the limit in training or else 30."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if the model has no span head or an option is out of range."""

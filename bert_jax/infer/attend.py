@@ -29,8 +29,7 @@ from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 
 MAX_TOKENS = 256
-"""Largest number of tokens in a page, including special tokens. With 256 tokens, the page for
-BERT-base has 13 MB of weights."""
+"""Largest number of tokens in a page, including special tokens (13 MB of BERT-base's weights)."""
 
 _SCRIPTS = ("choose.js", "lines.js", "map.js")
 _LENGTH_STEP = 16  # rows are padded to a multiple of 16, so that few lengths are compiled
@@ -46,10 +45,9 @@ class Attention:
     weights: Float[np.ndarray, "N H L L"]
     """Weights by layer, head, attending token and attended token, in float32."""
     page: str
-    """HTML page that draws the weights of the layers and heads that the reader chooses, as lines
-    between tokens and as heat maps. The page loads nothing from the network, and its content
-    security policy forbids this. The page stores the square root of each weight in 8 bits, so the
-    error of a weight w is at most 0.004 * sqrt(w)."""
+    """HTML page that draws the weights of the chosen layers and heads as lines between tokens and
+    as heat maps. Its content security policy forbids loading anything. The page stores the square
+    root of each weight in 8 bits, so the error of a weight w is at most 0.004 * sqrt(w)."""
 
     def save(self, path: str | Path) -> None:
         """Write the page to a file. An existing file is replaced."""
@@ -117,10 +115,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Encode weights in 8 bits: 255 times the square root, rounded.
-
-    Without the square root, most weights in a long text would become 0.
-    """
+    """Encode square roots in 8 bits. Without the root, most weights in a long text become 0."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
@@ -184,8 +179,7 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
 
     Rows and columns are first the tokens of the source, then the inputs of the decoder. A matrix
     combines layer n of the encoder (source to source) with layer n of the decoder (target to
-    source, which is cross-attention, and target to target). Weights that the network does not have
-    are 0.
+    source, and target to target). Weights that the network does not have are 0.
 
     Raises:
         UserError: The network has no attention.
@@ -226,10 +220,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
 
 
 def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
-    """Return what the page shows for each mask, by the position of the mask in the row.
-
-    This is a list of candidates, or a remark if the model has no masked-LM head.
-    """
+    """Return the candidates for each mask by position, or a remark without a masked-LM head."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}

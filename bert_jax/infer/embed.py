@@ -109,11 +109,7 @@ def text_vectors(
     normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
-    """Compute the vectors of texts in float32.
-
-    If `normalize` is set, the vectors are scaled to length 1. The other options are described in
-    `LoadedModel.embed` and `Predictor.parts`.
-    """
+    """Compute float32 vectors of texts; options as in `LoadedModel.embed` and `Predictor.parts`."""
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
     found = [np.stack(embedder.predict(part)) for part in parts]

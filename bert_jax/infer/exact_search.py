@@ -30,8 +30,7 @@ def top_k(
 
     `documents` is an array, which may be a memory-mapped file, or an iterable of blocks, such as
     the shards of a file. At most two blocks are in memory. The rows of a block are divided among
-    the devices. The best documents of each device are then merged with the best documents of the
-    earlier blocks.
+    the devices, and the best documents of each are merged with those of earlier blocks.
 
     Raises:
         UserError: `k` is below 1.
@@ -79,8 +78,7 @@ def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
 def _merge(mesh: jax.sharding.Mesh, k: int) -> Callable[..., tuple[Array, Array]]:
     """Return a compiled function that searches a block and merges the results with the best so far.
 
-    Documents with equal scores stay in the order of their indices: the blocks come in this order,
-    and `jax.lax.top_k` puts the first of several equal values first.
+    Ties stay in document order: blocks come in order, and `jax.lax.top_k` keeps the order of ties.
     """
 
     def own(

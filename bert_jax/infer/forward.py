@@ -1,10 +1,9 @@
 """Forward passes of a saved model. The last layer computes only the positions that are needed.
 
 The parameters of each layer are separate arrays, and one compiled program is called for each layer.
-If the layers were stacked in one array, XLA on CPU would copy a layer each time it is used. For
-BERT-base, the copies would take a fifth of the time of a batch. If all layers were compiled into
-one program, compilation alone would take as long as the complete first answer takes now
-(docs/experiments.md).
+If the layers were stacked in one array, XLA on CPU would copy a layer at each use, which takes a
+fifth of the time of a batch of BERT-base. If all layers were one program, compilation alone would
+take as long as the first answer takes now (docs/experiments.md).
 """
 
 import dataclasses
@@ -43,8 +42,7 @@ def on_device(
         max_length: Largest number of tokens in a row. None means the limit of the model.
 
     Raises:
-        UserError: The device does not exist, or `max_length` is below 8 or above the number of
-            positions of the model.
+        UserError: The device does not exist, or `max_length` is not from 8 to the model's limit.
     """
     chosen = _device(device)
     if max_length is not None:
@@ -153,11 +151,10 @@ def _before_end(
 ) -> tuple[dict[str, Any], Array, Context]:
     """Run all layers of the encoder that the final program of a pass does not run itself.
 
-    The results (parameters, states (B, L, D) and context) are the inputs of the final program. The
-    final program usually runs the last layer, and only at the positions that are needed. The key
-    `layer` of the parameters then holds the last layer. If `all_places` is set or the batch is
-    small, this function runs the last layer at all positions. For a small batch, this costs less
-    time than compiling another program.
+    The results (parameters, states (B, L, D) and context) are the inputs of the final program. It
+    usually runs the last layer (the parameters' key `layer`), only at the positions that are
+    needed. If `all_places` is set or the batch is small, this function runs the last layer at all
+    positions. For a small batch, this costs less time than compiling another program.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
     layers = encoder.pop("layers")
@@ -175,9 +172,8 @@ def _before_end(
 def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function at its first call. `static` are the positions of its static arguments.
 
-    On a CPU, the compiler options reduce the LLVM optimization level and generate code in a single
-    module. A layer of BERT-base then compiles in half the time and runs as fast
-    (docs/experiments.md).
+    On a CPU, a lower LLVM optimization level and a single module halve the time to compile a layer
+    of BERT-base, which runs as fast (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
     if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option

@@ -86,9 +86,8 @@ class LoadedModel:
     def fill_mask(self, texts: Texts, *, top: int = 5) -> list[Answer]:
         """Find the `top` most probable tokens for each `[MASK]`.
 
-        Returns, per text, {"masks": [[{"token": ..., "id": ..., "probability": ...,
-        "sequence": ...}, ...], ...]}, with one inner list per mask. The sequence is the text in
-        which the token replaces the mask.
+        Returns, per text, {"masks": [[{"token": ..., "id": ..., "probability": ..., "sequence":
+        ...}, ...], ...]}, with a list per mask. In "sequence", the token replaces the mask.
         """
         return self._ask(MaskFiller(self.model, top=top), {"text": _several(texts)})
 
@@ -105,8 +104,7 @@ class LoadedModel:
             pairs: Second texts, if `texts` has no tuples. None stands for no second text.
             top: Number of classes to list with probabilities, best first. None means all classes.
             threshold: Probability above which a label is predicted, for a model that may predict
-                several labels. None means the thresholds saved with the model or, if there are
-                none, 0.5.
+                several. None means the thresholds of the model or else 0.5.
 
         Returns:
             For each text, {"label": ..., "probabilities": {...}}, {"labels": [...],
@@ -119,8 +117,7 @@ class LoadedModel:
         """Tag the words of raw texts, or of lists of words.
 
         Returns, per text, {"tokens": [...], "tags": [...]}. For raw text, "offsets" has the
-        character range [start, end) of each word. If the tags mark entities, "entities" lists the
-        entities.
+        character range [start, end) of each word. If tags mark entities, "entities" lists them.
         """
         given = _several(texts)
         of_words = bool(given) and not isinstance(given[0], str)
@@ -165,8 +162,7 @@ class LoadedModel:
         Returns:
             For each text, {"translation": ..., "score": ...}. If the translation reached the length
             limit without an end token, "cut" is true. If `nbest` is above 1, "candidates" lists the
-            hypotheses, best first. If `alignments` is set, "attention" is the result of
-            `infer.translate.word_attention`.
+            hypotheses, best first. If `alignments` is set, "attention" is as in `word_attention`.
         """
         settings = build(SearchConfig, search, "translate")
         translator = Translator(self.model, search=settings, alignments=alignments)
@@ -189,17 +185,14 @@ class LoadedModel:
         Args:
             texts: Texts, or tuples of two texts for pairs.
             pairs: Second texts, if `texts` has no tuples. None stands for no second text.
-            kind: "query" or "document" puts the prefix that the model defines for this kind before
-                each text. None means no prefix.
+            kind: "query" or "document" adds the model's prefix of this kind. None adds no prefix.
             dimensions: Number of leading values of a vector to keep. None means all values.
             pooling: "mean" or "max" over the tokens, "cls" (state of the first token), "pooler"
-                (BERT's pooler, applied to the state of the first token), "last" (state of the last
-                token) or "weighted" (mean with learned token weights). None means the pooling that
-                the model defines or, if there is none, "mean".
+                (BERT's pooler on this state), "last" (state of the last token) or "weighted" (mean
+                with learned weights). None means the model's pooling or else "mean".
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
-            special_tokens: Whether mean and max pooling include [CLS] and [SEP], as in
-                sentence-transformers. Padding never counts.
+            special_tokens: Whether mean and max use [CLS] and [SEP], as in sentence-transformers.
             normalize: Whether to divide vectors, after they are cut to `dimensions`, by their
                 Euclidean norm. None means as the model defines or, if it does not say, no.
         """

@@ -159,8 +159,7 @@ class Predictor(ABC, Generic[Example], Bounded):
             what: Noun for an example in messages, such as "text" in "text 3".
             most: Largest number of examples in a part.
             cuts: Counter of the examples that are cut.
-            advance: Function that is called with the number of examples in a part when the caller
-                requests the next part.
+            advance: Function called with the size of a part when the next part is requested.
 
         Raises:
             UserError: A field has a wrong type, or an example cannot be answered.
@@ -297,10 +296,7 @@ def _answer(
 
 
 def chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
-    """Yield lists of at most `most` records.
-
-    A list ends early after `MAX_CHARS` characters or when the input pauses (`PAUSE`).
-    """
+    """Yield lists of at most `most` records; `MAX_CHARS` characters or a `PAUSE` end a list."""
     chunk: list[Record] = []
     chars = 0
     for record in records:

@@ -33,8 +33,7 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for more input from a pipe before the lines read so far are answered."""
 _MOST_PATIENCE = 0.5
-"""Total seconds of waiting after which the lines read so far are answered in any case, even if a
-pipe continues to deliver lines with short pauses."""
+"""Total seconds of waiting for a pipe after which the lines read so far are answered anyway."""
 
 
 @dataclass
@@ -63,8 +62,7 @@ def format_of(source: str, format: Format, other: Format | None = None) -> Forma
     `other` is the format to assume for an unknown suffix.
 
     Raises:
-        UserError: The suffix is unknown and `other` is None, or standard input cannot be read in
-            the format.
+        UserError: The suffix is unknown and `other` is None, or standard input cannot be `format`.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):

@@ -22,15 +22,13 @@ File: TypeAlias = Any
 Chunks: TypeAlias = Iterable[list[Record]]
 JSON_LINES = (".jsonl", ".ndjson")
 Form = Literal["people", "json", "plain"]
-"""Form of answers. people: each answer below its text. json: JSON lines. plain: one line of text
-per answer."""
+"""Form of answers. people: each below its text. json: one line of JSON. plain: one line of text."""
 
 
 class KeptLines:
     """Output file whose lines are also saved in OUT.partial, so that a command can be continued.
 
-    Each saved line begins with a CRC of its record, the model and the command. The line is used
-    again only if all three are the same.
+    Each saved line begins with a CRC of record, model and command, and is reused if these match.
     """
 
     def __init__(self, out: Path, made_by: str) -> None:
@@ -40,10 +38,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records, with the saved line in `Record.line`.
-
-        From the first record that has no matching saved line, no record gets a saved line.
-        """
+        """Yield all records; set `Record.line` up to the first without a matching saved line."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -53,10 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record.
-
-        If `chunks` raises a UserError, the message is extended by how to continue the command.
-        """
+        """Write a line for each record. If `chunks` raises a UserError, add how to continue."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:

@@ -1,5 +1,4 @@
 """Networks: their configuration, layers, attention, heads, and encoder-decoders.
 
-This package does not depend on the packages for data and training. Read config.py, encoder.py and
-heads.py first.
+This package needs no package for data or training. Read config.py, encoder.py and heads.py first.
 """

@@ -25,8 +25,7 @@ class LayerKind(NamedTuple):
     letter: str = "G"
     """Letter of `attention_pattern`: G for global attention, L for local."""
     first: bool = False
-    """Whether this is the first layer and `first_norm` is false, so that the layer has no norm
-    before its attention."""
+    """Whether the layer is first and has no norm before its attention (`first_norm` is false)."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class ModelConfig(Bounded, section="model"):
     """Whether the feed-forward network has a gate: down(activation(gate(x)) * up(x)) instead of
     down(activation(up(x))) (Shazeer 2020)."""
     hidden_dropout_rate: Rate = 0.1
-    """Dropout rate of attention outputs. It is also the default of embedding_dropout_rate and
-    mlp_dropout_rate."""
+    """Dropout rate of attention outputs; default of embedding_dropout_rate and mlp_dropout_rate."""
     attention_dropout_rate: Rate = 0.1
     """Dropout rate of attention probabilities."""
     embedding_dropout_rate: Rate | None = None
@@ -67,14 +65,12 @@ class ModelConfig(Bounded, section="model"):
     mlp_dropout_rate: Rate | None = None
     """Dropout rate of the feed-forward outputs; None means hidden_dropout_rate."""
     norm: Literal["layer", "rms"] = "layer"
-    """Kind of normalisation: `layer` norm, or `rms` norm, which only divides by the root mean
-    square (Zhang & Sennrich 2019)."""
+    """Normalisation. `rms` only divides by the root mean square (Zhang & Sennrich 2019)."""
     norm_eps: float = 1e-12
     norm_bias: bool = True
     """Whether layer norms have a bias; RMS norms never do."""
     norm_order: Literal["post", "pre"] = "post"
-    """Position of norms. `post` computes norm(x + f(x)); `pre` computes x + f(norm(x)), and has a
-    final norm after the last layer."""
+    """Position of norms. `post`: norm(x + f(x)). `pre`: x + f(norm(x)), with a final norm."""
     embedding_norm: bool = True
     """Whether the embeddings are normalised."""
     first_norm: bool = True
@@ -101,9 +97,8 @@ class ModelConfig(Bounded, section="model"):
     """Initialisation of weights. `bert` uses init_std in all layers. `scaled` divides init_std by
     sqrt(2 num_layers) for the output projections of attention and feed-forward."""
     init_std: float = 0.02
-    """Standard deviation of the normal distribution from which initial weights are drawn. The
-    distribution is truncated at 2 init_std, so the weights have standard deviation 0.88 init_std.
-    """
+    """Standard deviation of the normal distribution from which initial weights are drawn. It is
+    truncated at 2 init_std, so that the weights have standard deviation 0.88 init_std."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Activation of the feed-forward networks. `gelu` is the exact form with erf; the original
     TensorFlow code of BERT used the approximation `gelu_tanh`."""
@@ -131,9 +126,8 @@ class ModelConfig(Bounded, section="model"):
     """Number of layers in one iteration of the scan over layers. If it is `num_layers` or more, all
     layers are unrolled, without a scan."""
     remat: Literal["none", "dots", "full"] = "none"
-    """Rematerialisation: the forward operations that the backward pass repeats, to save memory.
-    `none` repeats nothing, `dots` repeats everything except products with weight matrices, and
-    `full` repeats everything."""
+    """Rematerialisation of forward operations in the backward pass, to save memory: `none`, `dots`
+    (everything except products with weight matrices) or `full` (everything)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

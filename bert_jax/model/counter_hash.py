@@ -37,10 +37,9 @@ def _as_u32(word: ArrayLike):
 def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     """Hash integer words into 32 random bits; the order of the words matters.
 
-    The words broadcast against each other. Put words with small shapes first, because each word
-    costs one round over the broadcast shape of all words up to it. Signed integers wrap modulo
-    2^32. The result is uint32: a numpy array if every word is numpy or a Python integer, otherwise
-    a jax array with the same bits.
+    The words broadcast against each other. Put small shapes first: each word costs one round over
+    the broadcast shape of all words so far. Signed integers wrap modulo 2^32. The result is uint32:
+    numpy if every word is numpy or a Python integer, otherwise a jax array with the same bits.
     """
     with np.errstate(over="ignore"):  # numpy warns when scalars wrap, not when arrays do
         state = np.array(_START, np.uint32)

@@ -1,10 +1,9 @@
 """Dropout whose mask is a pure function of (seed, site, row index, position in the row).
 
-The site is an integer that identifies one dropout operation of the model. The row index is the
-row's position in the stream of examples. There is no generator state and no key: the mask is a hash
-of these integers (`counter_hash`), computed where it is used. An example therefore gets the same
-mask on any mesh, with any gradient accumulation and after a restart. On a mesh, every device hashes
-only its own elements.
+The site identifies one dropout operation of the model. The row index is the row's position in the
+stream of examples. There is no generator state and no key: the mask is a hash of these integers
+(`counter_hash`), computed where it is used. An example therefore gets the same mask on any mesh,
+with any gradient accumulation and after a restart. Every device hashes only its own elements.
 
 Source: Srivastava et al. 2014 (inverted scaling, as BERT's `hidden_dropout_prob`).
 """
@@ -56,10 +55,9 @@ def keep_at(
     row_index: UInt32[Array, "..."],
     *positions: UInt32[Array, "..."],
 ) -> Bool[Array, "..."]:
-    """Compute the entries of `keep_mask` at the given positions.
+    """Compute `keep_mask` at `row_index` and `positions`, which broadcast against each other.
 
-    `row_index` and the arrays of positions broadcast against each other. Attention kernels call
-    this function, too, so it uses only integer operations that these kernels support.
+    Attention kernels call this function, too: it uses only integer operations that they support.
     """
     # Each axis is hashed in its own round, smallest shapes first, so that only the last round runs
     # once per element. If one linear position were hashed instead, rows whose 32-bit states agree
@@ -88,10 +86,7 @@ _dropout.defvjp(lambda x, rate, *names: (_dropout(x, rate, *names), names), _dro
 def dropout(
     x: Float[Array, "B ..."], rate: float, stream: Stream, site: Number
 ) -> Float[Array, "B ..."]:
-    """Zero elements with probability `rate`, and scale the rest.
-
-    The backward pass recomputes the mask.
-    """
+    """Zero elements with probability `rate`, scale the rest; the gradient recomputes the mask."""
     if stream is None or rate == 0.0:
         return x
     return _dropout(x, rate, stream.seed, jnp.asarray(site, jnp.uint32), stream.row_index)

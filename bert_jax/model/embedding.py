@@ -5,13 +5,11 @@
     hidden = encode(model, params, tokens, type_ids, segment_ids)
     vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
 
-Parameters are a nested dict. The entry `encoder` has the parameters of an encoder without a
-pooler. The entry `pooling` exists only if the pooling is `weighted`. Texts are compared by the
-cosine of their vectors.
+Parameters are a nested dict with the entry `encoder`, without a pooler, and, if the pooling is
+`weighted`, the entry `pooling`. Texts are compared by the cosine of their vectors.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
-weights of tokens); Kusupati et al. 2022 (Matryoshka: the first entries of a vector are themselves
-a useful vector).
+weights of tokens); Kusupati et al. 2022 (Matryoshka: the start of a vector is a useful vector).
 """
 
 from dataclasses import dataclass
@@ -51,10 +49,9 @@ def pool_tokens(
 ) -> Float[Array, "B D"]:
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
-    `counts` marks the tokens to pool, which must all belong to one text. The pooling `weighted`
-    reads the entry `pooling` of `params`. The pooling `pooler` returns the first token's state, to
-    which the caller applies the pooler. The result is float32, except that `max` keeps the type of
-    `hidden`.
+    `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
+    `pooling` of `params`. With `pooler`, the caller applies the pooler to the result, the first
+    token's state. The result is float32, except that `max` keeps the type of `hidden`.
     """
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)

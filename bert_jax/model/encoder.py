@@ -48,10 +48,7 @@ class Embeddings(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, has_table: bool = True):
-        """Make the tables, with a token table only if `has_table` is true.
-
-        Without a token table, the inputs must be vectors.
-        """
+        """Make the tables, without a token table if inputs are vectors (`has_table` is false)."""
         self.config = config
         width = config.embedding_width
 
@@ -76,9 +73,7 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens. If `tokens` are vectors (B, L, E), use them as the token embeddings.
-
-        The caller has checked that token and type ids are in range.
+        """Embed tokens, or take vectors (B, L, E) as embeddings; the caller has checked all ids.
 
         Raises:
           UserError: L exceeds `num_positions`.
@@ -301,10 +296,7 @@ class Stack(nnx.Module):
     def __init__(
         self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
     ):
-        """Make the embeddings, and a stack of layers that `layer` constructs.
-
-        If `has_table` is false, the inputs are vectors, and there is no token table.
-        """
+        """Make embeddings, and layers by `layer`; without `has_table`, the inputs are vectors."""
         self.config = config
         self.embeddings = Embeddings(config, rngs, has_table=has_table)
         # Each layer is initialised from a different key.
@@ -363,10 +355,7 @@ class Encoder(Stack):
     def __call__(
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Embed tokens or vectors and run the layers; return the tuple that `run` returns.
-
-        The states in the tuple have the compute type.
-        """
+        """Embed tokens or vectors, and return the states from `run`, in the compute type."""
         x = self.embeddings(tokens, type_ids, context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 

@@ -22,8 +22,7 @@ from bert_jax.model.heads import MASKED_LM, Params, ReplacedHead, logical_axes, 
 SIZES = ("num_layers", "hidden_dim", "num_heads", "num_kv_heads", "mlp_dim", "embedding_dim")
 """Fields of the architecture that growing changes."""
 _NOISE = 0.5
-"""Standard deviation of the noise on copied weights, divided by the standard deviation of the
-kernel."""
+"""Standard deviation of the noise on copied weights, as a multiple of the kernel's deviation."""
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfig:
@@ -33,8 +32,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     RoPE, `num_positions` comes from `wanted`, too. Error messages call the source model `name`.
 
     Raises:
-      UserError: Other fields of `wanted` differ from `old`, or sizes of `wanted` cannot be reached
-        by growing `old`. The message lists all of these fields.
+      UserError: Other fields differ, or `old` cannot grow to the sizes. The message lists them all.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -55,12 +53,10 @@ def grow_params(
     `new` comes from `grown_config`. If a new layer has an attention norm but copies a layer without
     one (`first_norm`), the scale of the norm starts as ones.
 
-    Widening copies input features. With `preserve`, each weight is divided by the number of copies
-    of its input feature. If the model grows only in width, it then computes the same function as
-    the old model (Chen et al. 2016, Net2Net). The result is exact if each new width is a multiple
-    of the old width, and approximate otherwise. With `preserve`, noise drawn from `seed` is also
-    added to the weights, so that the copies get different gradients. The noise adds up to zero over
-    the copies of an input feature.
+    With `preserve`, each weight is divided by the number of copies of its input feature. A model
+    that grows only in width then computes the same as the old model (Chen et al. 2016, Net2Net),
+    exactly if each new width is a multiple of the old width, otherwise approximately. Noise from
+    `seed` gives the copies different gradients, and adds up to zero over the copies of a feature.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -102,8 +98,7 @@ def grow_params(
 def _sources(before: int, after: int, axis: str | None, old: ModelConfig) -> np.ndarray:
     """Return, for each new index of an axis, the old index that it copies.
 
-    The old indices are in the middle of the new axis, and repeat on both sides. Query heads that
-    share a key head stay together.
+    The old axis is in the middle, repeated on both sides. Query heads of a key head stay together.
     """
     unit = before // (old.num_kv_heads or old.num_heads) if axis == "heads" else 1
     return (np.arange(after) - (after - before) // unit // 2 * unit) % before
@@ -137,8 +132,7 @@ def _copies(sources: np.ndarray) -> np.ndarray:
 def _layer_sources(old: ModelConfig, new: ModelConfig) -> np.ndarray:
     """Return, for each new layer, the index of the old layer that it copies.
 
-    The old layer has about the same relative depth. Its index is rounded to the nearest integer, a
-    half to the nearest even integer.
+    The old layer has the same relative depth, with its index rounded as by `round` (half to even).
     """
     ratio = old.num_layers / new.num_layers
     nearest = [round(layer * ratio) for layer in range(new.num_layers)]

@@ -31,8 +31,7 @@ from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
 PADDED_LOGIT = -1e30
-"""Logit of columns that pad the vocabulary. The logit makes their probability 0. It is finite,
-because a probability of 0 times a logit of -inf would be NaN."""
+"""Logit of columns that pad the vocabulary. It is finite, because probability 0 * -inf is NaN."""
 MASKED_LM, NEXT_SENTENCE = "mlm", "nsp"
 """Keys of the pretraining heads in the parameters."""
 
@@ -227,8 +226,7 @@ def encode_layers(
     """Compute the states before the first layer and after each layer, or only the last states.
 
     `inputs` are tokens, type_ids, segment_ids and, optionally, stream, as in `encode`. If `every`
-    is false, the tuple has only the last states. If the model has a final norm, it is applied to
-    the last states.
+    is false, the tuple has only the last states. Any final norm is applied to the last states.
     """
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]
@@ -302,8 +300,7 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States before the first layer and after each of the N layers (M = N + 1). The last states
-    are those that `encode` returns."""
+    """States before layer 1 and after each of N layers (M = N + 1); the last equal `encode`."""
     weights: Float[Array, "N B H L L"] | None
     """Attention weights from each token (row) to each token (column); None if not requested."""
 

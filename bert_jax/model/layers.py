@@ -1,7 +1,6 @@
 """Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
 
-Each parameter records the logical names of its axes. `distributed/parallel/sharding.py` maps these
-names to mesh axes.
+Parameters record logical names of axes, which `distributed/parallel/sharding.py` maps to a mesh.
 """
 
 import math
@@ -44,8 +43,7 @@ def einsum_float32(spec: str, a: Float[Array, "..."], b: Float[Array, "..."]) ->
     """Compute an einsum with a float32 result, and its gradients in the operands' type.
 
     JAX's automatic derivative would compute both backward products in float32, which is at most
-    half as fast on hardware with bfloat16 support. With float32 operands, this function is a plain
-    einsum.
+    half as fast on hardware with bfloat16. With float32 operands, this function is a plain einsum.
     """
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
@@ -144,9 +142,8 @@ class Norm(nnx.Module):
 def _layer_norm_forward(x, scale, bias, eps):
     """Normalise in two passes (Ba et al. 2016).
 
-    The second pass computes the variance as the mean of squared deviations. The one-pass form
-    E[x^2] - E[x]^2 loses all digits for nearly constant inputs, and BERT's eps of 1e-12 is too
-    small to hide this.
+    The second pass averages squared deviations. The one-pass form E[x^2] - E[x]^2 loses all digits
+    for nearly constant inputs, and BERT's eps of 1e-12 is too small to hide this.
     """
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
@@ -189,8 +186,7 @@ def _normal_cdf(x):
 def _wide_gelu_forward(x):
     """Compute GELU in float32, and keep only `x` for the backward pass.
 
-    Bfloat16 would round the constants of GELU and its derivative. For example, 2 / sqrt(pi) would
-    become 1.125, which is too small by 0.3%.
+    Bfloat16 would round constants: 2 / sqrt(pi) of the derivative to 1.125, too small by 0.3%.
     """
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype), x

@@ -14,20 +14,17 @@ LogicalAxes = tuple[str | None, ...]
 class Layout(NamedTuple):
     """A mesh and the rules that place logical axes on it.
 
-    If a step runs in a `jax.shard_map` over some mesh axes, the layout handles only the remaining
-    mesh axes.
+    In a `jax.shard_map` over some mesh axes, the layout handles only the remaining mesh axes.
     """
 
     mesh: Mesh
     spec: Callable[[LogicalAxes], PartitionSpec]
     """Function from an array's logical axes to its partition over the whole mesh."""
     gather: Callable[[Any], Any] | None = None
-    """Function that gathers the parameters of one layer (a nested dict) from the devices' shards.
-    None means that the parameters need no gathering. The model calls the function inside each
-    layer, so that the gathered copies are freed early."""
+    """Function that gathers one layer's parameters (a nested dict) from the devices' shards; None
+    if not needed. The model calls it inside each layer, so that copies are freed early."""
     inner: Mapping[str, "Layout"] = MappingProxyType({})
-    """Layouts of entries of the parameters, by the entry's name; all other entries use this layout
-    (see `of`)."""
+    """Layouts of the parameters' entries by name; other entries use this layout (see `of`)."""
     gather_rows: Callable[[Any], Any] | None = None
     """Function that gathers rows (axis 0) from all devices; None if each device has all rows."""
     frozen_layers: int = 0
@@ -91,10 +88,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform (tpu, gpu or cpu) that will run the step.
-
-    The platform that traces the step may be another one.
-    """
+    """Return the platform (tpu, gpu or cpu) that will run the step; another one may trace it."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -127,8 +121,7 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
 
     Gathers are recognised by their primitive. Marking the gathered arrays with `checkpoint_name`
-    would not be enough: the name applies to a copy, and JAX could still keep the unnamed output of
-    the gather.
+    would not be enough: the name applies to a copy, and JAX could still keep the gather's output.
     """
     if primitive.name == "shard_map":
         inner = parameters["jaxpr"].eqns

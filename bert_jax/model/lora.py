@@ -1,8 +1,7 @@
 """LoRA: low-rank updates of the layers' weight matrices (Hu et al. 2021, section 4.1).
 
-The entry `lora` of the parameters is a tree like `encoder`, but has only the target matrices. For a
-target with the kernel (N, *inputs, *outputs), the tree has two arrays: `a` (N, *inputs, rank) and
-`b` (N, rank, *outputs).
+The entry `lora` of the parameters is a tree like `encoder`, but has only the target matrices, with
+`a` (N, *inputs, rank) and `b` (N, rank, *outputs) in place of a kernel (N, *inputs, *outputs).
 """
 
 import math
@@ -60,9 +59,8 @@ def with_lora_axes(config: LoraConfig, axes: Params) -> Params:
 def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> Params:
     """Add the entry `lora` to parameters with the logical axes `axes`, if `rank` is not 0.
 
-    A is drawn from a normal distribution with standard deviation 1 / sqrt(3 * inputs). PEFT draws A
-    from a uniform distribution with the same standard deviation. B starts as zeros. The A of a
-    target does not depend on which other targets are configured.
+    A is drawn from a normal distribution with standard deviation 1 / sqrt(3 * inputs), like PEFT's
+    uniform distribution. B starts as zeros. A target's A does not depend on the other targets.
 
     Raises:
       UserError: the layers have no matrix with the name of a target.

@@ -8,10 +8,9 @@
 Parameters are a nested dict with the entries `encoder` and `head`. A head is dropout followed by a
 network of `NETWORKS`. For classification, tagging and span the network is an affine map (Devlin et
 al. 2018, section 4). If the model has no pooler, there may be an entry `transform`, a dense layer
-before the head (Warner et al. 2024, ModernBERT). For parsing the network is a `BiaffineHead`.
-For each pair of words, this network scores the arc (whether the second word is the syntactic head
-of the first word) and each relation that the arc may have (Dozat and Manning 2017, Deep Biaffine
-Attention for Neural Dependency Parsing, section 2).
+before the head (Warner et al. 2024, ModernBERT). For parsing the network is a `BiaffineHead`, which
+scores for each pair of words the arc (the second word is the syntactic head of the first) and each
+relation of the arc (Dozat and Manning 2017, Deep Biaffine Attention, section 2).
 """
 
 from collections.abc import Mapping
@@ -84,9 +83,8 @@ NETWORKS: Mapping[HeadNetwork, Build] = {
     "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
-"""Classes of the heads' networks, with the constructor arguments (config, num_labels, rngs). A
-network maps states to float32 logits. The states are (B, L, D), or (B, D) if they are pooled for
-classification."""
+"""Network classes, constructed with (config, num_labels, rngs). A network maps states (B, L, D), or
+(B, D) if they are pooled for classification, to float32 logits."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +159,9 @@ def init_task_params(
 def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
     """Select the entries of a model's parameters from which the training of a new head starts.
 
-    The result has the entry `encoder` and, if the new head has a transform and `params` has its
-    parameters, `transform`. An existing entry `transform` is kept. Otherwise, the dense layer and
-    norm of the masked-LM head become the transform. Transformers also loads these two for the new
-    head, because the names match.
+    The entries are `encoder` and, if the new head has a transform that `params` can fill,
+    `transform`: an existing transform, or else the dense layer and norm of the masked-LM head,
+    which Transformers also loads, because the names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings
@@ -186,8 +183,7 @@ def head_logits(
     """Compute a head's float32 logits: (B, C) for classification, (B, L, ...) for other heads.
 
     `hidden` are the last states of all tokens, or of only the first token (P = 1) if
-    `reads_all_tokens` is false. For classification, the tokens of a row must form one segment with
-    an id above 0. Padding has the id 0.
+    `reads_all_tokens` is false. For classification, a row must be one segment with an id above 0.
     """
     x, pooling = hidden, head.pooling if head.kind == "classification" else None
     if pooling and config.pooler:

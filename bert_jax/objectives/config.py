@@ -51,8 +51,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     PAIRINGS: ClassVar[tuple[str, ...]] = ("nsp", "sop", "none")
     """Values of `data.pairing` that the objective supports."""
     TEACHER_HEAD: ClassVar[str] = ""
-    """Entry of a teacher's parameters that has the head from which a student learns. "" means that
-    the objective does not support a teacher."""
+    """Parameter entry of the head that a student learns from; "" if teachers are not supported."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -135,8 +134,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
-    """Ratio of the generator's size to the model's size. The ratio applies to the width, the number
-    of heads and the feed-forward width."""
+    """Ratio of the generator's width, number of heads and feed-forward width to the model's."""
     discriminator_weight: Positive = 50.0
     """Factor of the discriminator's loss. The generator's loss has the factor 1."""
     temperature: Positive = 1.0
@@ -173,8 +171,7 @@ class NetworkConfig(ObjectiveConfig):
     PAIRINGS: ClassVar = ("translation",)
 
     label_smoothing: Rate = 0.1
-    """Share of a label's probability that the loss spreads over the vocabulary (Szegedy et al.
-    2016, section 7)."""
+    """Share of a label's probability spread over all tokens (Szegedy et al. 2016, section 7)."""
 
     def network(self, model: ModelConfig) -> Network:
         """Make the network, whose encoder is `model`."""
@@ -214,10 +211,7 @@ class TranslationConfig(NetworkConfig):
     output from the masked-LM head. Cross-attention starts from random values."""
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
-        """If `init_decoder` is set, add a decoder and an output head.
-
-        The decoder is copied from the encoder, and the output head from the masked-LM head.
-        """
+        """Copy the encoder to a decoder, and `mlm` to an output head, if `init_decoder` is set."""
         if not self.init_decoder or "decoder" in params:
             return params
         if self.num_decoder_layers > model.num_layers:
@@ -249,10 +243,7 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
 @dataclass(frozen=True)
 class StudentConfig(DistillationConfig):
-    """Distillation from a teacher with a masked-LM head.
-
-    The student's initial parameters may also come from the teacher.
-    """
+    """Distillation from a masked-LM teacher, which may also initialise the student."""
 
     from_teacher: bool = False
     """Whether the student starts as a copy of the teacher's embeddings and heads, and of the layers

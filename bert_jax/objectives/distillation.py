@@ -44,8 +44,7 @@ from bert_jax.objectives.objective import (
 )
 
 TEACHER, PROJECTION = "teacher", "projection"
-"""Entries of the parameters: the teacher, and the linear layer from the student's hidden width to
-the teacher's hidden width."""
+"""Entries of the parameters: the teacher, and the layer from student width to teacher width."""
 
 _SOFT = Metric("soft_loss", "loss against the teacher", "soft_loss", "soft_count", "nats",
                short="soft loss")  # fmt: skip
@@ -69,8 +68,7 @@ class DistillationConfig(Bounded, section="distil"):
     temperature: Positive = 2.0
     """Temperature by which the logits of both models are divided before they are compared."""
     hard_weight: Fraction = 0.5
-    """Weight of the loss against the labels. The weight of the loss against the teacher's
-    predictions is 1 - hard_weight."""
+    """Weight of the loss against the labels. The loss against the teacher has 1 - hard_weight."""
     hidden_weight: NonNegative = 0.0
     """Factor of the mean squared error between the states of student and teacher, after the
     embeddings and after each layer. 0 means no such loss. If the widths differ, a learned linear
@@ -135,18 +133,14 @@ class Distilled(Objective):
     frozen: frozenset[str] = field(init=False)
     frozen_layers: int = field(init=False)
     student: Teachable
-    """Objective of the student without a teacher. It makes the labels, and computes the loss
-    against the labels."""
+    """Objective of the student alone: it makes the labels and the loss against the labels."""
     teacher: Teachable
     """Objective of the same class as `student`, with the teacher's architecture and head."""
     config: DistillationConfig
     """Weights of the losses, temperature and layers."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher, and check the map of layers and the number of relation heads.
-
-        The teacher gets the student's compute type, attention implementation and unrolling.
-        """
+        """Freeze the teacher; make it compute like the student; check layers and relation heads."""
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -253,10 +247,7 @@ class Distilled(Objective):
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh
     ) -> Scalars:
-        """Sum the hidden-state and attention losses over tokens.
-
-        `student` and `teacher` are results of `run`.
-        """
+        """Sum the hidden-state and attention losses over tokens. The states come from `run`."""
         config, sums, model = self.config, {}, self.teacher.model
         numbers = (0, *config.layer_map(self.model, model))
         weights = self.student.token_weights(rows)
@@ -312,8 +303,7 @@ def relation_losses(
 
     `student` and `teacher` are queries, keys and values (B, L, H, K). The relations are attention
     of queries to queries, keys to keys and values to values inside segments (Wang et al. 2021).
-    For the relations, the vectors are split into `num_heads` heads instead of H, and the losses of
-    these heads are averaged. `num_heads` must divide H * K.
+    Vectors are split anew into `num_heads` heads (a divisor of H * K), whose losses are averaged.
     """
     visible = visible_keys(segment_ids, segment_ids)
 

@@ -51,14 +51,12 @@ class ContrastConfig(Bounded, section="embedding"):
     temperature: Positive = 0.05
     """Temperature by which the loss divides cosines."""
     symmetric: bool = False
-    """Whether half of the loss is to find each document's query. This requires that task.rows is
-    `pairs` or `texts`."""
+    """Whether half of the loss is to find a document's query; needs task.rows `pairs`, `texts`."""
     dimensions: tuple[int, ...] = ()
     """Descending widths, such as 128,64. Training also computes the loss of vectors cut to these
     widths (Matryoshka). The full width is always trained."""
     dimension_weights: tuple[Positive, ...] = ()
-    """Weight of the loss of each width in `dimensions`. If empty, each weight is 1, like the weight
-    of the full width."""
+    """Weight of the loss of each width in `dimensions`; empty means 1, as for the full width."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,14 +101,10 @@ def ranking_losses(
 ) -> Float[Array, " b"]:
     """Compute, for each query in `own`, the cross entropy of its document among all candidates.
 
-    This is InfoNCE. Candidates are the documents and hard negatives of all groups. A candidate is
-    left out if its text equals the query or the query's document, or if it is the document of an
-    equal query.
-
-    With `symmetric`, the result is the mean of this loss and of the loss in the other direction,
-    which is to find the query of the document. Candidates are then the queries of all groups.
-    Another group's query is left out if it equals the query or document of the group, or if both
-    groups have the same document.
+    This is InfoNCE. Candidates are the documents and hard negatives of all groups, except other
+    texts that equal the query or its document, and documents of equal queries. With `symmetric`,
+    this loss is averaged with the loss of finding the document's query among the queries of all
+    groups, except other queries that equal the query or its document or have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -152,10 +146,9 @@ def score_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Array, " b"]:
-    """Compute, for each text, the loss of finding texts of the same class among all other texts.
+    """Compute, for each text, the mean cross entropy of its class's texts among all other texts.
 
-    The loss is the cross entropy of one text of the class, averaged over these texts. A text that
-    is the only text of its class in the batch has the loss 0 and is not counted.
+    A text that is the only text of its class in the batch has the loss 0 and is not counted.
     """
     assert own.labels is not None
     assert every.labels is not None
@@ -187,8 +180,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     """Temperature, symmetry and weights of the loss."""
     query_length: int = 0
     """Number of tokens to which the first row of each group, the query, is cut. It must be at least
-    the length of the longest query, so that only padding is cut. 0 means that queries are not cut.
-    """
+    the length of the longest query, so that only padding is cut. 0 means that nothing is cut."""
 
     kind: ClassVar[Literal["embedding"]] = "embedding"
 

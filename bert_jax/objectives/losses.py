@@ -76,8 +76,7 @@ def divergences(
 ) -> Float[Array, "*rows"]:
     """Return T² KL(teacher || student) of softmax(logits / T), in nats.
 
-    The teacher gets no gradient. The factor T² makes the scale of the gradient independent of T
-    (Hinton et al. 2015, section 2).
+    The teacher gets no gradient, and T² keeps the gradient's scale (Hinton et al. 2015, section 2).
     """
     mine, theirs = (
         jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)

@@ -135,10 +135,7 @@ class MaskedLM(Teachable):
     def at_places(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
-        """Return the last states, and for each masked position (B, P) the loss and the correctness.
-
-        The loss is in nats. The correctness is 1 if the prediction is right, and 0 otherwise.
-        """
+        """Return the last states and, at masked positions (B, P), loss (nats) and correct (0/1)."""
         states = encode(self.model, params, *self.inputs(rows, seed), layout)
         projection = vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
@@ -208,8 +205,7 @@ class MaskedLM(Teachable):
 class MaskedLMByPosition(MaskedLM):
     """Evaluation of masked LM, with results by the position of the masked token in its segment.
 
-    Batches have float32 `masking_rates` (B,) of at most `masking.rate`, so that one compiled
-    program can evaluate all rates.
+    Batches have float32 `masking_rates` (B,) up to `masking.rate`, so one program serves all rates.
     """
 
     edges: tuple[int, ...] = (0,)

@@ -7,10 +7,9 @@ Every random number is a hash of (seed, row_index, position in the row). So a ro
 same way in any batch, on any mesh and after a restart, but differently when it is read again (with
 another row_index). No operation mixes rows, so a batch that is sharded by rows needs no collective.
 
-Every candidate position gets a random 32-bit priority, and the n positions with the highest
-priorities are chosen. A bisection with 32 steps finds the lowest chosen priority; each step counts
-priorities over (B, L). On one CPU core the bisection takes 7 ns per token. `lax.sort` takes 21 to
-27 ns, and `lax.top_k` on integers takes 101 to 124 ns (L = 128 and 512).
+The n candidates with the highest random 32-bit priorities are chosen. A bisection of 32 steps, each
+a count over (B, L), finds the lowest chosen priority. On one CPU core it takes 7 ns per token,
+`lax.sort` 21 to 27 ns, and `lax.top_k` on integers 101 to 124 ns (L = 128 and 512).
 """
 
 import math
@@ -156,10 +155,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw a random number for each candidate; other positions get 0.
-
-    The low bits of the number are `places` + 1, so that different places have different numbers.
-    """
+    """Draw a number per candidate, unique by its low bits, `places` + 1; other positions get 0."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)
@@ -190,11 +186,10 @@ def _choose_words(
 ) -> Bool[Array, "B L"]:
     """Choose complete words in the order of their priority, up to `wanted` tokens.
 
-    As in the published code, a word that does not fit is skipped, and shorter words are tried.
-    A round ends at the first word that does not fit, because the word has more tokens than are left
-    to choose. The next round therefore considers only shorter words. So if no word has more than
-    `_WORD_ROUNDS` tokens, `_WORD_ROUNDS` rounds suffice. With longer words, which are rare,
-    slightly too few tokens may be chosen.
+    As in the published code, a word that does not fit is skipped, and shorter words are tried. A
+    round ends at the first word that does not fit, and the next round considers only shorter words.
+    So `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens. With longer words,
+    which are rare, slightly too few tokens may be chosen.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -6,9 +6,8 @@ only through this interface and its metrics. They do not refer to metrics by nam
 
 A training step calls `prepare` and then `counts` on the full batch; `counts` returns the
 denominators of the loss. For each micro-batch, the step then calls `forward` for the numerators,
-and `loss` to divide the numerators by the denominators. Because the denominators count the full
-batch, the losses of the micro-batches add up to the loss of the batch, even if the micro-batches
-have unequal sizes.
+and `loss` to divide them by the denominators. Because the denominators count the full batch, the
+losses of the micro-batches add up to the loss of the batch, even if the sizes are unequal.
 """
 
 import math

@@ -97,8 +97,7 @@ class ReplacedTokens(Objective):
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
-    """Ratio of the generator's size to the discriminator's size. The ratio applies to the width,
-    the number of heads and the feed-forward width."""
+    """Ratio of the generator's width, heads and feed-forward width to the discriminator's."""
     discriminator_weight: float = 50.0
     """Factor of the discriminator's loss."""
     temperature: float = 1.0
@@ -216,10 +215,7 @@ def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw tokens from softmax(logits) by the Gumbel-max trick, without a gradient.
-
-    Each random number depends only on the row's seed, the position and the token.
-    """
+    """Draw tokens by Gumbel-max from softmax(logits), row seed and position, without a gradient."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
     # Values near 0 decide the maximum. There, float32 resolves 2^-33, but near 1 only 2^-24.

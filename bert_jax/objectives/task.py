@@ -25,8 +25,7 @@ class ClassLoss:
     """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class. In multi-label tasks, it applies to positive labels only. Empty means
-    no weighting."""
+    """Weight of each class, or in multi-label tasks of its positive labels. Empty means 1."""
     focal_gamma: float = 0.0
     """Exponent gamma of the focal loss (see `focal`). With 0, the loss is cross entropy."""
     label_smoothing: float = 0.0
@@ -61,8 +60,7 @@ class Head:
     per_token: bool = False
     """Whether each token has a label. Labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is a class index. The denominator of the mean loss then sums class weights,
-    if there are any."""
+    """Whether a label is a class index; the denominator of the loss then sums class weights."""
     outputs: Callable[[Array], Array] = lambda logits: logits
     """Function from the logits to the model's outputs, which are then decoded to predictions."""
 
@@ -82,10 +80,7 @@ class Head:
 def _class_losses(
     logits: Float[Array, "*rows C"], labels: Array, _: Array, options: ClassLoss = _PLAIN
 ) -> Array:
-    """Return the losses, with class weights and label smoothing as in torch's CrossEntropyLoss.
-
-    Labels below 0 are treated as class 0; `Head.counted` gives them the weight 0.
-    """
+    """Return weighted losses like torch's CrossEntropyLoss. `Head.counted` drops labels below 0."""
     labels = jnp.maximum(labels, 0)
     if not options.label_smoothing:
         losses = options.focal(cross_entropy(logits, labels)[0])
@@ -158,10 +153,8 @@ HEADS: dict[HeadKind, Head] = {
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
 }
-"""Heads by kind of prediction. To add a head, add an entry.
-
-Losses equal those of the Transformers class for the same task, with one exception: the softmax of a
-span's start and end excludes padding tokens."""
+"""Heads by kind of prediction, with the losses of the Transformers class for the same task, except
+that the softmax of a span's start and end excludes padding. To add a head, add an entry."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ def run_plan(
     or empty for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
 
     Returns:
-        0 if the configured steps fit, else 1. If a step does not fit, the output proposes settings
-            that fit, if there are any.
+        0 if the configured steps fit, else 1; the output then proposes settings that fit, if any.
 
     Raises:
         UserError: An argument is out of range, or `train` would reject the configuration.

@@ -248,8 +248,7 @@ def compile_step(
 def usable_bytes(topology: Topology) -> int:
     """Return the bytes of a device's memory that a program may use.
 
-    On v5e, the compiler's out-of-memory errors state that 15.75 of the 16 GiB are available. The
-    same share is assumed for other chips.
+    On v5e, out-of-memory errors state 15.75 of 16 GiB. The same share is assumed for other chips.
     """
     return int(topology.chip.hbm_bytes / topology.chip.devices_per_chip * 15.75 / 16)
 
@@ -368,10 +367,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Cache a result, and delete the least recently used results above the size limit.
-
-    Disk errors are ignored.
-    """
+    """Cache a result; delete the least recently used above the size limit. Ignore disk errors."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

@@ -154,10 +154,7 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
-    """Write a PNG file with a bar of memory and a bar of time for each plan.
-
-    If writing fails, no incomplete file remains.
-    """
+    """Write a PNG with bars of memory and time per plan; a failure leaves no incomplete file."""
     figure = new_figure((11.0, 2.6 + 0.55 * len(plans)))
     memory, time = figure.subplots(1, 2)
     labels = [f"{p.topology.name} L={p.length}" for p in plans]

@@ -1,9 +1,8 @@
 """Search for settings by compiling the full model or a model with fewer layers.
 
-The function `on_paper` estimates the cost of each candidate, so that candidates can be ranked
-before any compilation. Activations per layer and recomputation follow Korthikanti et al. 2022.
-Bytes of state per parameter follow Rajbhandari et al. 2019. Rates come from `chips.py`.
-Efficiencies are round numbers close to the efficiencies of compiled steps.
+`on_paper` estimates the cost of candidates to rank them before any compilation. Activations per
+layer and recomputation follow Korthikanti et al. 2022; bytes of state per parameter follow
+Rajbhandari et al. 2019. Rates come from `chips.py`, and efficiencies, rounded, from compiled steps.
 """
 
 import dataclasses
@@ -29,9 +28,8 @@ from bert_jax.training.pretrain.settings import objective_of
 LEAST_DEPTH = 2
 """Smallest number of layers to compile when the cost of a deeper model is extrapolated."""
 PARTS = 13
-"""Number of micro-batches in the steps that `pace` compiles. It is a prime and differs from the
-length of any other loop. If an operation runs a multiple of 13 times, it is thus in the loop over
-micro-batches."""
+"""Number of micro-batches in the steps that `pace` compiles. No other loop has this prime length,
+so an operation that runs a multiple of 13 times is in the loop over micro-batches."""
 PACE_TOKENS = (4096, 8192, 16384, 32768)
 """Sizes of a device's micro-batch that `pace` tries, in tokens."""
 USUAL_TOKENS = 2**19
@@ -41,9 +39,8 @@ _RECOMPUTED = {"none": 1.0, "dots": 1.1, "full": 1.33}
 _EXPOSED = 0.5
 """Fraction of the time of gathers and reductions that does not overlap with computation."""
 _KEPT_TENSORS = {"none": (10, 16), "dots": (3, 7), "full": (1, 0)}
-"""Numbers of bfloat16 activations of width D kept per token and layer, for each `remat`. The
-first number counts activations that every device holds in full. The second number counts
-activations that tensor parallelism divides among devices."""
+"""Numbers of bfloat16 activations of width D kept per token and layer, by `remat`: activations that
+every device holds in full, and activations that tensor parallelism divides among devices."""
 
 
 class Planner:
@@ -100,8 +97,7 @@ class Planner:
     def reduced(self, settings: Settings) -> Guess:
         """Compile with two small numbers of layers, and extrapolate linearly to all layers.
 
-        If the layers run in a loop, a deeper model does not take longer to compile. All layers
-        are compiled then.
+        If the layers run in a loop, compile all of them, which takes no longer.
         """
         layers = self.config.model.num_layers
         depths = two_depths(self.config.model, LEAST_DEPTH)
@@ -149,8 +145,7 @@ class Planner:
     def pace(self, settings: Settings) -> Pace | None:
         """Find the fastest micro-batch size and accumulation that fit on the mesh of `settings`.
 
-        The cost is extrapolated from models of two small depths, as in `reduced`. Return None if
-        no micro-batch fits.
+        Extrapolate the cost from two small depths (see `reduced`). Return None if nothing fits.
         """
         layers = self.config.model.num_layers
         depths: tuple[int, ...] = two_depths(self.config.model, 1)

@@ -1,10 +1,9 @@
 """A best-first search for the fastest settings that fit into memory, with few compilations.
 
-A compilation takes minutes, so candidates are ordered by an estimate without compilation
-(`planner.on_paper`). The most promising candidate is compiled with fewer layers, and the result
-corrects the estimates. This repeats until the most promising candidate is one that has been
-compiled. That candidate is then compiled with all layers. The module does not use jax: callers
-pass the functions that estimate and compile.
+A compilation takes minutes, so candidates are ordered by an estimate (`planner.on_paper`). The most
+promising candidate is compiled with fewer layers, and the result corrects the estimates. This
+repeats until the most promising candidate is already compiled; it is then compiled with all layers.
+The module does not use jax: callers pass the functions that estimate and compile.
 """
 
 import dataclasses
@@ -155,8 +154,7 @@ def fastest_that_fits(
     """Return the fastest choice whose peak is at most `usable` bytes, or None if none is found.
 
     `paper` estimates without a compilation, `reduced` compiles with fewer layers, and `whole`
-    compiles all layers. If the compiler runs out of device memory, `whole` returns the peak that
-    the step would need.
+    compiles all layers. If the step does not fit, `whole` returns the peak it would need.
     """
     # A measurement corrects the estimates of all candidates of its kind. A kind without measurement
     # takes the most favourable known correction of time, but the least favourable of memory.
@@ -288,10 +286,9 @@ class Pace:
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
     """Return the fastest micro-batch size and an accumulation, or None if no micro-batch fits.
 
-    Small micro-batches can be faster per row than one large batch, because the activations between
-    layers then stay in the core's own memory. More micro-batches per step amortise the work that a
-    step does only once. `ladder` has micro-batch sizes in rows, in ascending order. They are tried
-    until one is slower per row than the size before or does not fit.
+    Small micro-batches can be faster per row than one large batch, because activations then stay in
+    the core's own memory. More micro-batches amortise the work that a step does only once. The
+    sizes in `ladder` (rows, ascending) are tried until one is slower per row or does not fit.
     """
     tried: dict[int, Pass] = {}
 

@@ -22,8 +22,7 @@ from bert_jax.errors import UserError, nearest
 _SMALL_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _MAX_CHIPS_3D = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
-"""Number of chips in the largest slice, for kinds of chip with a 3-D torus
-(docs.cloud.google.com/tpu/docs)."""
+"""Largest slice, in chips, of each kind with a 3-D torus (docs.cloud.google.com/tpu/docs)."""
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x", "v7": "tpu7x", "ironwood": "tpu7x",
             "trillium": "v6e", "v6lite": "v6e"}  # fmt: skip
 _NO_LIBTPU = (
@@ -74,8 +73,7 @@ def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
     Raises:
-        UserError: The name does not have this form, or there is no such chip or slice. The message
-            lists similar names.
+        UserError: The name is malformed, or no such slice exists. The message lists similar names.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:

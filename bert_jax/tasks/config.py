@@ -45,14 +45,12 @@ class TableConfig(SkewConfig, WrittenConfig):
     label_columns: tuple[str, ...] = ()
     """Columns of zeros and ones, one column for each label; they replace `label` (multi_label)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels in the order of the model's outputs. If empty, the labels of the training
-    file are used, in sorted order."""
+    """Labels in the order of the outputs. If empty, the training file's labels are used, sorted."""
     separator: str = ","
     """Separator between the labels of a row (multi_label)."""
     group: str = ""
-    """Column of each row's group, such as an author or a document. When rows are held out, groups
-    stay together, and both parts get the same mix of labels. If empty, only equal texts stay
-    together."""
+    """Column of each row's group, such as an author. When rows are held out, groups stay together,
+    and both parts get the same mix of labels. If empty, only equal texts stay together."""
     empty: Literal["fail", "skip", "keep"] = "keep"
     """Treatment of rows with an empty text; a warning counts the rows skipped or kept."""
     long: Literal["cut", "head_tail", "windows"] = "cut"
@@ -266,8 +264,7 @@ class SquadConfig(FileTaskConfig):
     max_answer_tokens: Count = 30
     """Largest number of tokens in an answer."""
     rules: Literal["auto", "v1.1", "v2.0"] = "auto"
-    """Version of SQuAD's scoring rules. auto means v2.0 if a question in train or dev has no
-    answer, and v1.1 otherwise."""
+    """SQuAD's scoring rules. auto: v2.0 if a question in train or dev has no answer, else v1.1."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if windows would leave tokens out."""
@@ -303,8 +300,7 @@ class WindowOptions(Bounded):
     max_length: Count = 384
     """Largest number of tokens in a row, including special tokens."""
     stride: Count = 128
-    """Number of tokens from one window's start to the next. (In `transformers`, the name `stride`
-    means the overlap.)"""
+    """Tokens from one window's start to the next (in `transformers`, `stride` is the overlap)."""
     max_question: Count = 64
     """Largest number of tokens in a question; longer questions are cut and counted."""
 
@@ -346,17 +342,15 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     tag_names: tuple[str, ...] = ()
     """Names of the tag ids 0, 1, ..., for files with integer tags (format=rows)."""
     labels: tuple[str, ...] = ()
-    """Tags in the order of the model's outputs; entity tags must be IOB2 and include O. If empty,
-    the tags of the training file are used. Unlisted tags are an error in the training file. In
-    other files, unlisted tags count as wrongly predicted."""
+    """Tags in the order of the model's outputs (IOB2 with O, for entities). If empty, the training
+    file's tags are used. Unlisted tags are an error in that file, but misses in other files."""
     scheme: Literal["auto", "plain"] = "auto"
     """Scheme of the tags. plain: tags are classes of words, and the metric is accuracy. auto:
     detect IOB1, IOB2 or IOBES; tags without entities are plain."""
     lenient: bool = False
     """Whether to accept entity tags that violate every scheme, and read them as conlleval does."""
     stride: Natural = 0
-    """Number of sub-words from one window's start to the next, in sentences longer than max_length.
-    0 means half of max_length."""
+    """Sub-words from one window's start to the next (long sentences); 0 means max_length / 2."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for a stride that skips words or an entity option with plain tags."""
@@ -389,9 +383,8 @@ class ParsingConfig(FileTaskConfig):
 
     kind: str = "parsing"
     labels: tuple[str, ...] = ()
-    """Relations in the order of the model's outputs. If empty, the relations of the training file
-    are used. Unlisted relations are an error in the training file. In other files, unlisted
-    relations count as wrongly predicted."""
+    """Relations in the order of the model's outputs. If empty, the training file's relations are
+    used. Unlisted relations are an error in that file, but misses in other files."""
 
 
 TaskConfig.VARIANTS = {

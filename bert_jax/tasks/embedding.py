@@ -239,9 +239,8 @@ class EmbeddingSplit(Split):
         """Row indices of the distinct queries and documents, and two lists with an entry per query.
 
         Row indices are among all N * G rows, document indices among the returned documents. The
-        first list has the indices of the documents that answer a query. The second list has the
-        index of the document with the same text as the query, which the search must leave out. This
-        index is -1 if there is no such document or if the document is an answer.
+        lists have the indices of a query's answers, and the index of the document with the query's
+        own text, which the search must leave out (-1 if there is none or it is an answer).
         """
         group = self.rows.group
         assert self.rows.text_ids is not None

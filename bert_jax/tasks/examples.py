@@ -188,8 +188,7 @@ class LabelSet:
 class UnknownLabel(UserError):
     """Error for a label that is not in a `LabelSet`.
 
-    The message is slow to make, so it is made only when it is shown. A file may have a million
-    unknown labels, of which only five are shown.
+    A message is slow to make, so only the few that are shown are made, perhaps 5 of a million.
     """
 
     def __str__(self) -> str:

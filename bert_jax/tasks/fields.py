@@ -31,17 +31,15 @@ class TaskConfig(Bounded, section="task"):
     """Names of the fields that name files."""
 
     kind: str = "table"
-    """Kind of task: texts with labels (table), a task of GLUE (glue), words with tags (tagging),
-    questions about texts (squad), multiple choice (choice), dependency trees (parsing), or vectors
-    (embedding)."""
+    """Kind of task: table (texts with labels), glue, tagging (words with tags), squad (questions
+    about texts), choice (multiple choice), parsing (dependency trees), or embedding (vectors)."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
     """Largest number of tokens in a row, including special tokens. 0 means 128 (384 for squad, 256
     for embedding), or the model's number of positions if that is lower. Longer texts are cut, and a
     warning counts them. Tagged sentences and squad contexts are split into windows instead."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
-    """Number of parts (folds) into which cross-validation divides the training data; each fold is
-    held out in one run. Folds have the same mix of labels and keep groups together. 0 means no
-    cross-validation."""
+    """Number of folds of the training data for cross-validation, each held out in one run. Folds
+    have the same mix of labels and keep groups together. 0 means no cross-validation."""
     fold: Natural = 0
     """Number of the fold to hold out; the first fold is 1. 0 means one run for each fold."""
     metric: str = ""

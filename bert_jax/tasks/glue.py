@@ -134,9 +134,8 @@ def submission_file(
 ) -> tuple[str, str]:
     """Return the name and the content of the file to submit to the leaderboard.
 
-    After a header, each line has an index and a prediction. `ids[i]` is the row of the test file
-    that `predictions[i]` belongs to. A prediction is a class index or a score. Scores are clipped
-    to 0...5 and written with three decimals.
+    After a header, each line has an index and a prediction. `ids[i]` is the test row of
+    `predictions[i]`: a class index, or a score, which is clipped to 0...5 and has three decimals.
 
     Raises:
         UserError: the task is unknown, `split` is not a test split, a prediction is not valid, or a

@@ -14,8 +14,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 Span = tuple[int, int]
 Pooling = Literal["mean", "max", "first_last"]
-"""Rule that combines the logits of a text's windows. mean: their mean. max: the highest logit of
-each class. first_last: the mean of the first and the last window."""
+"""Rule that combines the logits of a text's windows; see `TableConfig.window_pooling`."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class LongTexts(Bounded, section="long"):
     """Treatment of texts that do not fit in a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
-    """Tokens read from a long text. cut: the beginning. head_tail: the beginning and the end.
-    windows: everything, in overlapping rows."""
+    """Tokens read from a long text; see `TableConfig.long`."""
     pooling: Pooling = "mean"
     """Rule that combines the logits of a text's windows."""
     stride: Natural = 0
@@ -112,8 +110,7 @@ class TextRows:
     long: Sequence[int] = ()
     """Indices of the examples that did not fit in one row."""
     num_tokens: int = 0
-    """Number of tokens in long examples, without special tokens. `left_out` of them are in no
-    row."""
+    """Number of non-special tokens in long examples. `left_out` of them are in no row."""
     left_out: int = 0
 
     def warnings(

@@ -32,9 +32,8 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
     The default length of rows is lowered to `max_positions`, the model's number of positions.
 
     Raises:
-        UserError: a file is missing, unreadable or invalid (see the readers); the labels are
-            unsuitable for training, such as a single class; rows are longer than `max_positions`;
-            or there are too few groups for the folds.
+        UserError: a file is missing, unreadable or invalid; the labels cannot be learned, such as a
+            single class; rows exceed `max_positions`; or there are too few groups for the folds.
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:

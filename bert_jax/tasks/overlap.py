@@ -102,10 +102,9 @@ def deal(
     the texts. `shares` are the sizes of the parts and sum to 1. The result is the index of each
     example's part. It does not depend on the order of the examples.
 
-    Groups with the same number of examples of each kind are divided evenly among the parts, the
-    largest groups first. Each remaining group goes to the part in which the group's kinds are most
-    under-represented. This greedily minimises the squared differences from the shares, relative to
-    the number of examples of each kind.
+    Groups with the same number of examples of each kind are divided evenly among the parts, largest
+    groups first. Each remaining group goes to the part that most lacks the group's kinds. This
+    greedily minimises the squared differences from the shares, relative to the size of each kind.
     """
     number = {kind: n for n, kind in enumerate(sorted(set(kinds), key=repr))}
     kind_of = np.array([number[kind] for kind in kinds])

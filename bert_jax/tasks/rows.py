@@ -1,9 +1,8 @@
 """Rows of token ids with labels, and batches of rows padded to a few lengths (buckets).
 
-A row is padded to the shortest bucket that holds it, and XLA compiles the step once for each
-bucket. Rows that do not fill a batch of their bucket move up to the next bucket, so every epoch has
-ceil(N / B) batches; at most one is not full. The assignment of rows to batches uses only integer
-arithmetic, so it is the same on all machines.
+A row is padded to the shortest bucket that holds it, and XLA compiles a step for each bucket. Rows
+that do not fill a batch of their bucket move up to the next bucket, so every epoch has ceil(N / B)
+batches; at most one is not full. Only integer arithmetic assigns rows, so all machines agree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -152,8 +151,7 @@ class TrainBatches:
     ):
         """Plan batches. `buckets` ascend, and the longest row must fit in the last bucket.
 
-        `repeats` is the average number of times that each row occurs in an epoch, at least 1. None
-        means 1 for all rows.
+        `repeats` is how often each row occurs in an epoch on average, at least 1; None means 1.
         """
         if len(rows) == 0:
             raise UserError("there are no rows to train on")
@@ -209,10 +207,7 @@ def eval_batches(
 
 
 class _Buckets:
-    """Plan of an epoch: the length of each batch, and the rows that it holds.
-
-    `batch_lengths` (T,) ascends; only the last batch may hold fewer than B rows.
-    """
+    """Lengths (ascending) and rows of an epoch's batches; only the last may hold fewer rows."""
 
     def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
         ascending = np.array(buckets)
@@ -258,10 +253,9 @@ class _Buckets:
 class _Oversampled:
     """Rows of an epoch, with rows of rare classes repeated.
 
-    Rows with the same bucket and the same `repeats` form a kind. Each row occurs at least
-    floor(`repeats`) times. Some rows of a kind are drawn once more, so that the kind occurs
-    round(sum of `repeats`) times in all. The bucket of an epoch's entry i is the same in every
-    epoch.
+    Rows with the same bucket and `repeats` form a kind. Each row occurs at least floor(`repeats`)
+    times; some are drawn once more, so that their kind occurs round(sum of `repeats`) times in all.
+    Entry i of an epoch is in the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
@@ -301,10 +295,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Return the examples `index` as a padded batch.
-
-        In each trial, the examples after the first `num_real` get the weight 0.
-        """
+        """Return the examples `index`, padded; after a trial's first `num_real`, weights are 0."""
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

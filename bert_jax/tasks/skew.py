@@ -24,20 +24,18 @@ class SkewConfig(Bounded, section="task"):
 
     class_weights: str = ""
     """Weights of the classes in the loss: a list such as spam=2.5,news=2 (unlisted labels weigh 1),
-    or balanced. Balanced weights are (all rows) / (number of classes that occur * rows of the
-    class). With several labels per row (multi_label), a label's weight applies to the rows that
-    have the label, and balanced weights are (rows without the label) / (rows with the label). Tags
-    are weighted like classes. If empty, all classes weigh 1."""
+    or balanced: (all rows) / (number of classes that occur * rows of the class). With multi_label,
+    a label's weight applies to the rows that have the label, and balanced means (rows without the
+    label) / (rows with the label). Tags count as classes. If empty, all classes weigh 1."""
     focal_gamma: NonNegative = 0.0
     """Exponent of the focal loss (Lin et al. 2017), which lowers the loss of confident predictions;
     2 is usual. 0 means cross entropy."""
     label_smoothing: Rate = 0.0
     """Share of each target's probability that is spread evenly over all classes, such as 0.1."""
     oversampling: Fraction = 0.0
-    """Exponent that sets how often rows of rare classes are repeated, from 0 to 1. With 0, each row
-    occurs once in an epoch; 1 makes all classes equally frequent. In general, a row occurs
-    (most / own) ** oversampling times on average, where `most` is the number of rows of the most
-    frequent class, and `own` is the number of rows of the row's rarest class."""
+    """Exponent for repeating rows of rare classes. On average, a row occurs (most / own) **
+    oversampling times in an epoch, where `most` and `own` count the rows of the most frequent class
+    and of the row's rarest class. 0 repeats no row; 1 makes all classes equally frequent."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range, or a focal loss with smoothed labels."""
@@ -66,8 +64,7 @@ def class_weights(
     `names` are the labels in the order of the outputs; `where` is the field's name in messages.
 
     Raises:
-        UserError: a part of `given` is not LABEL=NUMBER with a positive number and a known label,
-            or a label occurs twice.
+        UserError: a part of `given` is not LABEL=NUMBER (known, positive), or a label occurs twice.
     """
     if not given:
         return ()
@@ -113,9 +110,8 @@ def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
 def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N"]:
     """Compute how often each row occurs in an epoch, on average; the minimum is 1.
 
-    The rarest class of a row determines how often the row occurs. This is repeat factor sampling
-    (Gupta et al. 2019) with the frequency of the most frequent class as the threshold. A row
-    without a class occurs once.
+    A row's rarest class decides (repeat factor sampling, Gupta et al. 2019, with the frequency of
+    the most frequent class as the threshold). A row without a class occurs once.
     """
     has = _membership(rows, num_classes)
     counts = has.sum(axis=0)

@@ -27,8 +27,7 @@ class TableFormat:
     """Format of a table: kind of file, header, quotes, delimiter, and treatment of broken rows."""
 
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "tfds"] = "auto"
-    """Format of the files. auto means that the suffix of the file's name tells the format; a name
-    that begins with `tfds:` is a data set that TensorFlow Datasets has prepared."""
+    """Format of the files; auto detects it by the file name's suffix or the prefix `tfds:`."""
     header: bool | None = None
     """Whether line 1 of CSV or TSV names the columns. None means yes if columns are given by name;
     true or false must be set if columns are given by number."""

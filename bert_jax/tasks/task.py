@@ -37,8 +37,7 @@ Classes and scores have logits (N, C), and choices have logits (N, G). Embedding
 and the best relation for each pair of token and head. Entries after a row's tokens are padding."""
 
 SplitScores = Mapping[str, float]
-"""Scores of a split by name. They include the fitted thresholds and the fitted temperature, which
-are needed to turn logits into predictions."""
+"""Scores of a split by name, including the temperature and thresholds that predictions need."""
 
 
 class Examined(NamedTuple):
@@ -56,8 +55,7 @@ class Split(ABC):
         data: examples of the file. `data.name` is the split's name in messages and metrics: train,
             dev, dev_mismatched, or the name of a file.
         rows: rows of the examples.
-        owners: index of the example to which each row belongs; None means that each example has
-            one row.
+        owners: index of each row's example; None means that each example has one row.
         warnings: messages to the user, for example about texts that were cut to fit in a row.
         score_names: names of the scores.
     """
@@ -88,8 +86,7 @@ class Split(ABC):
     def constant_score(self) -> float:
         """Score, in the task's metric, of the best prediction that is the same for all examples.
 
-        The score is NaN if the file has no labels. A fine-tuning run that scores no higher than
-        `constant_score` has failed (Mosbach et al. 2021).
+        The score is NaN without labels. A run that scores no higher failed (Mosbach et al. 2021).
         """
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
@@ -131,10 +128,7 @@ class Split(ABC):
 
     @property
     def unit_names(self) -> tuple[str, Sequence[Hashable]]:
-        """Name of the units that confidence intervals resample, and a key for each example.
-
-        The name is a plural noun. Examples with equal keys form one unit.
-        """
+        """Plural noun for the resampled units, and each example's key; equal keys form one unit."""
         return "examples", range(len(self._examples))
 
     @cached_property
@@ -208,17 +202,11 @@ class Split(ABC):
         return [each.label for each in self._examples]
 
     def strata(self) -> Sequence[Hashable]:
-        """Return the stratum of each example; all folds get the same mix of strata.
-
-        By default, all examples are in one stratum.
-        """
+        """Return the stratum of each example (default: one for all); folds get the same mix."""
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return one or more lists of keys, each with a key for every example.
-
-        Examples that have equal keys in one of the lists stay in the same fold.
-        """
+        """Return lists of examples' keys; examples with an equal key in a list stay in one fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
@@ -226,8 +214,7 @@ class Split(ABC):
     ) -> "tuple[Split, np.ndarray]":
         """Return a new split of some examples, and the positions (n,) of their rows in this split.
 
-        `examples` has the examples' indices in ascending order; `trains` says whether a model is
-        trained on the new split.
+        `examples` are ascending indices; `trains` says whether a model is trained on the new split.
         """
         some = tuple(self._examples[number] for number in examples)
         split = self._task.SPLIT(self._task, replace(self._data, examples=some, trains=trains))

@@ -81,8 +81,7 @@ class FastTokenizer(Tokenizer):
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
         }
-        """Spelling of each added word in vocabulary characters, with a leading space if the token
-        includes the space before the word."""
+        """Spelling of each added word in vocabulary characters (see `_spelling`)."""
         definition = self._definition()
         self._fast = self._run(tokenizers.Tokenizer.from_str, json.dumps(definition))
         self._spaced: tokenizers.Tokenizer | None = None
@@ -109,8 +108,7 @@ class FastTokenizer(Tokenizer):
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
         """Make a `tokenizer.json` that treats the five special tokens in a text as ordinary text.
 
-        With `renamed`, a special token that the model could match in a text is renamed, so that no
-        text matches it.
+        With `renamed`, special tokens that the model could match get names that match no text.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}
@@ -217,8 +215,7 @@ class FastTokenizer(Tokenizer):
     def _files(self) -> dict[str, bytes]:
         """Return the contents of the files by name.
 
-        `AutoTokenizer` can load the files too, but encodes the name of a special token in a text
-        as the special token.
+        `AutoTokenizer` can load them, but encodes special tokens' names in texts as special tokens.
         """
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)

@@ -91,11 +91,7 @@ def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> in
 
 
 def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]:
-    """Return vocabulary and options of a `tokenizer.json`.
-
-    Raises:
-        UserError: If the file describes another pipeline than BERT's.
-    """
+    """Read vocabulary and options; raise a UserError if the pipeline is not BERT's."""
 
     def check(part: str, kind: str, **right: tuple[Any, ...]) -> dict[str, Any]:
         found = reading.mapping(part, reading.whole.get(part))

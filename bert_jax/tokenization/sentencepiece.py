@@ -41,8 +41,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _LINE_CHARS = 4096
 """Longest training line, in characters; longer lines are split, because the library drops them."""
 _THREADS = 16
-"""Number of training threads. It is fixed, because the trained model depends on it: the file
-records the number, and floating-point sums differ with the number."""
+"""Number of training threads; fixed, since the file records it and rounding depends on it."""
 _MOST_LINES = 500_000
 """Largest number of training lines in memory; if there are more, a sample is taken."""
 
@@ -134,10 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _count_pieces(model: bytes, limit: int) -> int:
-    """Count the pieces (protobuf field 1) of a model.
-
-    Counting stops at `limit` + 1 pieces, or at the first invalid byte.
-    """
+    """Count a model's pieces (protobuf field 1); stop at `limit` + 1 or the first invalid byte."""
     count, at, end = 0, 0, len(model)
     with contextlib.suppress(UserError):  # raised for a number that is cut off
         while at < end and count <= limit:
@@ -207,8 +203,7 @@ def train_sentencepiece(
 
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
-        vocab_size: Number of pieces, including 5 special pieces and, with `byte_fallback`, 256
-            bytes.
+        vocab_size: Number of pieces, including 5 special ones and, with `byte_fallback`, 256 bytes.
         lowercase: Whether normalisation folds case.
         byte_fallback: Whether characters without a piece become bytes instead of [UNK].
         character_coverage: Fraction of the characters in the texts that must have a piece; the
@@ -269,8 +264,7 @@ def train_sentencepiece(
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield lines with single spaces; split lines longer than `_LINE_CHARS`, if possible at spaces.
 
-    NUL, tabs and U+2585 become spaces: the trainer uses these characters internally, and drops
-    lines that contain them.
+    NUL, tabs and U+2585 become spaces: the trainer uses them internally and drops lines with them.
     """
     for text in texts:
         for line in replace_surrogates(text).split("\n"):

@@ -4,11 +4,10 @@ The library matches by backtracking, which can take much longer. Accepted patter
 published ones (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
 characters, each followed by at most one repetition mark, with no repetition inside a repetition.
 
-One repetition `X+` in an alternative may be followed by a part that can fail, as in `\s+(?!\S)`. If
-this part fails, the library has scanned the run of X in vain, and could do so again from each
-character of the run. Therefore a later alternative must match the complete run and have nothing
-after the run that can fail; `\s+` is an example. All alternatives between the two must also begin
-with a repeated X. Then each run is scanned a constant number of times.
+One repetition `X+` in an alternative may be followed by a part that can fail, as in `\s+(?!\S)`.
+The failing scan could then recur from each character of the run of X. So a later alternative must
+match the whole run with nothing after it that can fail, as `\s+` does, and all alternatives between
+must also begin with a repeated X. Then each run is scanned a constant number of times.
 """
 
 import re
@@ -17,8 +16,7 @@ from typing import NamedTuple
 MAX_PATTERN = 1000
 """Longest pattern, in characters; GPT-4o's has 300."""
 _MAX_CHOICES = 3
-"""Largest number of groups, optional parts and counted parts in an alternative, all together; each
-of them multiplies the time."""
+"""Largest number of groups, optional and counted parts in an alternative; all multiply the time."""
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"

@@ -220,10 +220,7 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Output of the post-processor for two texts A and B, such as [CLS] A [SEP] B [SEP].
-
-        The list is empty if the file has no post-processor that adds tokens.
-        """
+        """Post-processed texts A and B, as [CLS] A [SEP] B [SEP]; empty if no tokens are added."""
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]

@@ -64,10 +64,9 @@ def train_wordpiece(
         limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
             other characters become [UNK].
         character_coverage: Fraction of the texts' characters, counted with repetitions, that must
-            have a token. If neither `character_coverage` nor `limit_alphabet` is given, the 1,000
-            most frequent characters get tokens, or more if 99.95% coverage needs more. If these
-            tokens do not fit into `vocab_size`, fewer characters get tokens. If merging leaves
-            room, further characters get tokens.
+            have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
+            characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
+            too small for them. If merging leaves room, further characters get tokens.
 
     Returns:
         A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`

@@ -40,14 +40,12 @@ class Finding(NamedTuple):
 class LossMonitor:
     """Monitor of the training loss. It finds plateaus and divergences.
 
-    The monitor checks for a plateau once: a quarter of the run, or 10,000 steps if that is less,
-    after the warm-up. Until then, the loss of a healthy run may still be at the baseline. If the
-    loss is still falling at that step, the monitor waits until the loss no longer falls, at most
-    until the last step.
+    The monitor checks for a plateau once: a quarter of the run (at most 10,000 steps) after the
+    warm-up. Until then, a healthy loss may still be at the baseline. While the loss still falls,
+    the check is put off, at most until the last step.
 
-    The monitor checks for a divergence at each step. It compares the smoothed loss with the lowest
-    smoothed loss so far. A comparison with a running mean would miss a slow rise, because the mean
-    would rise too.
+    The monitor checks for a divergence at each step. It compares the smoothed loss with its lowest
+    value so far, because a comparison with a running mean would miss a slow rise.
 
     When a phase begins, smoothing starts anew, and the checks pause for half a window of steps. The
     lowest value starts anew too, with two exceptions: the loss has climbed back above the baseline,
@@ -81,9 +79,8 @@ class LossMonitor:
     """Reported divergence from which the loss has not recovered: 0 for none, 1 for a rise, 2 for a
     rise back above the baseline."""
     fallen: float = sys.float_info.max
-    """Reference, in nats, that tells whether the loss still falls: once the smoothed loss is more
-    than `_FALL` below the reference, the smoothed loss becomes the new reference. Each phase starts
-    without a reference."""
+    """Reference, in nats, that tells whether the loss still falls: a smoothed loss more than
+    `_FALL` below it becomes the new reference. Each phase starts without a reference."""
     fallen_at: int = 0
     """Step at which `fallen` was last set."""
 

@@ -2,9 +2,8 @@
 
 A run is a sequence of stages. In pretraining, each phase is a stage, and continues with the state
 of the previous phase. In fine-tuning, trials train in groups called waves. A wave is one or more
-stages: its first stage starts with a fresh state, and its last stage ends with the outcomes of the
-trials. Steps are counted over all stages, so that the step numbers of checkpoints and metrics only
-grow.
+stages: the first starts with a fresh state, and the last ends with the outcomes of the trials.
+Steps are counted over all stages, so that step numbers of checkpoints and metrics only grow.
 """
 
 import math
@@ -130,10 +129,7 @@ class Saves(Protocol):
         """Save the state for a restart; if `last`, no step follows in this process."""
 
     def choose(self, at: Moment) -> None:
-        """Save the best trial's model at the end of a stage.
-
-        The default does nothing, because the saved states of pretraining contain the model.
-        """
+        """Save the best trial's model after a stage. The default, for pretraining, does nothing."""
         return
 
     def newest(self) -> str:
@@ -178,8 +174,7 @@ class Policy:
     The score comes from the first scorer."""
     patience: int = 0
     save_every: int = 0
-    """Number of steps between two saves. 0 means to save after evaluations, if the last save is
-    at least `save_seconds` old."""
+    """Number of steps between saves; 0 means after evaluations, at least `save_seconds` apart."""
     save_seconds: float = 60.0
     saves_end: bool = False
     """Whether the state after the last step is saved."""

@@ -114,8 +114,7 @@ def begin_workdir(
     records in an existing config.json stay. Arguments in `record` become entries of config.json.
 
     Raises:
-        UserError: The work directory cannot be written, or the tokenizer is not the one that its
-            corpus was built with.
+        UserError: The work directory cannot be written, or the tokenizer does not match its corpus.
         ElsewhereError: A process other than 0 raises this error if process 0 raises a UserError.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}

@@ -2,9 +2,8 @@
 
 export("work/base", "huggingface", Path("out/base"))
 
-The export is written under a temporary name, and its outputs are compared with the source's. If an
-output differs by more than the tolerance, the disk is full or a signal arrives, nothing appears
-under the final name.
+An export is written under a temporary name and compared with its source. If an output differs by
+more than the tolerance, the disk is full or a signal arrives, nothing gets the final name.
 """
 
 import math
@@ -63,10 +62,9 @@ FORMATS = {
 """Export formats by name.
 
 The module of a format has these functions. `write(saved, out)` fills a directory, or raises
-UserError if the format cannot hold the model. `prove(saved, out, rows)` compares the written model
-with its source, usually by their outputs for rows of token ids. It returns a dict with
-`differences` (the largest difference of each output) and `versions`. The optional `loading(saved)`
-returns the loading section of the model card.
+UserError if the format cannot hold the model. `prove(saved, out, rows)` compares `out` and `saved`,
+usually by outputs for rows of token ids, and returns `differences` (the largest of each output) and
+`versions`. The optional `loading(saved)` returns the loading section of the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -93,11 +91,9 @@ def export(
         tolerance: Largest allowed absolute difference of float32 states and logits from the source.
         license: License for the model card, as the Hugging Face Hub abbreviates it.
         name: Title of the model card; if empty, the name of the source's directory.
-        part: Model to export from a run that has two: "discriminator" or "generator". If empty, the
-            first model is exported.
-        quantize: "int8" (for ONNX only) to replace the float32 graph, after its proof, with a graph
-            of 8-bit matrices. The entry `quantized` of the result then reports how far the outputs
-            of the 8-bit graph differ from the source's. If empty, the float32 graph is kept.
+        part: Model to export if a run has two: "discriminator" or "generator"; if empty, the first.
+        quantize: "int8" (ONNX only) replaces the proven float32 graph with a graph of 8-bit
+            matrices; `quantized` in the result reports its differences. If empty, float32 is kept.
         say: Function that receives one line of text at each stage.
 
     Returns:

@@ -36,16 +36,14 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
-"""Files that replace `config.json` and describe a model with the fields of our own configurations.
-`model.json` describes an encoder for which Transformers has no class. `network.json` describes a
-translation model whose parameters keep our layout."""
+"""Files with the fields of our own configurations, in place of `config.json`: `model.json` for an
+encoder without a class in Transformers, `network.json` for a translation model in our layout."""
 
 
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` of a written encoder; "bert" if a BERT class can compute the encoder.
 
-    If no family can compute the encoder, a NoClassError lists the differences from the nearest
-    family.
+    If no family fits, a NoClassError lists the differences from the nearest family.
     """
     if (kind := model_config.kind_of(saved.config)) is None:
         raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
@@ -101,8 +99,7 @@ def class_of(saved: SavedModel) -> str:
 def class_name(saved: SavedModel) -> str:
     """Return the name of a model's class in Transformers.
 
-    If Transformers has no class for the model, return the name of our network class for a
-    translation model, and "none" for an encoder.
+    If there is none, return our class's name for a translation model, and "none" for an encoder.
     """
     try:
         return class_of(saved)
@@ -137,9 +134,8 @@ def entries_of(saved: SavedModel) -> list[Entry]:
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     """Return the tensors of a model's class by name, in float32, without tied duplicates.
 
-    Rows that pad the vocabulary are left out. If the class has a pooler and the model has none, the
-    pooler gets initial values. A model without a class keeps our names, joined by slashes, and the
-    padding of its vocabulary.
+    Vocabulary padding is left out. If the class has a pooler and the model has none, the pooler
+    gets initial values. A model without a class keeps our names, joined by slashes, and padding.
     """
     if not has_class(saved):
         return named(saved.params)
@@ -154,8 +150,7 @@ def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
 def prefix_left_out(saved: SavedModel) -> str:
     """Return the prefix to drop from tensor names if the model's class has no head, else "".
 
-    For example, `BertForMaskedLM` has `bert.encoder.layer...`, and `BertModel`, the class without
-    a head, has `encoder.layer...`.
+    `BertForMaskedLM` has `bert.encoder.layer...`, for example; `BertModel` has `encoder.layer...`.
     """
     return FAMILIES[family_of(saved)].prefix if task_of(saved) == "Model" else ""
 
@@ -223,9 +218,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     """Write a model as a directory in Hugging Face's format, without a proof or a model card.
 
     The files are `model.safetensors`, `config.json` and the tokenizer's files. A translation model
-    also has `generation_config.json`, and an embedding model the files of sentence-transformers
-    (see `write_description`). The directory must exist and hold none of these files. The class
-    named in `config.json` is `class_of(saved)`.
+    also has `generation_config.json`, and an embedding model files of sentence-transformers (see
+    `write_description`). The class is `class_of(saved)`. The directory must exist without them.
 
     Raises:
         NoClassError: No class of Transformers computes the model.
@@ -261,8 +255,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
     """Write `model.safetensors` and the files of `write_description`, even if no class fits.
 
-    Returns the written tensors by name. A translation model, or an encoder without a class, keeps
-    our names.
+    Returns the tensors by name; translation models, and encoders without a class, keep our names.
     """
     write_description(saved, directory)
     metadata = {"format": "pt"} if saved.network is None else {}

@@ -1,7 +1,6 @@
 """Download of models from the Hugging Face Hub: only safetensors, JSON and tokenizer files.
 
-Pickled weights and Python files are not fetched, because loading them would run code that the
-uploader wrote.
+Pickled weights and Python files are not fetched: loading them would run the uploader's code.
 """
 
 import re
@@ -34,8 +33,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     """Download a model, or find it in the cache.
 
     Args:
-        name: `owner/name`, or `owner/name@revision` with a branch, a tag, a commit, or a pull
-            request (`refs/pr/1`).
+        name: `owner/name` or `owner/name@revision` (branch, tag, commit or pull request refs/pr/1).
         cache: Cache directory; None means the cache of `huggingface_hub`. Transformers and other
             programs share that cache, and may have put other files of the model there.
 

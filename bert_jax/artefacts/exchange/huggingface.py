@@ -100,8 +100,7 @@ def proven(
 
     Returns:
         `differences` has the largest difference of each output in either proof. `proofs` has the
-        result of each proof, or the reason why it did not run. `versions` names the version of each
-        of the `packages`.
+        result of each proof, or the reason why it did not run. `versions` covers the `packages`.
     """
     for each, gaps in zip(proofs.values(), found, strict=False):
         each["differences"] = gaps
@@ -178,13 +177,10 @@ def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
 
 
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
-    """Compare our tokenizer with the `AutoTokenizer` that Transformers loads from a directory.
-
-    Token ids, token types, special tokens and offsets are compared.
+    """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
     Returns:
-        The count of texts with equal ids, the count of texts with equal offsets, and the list of
-        tied texts (see `_check_ids`).
+        Counts of texts with equal ids and with equal offsets, and tied texts (see `_check_ids`).
     """
     import transformers
 
@@ -199,9 +195,8 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
-    Offsets of a SentencePiece model may differ, for two reasons. If a character, with its combining
-    accents, becomes several tokens, `tokenizers` gives each token the span of the whole character.
-    The spans of `tokenizers` also include the space before a word.
+    Offsets of a SentencePiece model may differ. Spans of `tokenizers` include the space before a
+    word, and all tokens of a character with combining accents have the span of the whole character.
     """
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
@@ -228,11 +223,9 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
     Returns the number of texts with equal ids, and the tied texts. A tied text has two equally
     probable segmentations, and the two tokenizers chose differently.
 
-    If a text spells one of the five special tokens, Transformers by default encodes it as that
-    token, but our tokenizer encodes it as plain text. Such texts are compared only with the option
-    `split_special_tokens`, with which Transformers also encodes plain text. Our tokenizer never
-    splits an added special token, so texts that spell an added special token are not compared with
-    this option.
+    If a text spells one of the five special tokens, our tokenizer encodes plain text. Transformers
+    does so only with `split_special_tokens`; such texts are compared only with this option. Our
+    tokenizer never splits an added special token, so texts that spell one are not compared with it.
     """
     ours: Tokenizer = saved.tokenizer
     special, who = ours.special_ids, "transformers' tokenizer"

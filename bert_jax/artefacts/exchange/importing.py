@@ -79,8 +79,7 @@ def import_model(
         The content of `import.json`.
 
     Raises:
-        UserError: The source is unsupported or malformed, or `out` is taken. For a malformed
-            source, the message lists all faults.
+        UserError: `out` is taken, or the source is unsupported or malformed (lists all faults).
         ProofFailedError: The written model and the source compute different outputs.
     """
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
@@ -223,12 +222,8 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     """Compare the token offsets of the source's tokenizer with the written tokenizer and with ours.
 
-    Transformers loads both tokenizers. Texts that these two tokenizers split differently, because
-    tokens were added, are left out.
-
-    Raises:
-        ProofFailedError: Offsets of the source's tokenizer differ from the written tokenizer's, or
-            differ from ours in more than white space.
+    Transformers loads the first two. Texts that they split differently, because tokens were added,
+    are left out. A ProofFailedError is raised if offsets differ; ours may differ in white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

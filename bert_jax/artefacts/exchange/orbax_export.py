@@ -4,9 +4,8 @@
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-The directory also has `config.json` and the tokenizer's files in Hugging Face's format. In place of
-`config.json`, an encoder that no class of Transformers computes has `model.json`, and a translation
-model has `network.json`.
+The directory also has the tokenizer's files and `config.json` in Hugging Face's format, or the file
+that replaces `config.json` (see `write_description`).
 """
 
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ PARAMS = "params"
 def write(saved: SavedModel, out: Path) -> None:
     """Write the parameters in our layout, and the files of `write_description`.
 
-    Parameters are float32. Layers are stacked on axis 0, and the vocabulary is padded to a multiple
-    of 128.
+    Parameters are float32. Layers are stacked on axis 0; vocabulary rows are a multiple of 128.
     """
     write_description(saved, out)
     try:

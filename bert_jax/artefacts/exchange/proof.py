@@ -72,9 +72,8 @@ PROOF_TEXTS: tuple[str, ...] = (
     "The [MASK] of [CLS] and [SEP] with [PAD] or [UNK] spelled out, and <0x41>, <s>, ▁x ▁ .",
     "iPhone McDonald NASA O'Neill e-mail x86_64 ALLCAPS lowercase MiXeD",
 )
-"""Texts that were written for this package. They cover many scripts, precomposed and combining
-accents, digits, addresses, code, invisible characters, the empty text, long words, and special
-tokens spelled out."""
+"""Texts written for this package, with many scripts, precomposed and combining accents, digits,
+addresses, code, invisible characters, the empty text, long words and spelled-out special tokens."""
 
 
 def texts_for(tokenizer: Tokenizer) -> list[str]:
@@ -175,8 +174,7 @@ def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | Non
 def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> Batch | Sides:
     """Pad rows of token ids to an input of `logits_of`.
 
-    A translation model also needs target tokens, and any tokens will do: row i gets row i - 1
-    without its last token, [SEP].
+    A translation model gets arbitrary targets: for row i, row i - 1 without its last token, [SEP].
     """
     batch = batch_of(saved, rows, length)
     if saved.network is None:
@@ -191,8 +189,7 @@ def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]
         For an encoder, `hidden` (B, L, D), the last hidden states, and one output for each part
         that the model has: `pooled` (B, D), `mlm` (B, L, V), `nsp` (B, 2), `rtd` (B, L, 1), `head`
         (B, C), (B, L, C) or (B, L, L, C), and `embedding` (B, D). For a translation model, only
-        `logits` (B, T, V), which predict the token after each target token. V is the size of the
-        vocabulary without padding.
+        `logits` (B, T, V), which predict the next target token. V leaves out vocabulary padding.
     """
     with jax.default_matmul_precision("highest"):  # accelerators use a lower one by default
         if isinstance(inputs, Sides):
@@ -315,12 +312,10 @@ def compare_shapes(
 ) -> dict[str, Any]:
     """Compare a program with `saved` on batches of several shapes; see `compare`.
 
-    All rows are compared in batches of 16. Then come a batch of two rows with extra padding, and a
-    batch of only the longest row.
+    All rows come in batches of 16, then two rows with extra padding, then the longest row alone.
 
     Returns:
-        `differences`, the largest difference of each output, and `shapes`, the list of the shapes
-        (B, L) of all batches.
+        `differences`, the largest of each output, and `shapes`, the shapes (B, L) of all batches.
     """
     longest = max(rows, key=len)
     padded = min(len(longest) + 5, saved.config.num_positions)

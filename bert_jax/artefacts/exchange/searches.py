@@ -55,8 +55,7 @@ def compare_searches(
     """Compare the translations of `rows` by `saved` and by `translate`, in batches of `size` rows.
 
     Returns:
-        For each search, the count of `equal` translations and the count of `ties`: translations
-        that differ but are equally probable.
+        For each search, counts of `equal` translations and of equally probable ones (`ties`).
 
     Raises:
         ProofFailedError: A translation differs and is not a tie.
@@ -91,9 +90,8 @@ def _is_tie(
 ) -> bool:
     """Return true if two translations of a source are equally probable.
 
-    For a beam search, the mean log-probabilities of the two translations are compared. For a greedy
-    search, only the tokens at the first position where the translations differ are compared, by
-    their log-probabilities.
+    For a beam search, the mean log-probabilities of the translations are compared; for a greedy
+    search, the log-probabilities of the first tokens that differ.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
     if not greedy:

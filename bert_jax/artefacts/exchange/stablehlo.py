@@ -1,7 +1,6 @@
 """Export as a StableHLO program for CPU, CUDA and TPU, with the weights in a separate file.
 
-Running the program needs jax, flatbuffers and safetensors, but not this package
-(examples/run_stablehlo.py):
+The program needs jax, flatbuffers and safetensors, not this package (examples/run_stablehlo.py):
 
     model = jax.export.deserialize(bytearray(Path("DIR/model.stablehlo").read_bytes()))
     weights = safetensors.numpy.load_file("DIR/model.safetensors")
@@ -63,8 +62,7 @@ class Shape(NamedTuple):
 def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
     """Write the files of `write_weights`, then `model.stablehlo` or a program for each search.
 
-    Programs compute in float32 at full precision on any platform. `rows` is the fixed number of
-    rows that a search takes.
+    Programs compute in float32 at full precision on any platform. A search takes `rows` rows.
     """
     weights = files.write_weights(saved, out)
     if saved.network is None:
@@ -145,9 +143,8 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
     """Run the written programs on the written weights, and compare outputs or translations.
 
     Returns:
-        `platforms` and `versions` of the programs, and the entries of `compare_shapes`. For a
-        translation model, `differences` is empty, and `translations` is the result of
-        `compare_searches`.
+        `platforms` and `versions` of the programs, and the entries of `compare_shapes`. For
+        translation, `differences` is empty; `translations` has the result of `compare_searches`.
 
     Raises:
         ProofFailedError: An output's shape or a translation differs, or a score is not finite.
@@ -225,8 +222,7 @@ def _params(
     """Build parameters in our layout from `found`, the traced tensors of a class.
 
     Only shapes are read from `ours`. Layers are stacked here and unstacked by the encoder; the
-    compiler removes both steps, so nothing is copied. If the class has no token types, the
-    token-type embeddings are zeros.
+    compiler removes both steps. If the class has no token types, their embeddings are zeros.
     """
     params: Params = {}
     for tensor in tables.tensors(entries, ours, config):

@@ -2,8 +2,7 @@
 
 Transformers is told to read no pickled weights, to download nothing, and to run no code from the
 directory. Other proofs compare the written model with our reading of the source, so they pass if
-reading and writing make the same mistake. Running the source in its Transformers class reveals such
-a mistake.
+reading and writing make the same mistake. Running the source in Transformers reveals the mistake.
 """
 
 import contextlib
@@ -52,8 +51,7 @@ def missing(*packages: str) -> list[str]:
 class TheirModel:
     """A model that Transformers loaded.
 
-    `name` is the name of the model's class. `report` lists the names of faulty tensors by kind of
-    fault, such as missing or unexpected.
+    `name` is the model's class. `report` lists faulty tensors by kind of fault, such as missing.
     """
 
     def __init__(self, directory: Path, class_name: str) -> None:
@@ -135,8 +133,7 @@ def source_outputs(
 ) -> Callable[[proof.Batch | proof.Sides], dict[str, np.ndarray]]:
     """Load a source in its Transformers class, and return a function that computes its outputs.
 
-    If that class lacks a masked-LM head that `saved` has, the source is also loaded in a class with
-    this head.
+    If that class lacks a masked-LM head that `saved` has, a class with this head is loaded too.
     """
     import transformers
 
@@ -160,8 +157,7 @@ def source_outputs(
 def source_tokenizer(directory: Path, ours: Tokenizer) -> Any:
     """Load the tokenizer of a directory in Transformers; return a message if that fails.
 
-    If no file says whether to lower-case text, the setting of `ours` is used, because Transformers
-    would lower-case.
+    If no file says whether to lower-case, `ours` decides, because Transformers would lower-case.
     """
     import transformers
 
@@ -197,10 +193,7 @@ def quiet() -> Iterator[None]:
 
 
 def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> dict[str, Any]:
-    """Compare `saved` with its source, which runs in its Transformers class.
-
-    Returns the entry for `proofs`, or {} if the source is a run of bert_jax.
-    """
+    """Compare `saved` with its source in Transformers; return the proof, or {} for our own runs."""
     if saved.origin.kind != "huggingface":
         return {}
     if (Path(source) / ADAPTER).is_file():

@@ -68,8 +68,7 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer lacks.
 
-    Blank lines are skipped. `where` is a format string that error messages fill with the line
-    number.
+    Blank lines are skipped. `where` is a format string into which messages put the line number.
 
     Raises:
         UserError: Tokens cannot be added to this kind of tokenizer; or an entry is a special token,
@@ -141,9 +140,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
 
     The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, its
     row in an untied decoder, and its masked-LM bias are means over these pieces. New ids follow the
-    old tokenizer's ids. If the old tables have more rows than the old tokenizer has ids, the new
-    tokens first use these spare rows. `tokenizer_files` of the result still points to the old
-    tokenizer's files.
+    old ids, and so first use spare rows of the tables. `tokenizer_files` still has the old files.
 
     Raises:
         UserError: The vocabulary would be too large.

@@ -23,8 +23,7 @@ from bert_jax.model.heads import MASKED_LM, Params
 class Entry:
     """A parameter or, if its name contains `{n}`, one parameter per layer.
 
-    Entries that share a name are parts of one foreign tensor. Each entry is a block of rows, and
-    the blocks have the order of the entries in their table.
+    Entries that share a name are blocks of rows of one foreign tensor, in the order of the table.
     """
 
     name: str
@@ -38,8 +37,7 @@ class Entry:
     by_head: bool = False
     """Whether entries that share a name alternate head by head instead of being concatenated."""
     pairs: bool = False
-    """Whether the foreign rotary pairs of a head are adjacent, (2 i, 2 i + 1); our pairs are
-    (i, i + K/2)."""
+    """Whether foreign rotary pairs are adjacent, (2 i, 2 i + 1); our pairs are (i, i + K/2)."""
 
 
 def affine(name: str, *path: str, num_inputs: int = 1) -> list[Entry]:
@@ -72,10 +70,9 @@ class Tensor(NamedTuple):
 
 
 def tensors(table: Iterable[Entry], tree: Params, config: ModelConfig) -> Iterator[Tensor]:
-    """Yield the tensors of a table, in the order of their first entries.
+    """Yield the tensors of a table that `tree` has, in the order of their first entries.
 
-    Entries whose parameters `tree` lacks are skipped. If the model's first layer has no attention
-    norm, this norm is not a tensor of the file, although our tree has ones in its place.
+    If the first layer has no attention norm, files lack this tensor; our tree has ones instead.
     """
     entries: dict[str, list[Entry]] = {}
     for entry in in_model(table, tree):
@@ -292,8 +289,7 @@ def _empty(shape: tuple[int, ...]) -> np.ndarray:
 
 
 _STRIP = 32
-"""Number of foreign rows to transpose at once. In float32, they fill two cache lines of each row of
-our kernel."""
+"""Number of foreign rows to transpose at once: two cache lines of each row of our kernel."""
 
 
 def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:

@@ -40,8 +40,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-"""Our activations by name in `config.json`. If several names mean the same activation, exports
-write the first name."""
+"""Our activations by name in `config.json`; of several names for one, exports write the first."""
 
 _FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
 NOT_QUANTISED = {
@@ -66,8 +65,7 @@ class Family:
     fields: Mapping[str, str]
     """Fields of `ModelConfig`, by name in `config.json`."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields of `config.json` with only one supported value. Each field maps to this value and to
-    the reason, for messages, why no other value is supported."""
+    """Fields of `config.json` with one supported value: (this value, the reason for messages)."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
     sets: Mapping[str, Any] = field(default_factory=dict)
@@ -82,8 +80,7 @@ class Family:
     compares: bool = False
     """Whether the family has a multiple-choice class, whose classification head scores choices."""
     pooler: tuple[Entry, ...] = ()
-    """Entries of the pooler in classes without a fine-tuning head. Old files of other classes may
-    also have this pooler."""
+    """Pooler of classes without a fine-tuning head; old files of other classes may also have it."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
     """Map from each value of `classifier_pooling` in a file to the pooling of bert_jax; the first
     value is the default. If the map is empty, the family's classifiers use BERT's pooler."""
@@ -92,8 +89,7 @@ class Family:
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Field of `config.json` with the dropout rate before a head, by kind of head. If the file
-    lacks the field, the rate of the layers applies."""
+    """Field with the dropout rate, by kind of head; without it, the rate of the layers applies."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM. Regular names are a prefix and a task."""
     theta: float = 10000.0
@@ -101,23 +97,20 @@ class Family:
     local: bool = False
     """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether the file gives the width that an ungated feed-forward layer would have. The family's
-    layer is gated, and its width is 2/3 of that."""
+    """Whether files give an ungated feed-forward layer's width; the gated layer has 2/3 of it."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns the family's own reasons for not supporting a configuration, if any."""
     native: bool = True
     """Whether Transformers has the family's class; if not, only the model's own code can run it."""
     like_bert: bool = False
-    """Whether the family computes the same as BERT, except for token types, positions and the
-    pooler. Such files may omit sizes, which then have BERT's default values, and may have
-    pretraining heads beside a fine-tuning head."""
+    """Whether the family computes as BERT does, except for token types, positions and the pooler.
+    Its files may omit sizes (BERT's apply) and have pretraining heads beside a fine-tuning head."""
     written: Collection[str] | None = None
     """Tasks whose files are read directly, without `bert-jax import`. None means all tasks."""
     has_types: bool = True
     """Whether the encoder has token types; if not, reading adds a table of zeros."""
     doubles_type: bool = False
-    """Whether reading duplicates a single token type. The model then has two equal token types, and
-    training can make them differ."""
+    """Whether reading duplicates a single token type, so that training can make two types of it."""
     first_position: int | None = None
     """Offset of the first position from the padding id. None means that positions start at 0."""
     exact_gelu_head: bool = False
@@ -128,10 +121,7 @@ class Family:
         return self.class_names.get(task, f"{self.classes.partition('|')[0]}{task}")
 
     def task_of(self, found: Mapping[str, Any]) -> str:
-        """Return the task of a `config.json`: the class name without the family's prefix.
-
-        For example, the task of `BertForMaskedLM` is `ForMaskedLM`.
-        """
+        """Return the task of a `config.json`: its class without the prefix, such as ForMaskedLM."""
         name = model_class(found)
         tasks = {theirs: task for task, theirs in self.class_names.items()}
         return tasks.get(name) or re.sub(f"^(?:{self.classes})(?=For|Model)", "", name)
@@ -232,8 +222,5 @@ def their_activation(ours: str) -> str:
 
 
 def show(value: object) -> str:
-    """Format a value from a file for a message.
-
-    Null becomes "None"; `short` would return "missing".
-    """
+    """Format a value from a file for a message; null becomes "None" (`short` says "missing")."""
     return "None" if value is None else short(value)

@@ -185,8 +185,7 @@ def _names(
 ) -> tuple[dict[str, str], list[str]]:
     """Map names in the tables to names in the file, and list the tensors that are not read.
 
-    In files of BERT itself, unknown tensors outside heads are kept, so that `Form.params` rejects
-    them.
+    In files of BERT itself, unknown tensors outside heads are kept, for `Form.params` to reject.
     """
     task, kind = family.task_of(found), family.head_of(found)
     head = () if kind is None else family.heads[kind]
@@ -235,9 +234,8 @@ def _fitted(
 ) -> list[str]:
     """Fit the tables of positions and of `types` token types to our model, and return notes.
 
-    Our encoder marks the second text of a pair with token type 1, even if the source model does
-    not. With the fitted tables, both models still give equal outputs for pairs. A DistilBERT
-    classifier keeps one token type, because its class has only one.
+    Our encoder gives second texts token type 1; with the fitted tables, its outputs for pairs still
+    equal the source's. A DistilBERT classifier keeps one type, because its class has only one.
     """
     notes = []
     if family.first_position is not None:

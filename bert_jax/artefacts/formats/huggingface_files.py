@@ -51,8 +51,7 @@ _PROBLEMS = {
     "regression": "regression",
 }
 UNTRAINED = "untrained_parts"
-"""Field of `config.json` that lists the untrained parts. Exports write these parts, with initial
-values, because the class requires them."""
+"""Field of `config.json` with the untrained parts, which exports add if the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 """Our own fields in a `config.json`; Transformers keeps them but does not read them."""
 _MAX_LABEL_CHARS = 200
@@ -218,10 +217,7 @@ def model_max_length(directory: Path) -> int | None:
 
 
 def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
-    """Return a field that limits the number of tokens; None means no limit.
-
-    A field that is missing, or has a huge value such as 1e30, means no limit.
-    """
+    """Return a limit of the number of tokens; None if the field is missing or huge (say, 1e30)."""
     length = fields.get(name)
     if length is None or (isinstance(length, int | float) and length > 1 << 24):
         return None  # Transformers writes 1e30 for no limit
@@ -234,9 +230,8 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """Memory-map all tensors, by name, from one file or from the shards that an index lists.
 
     Raises:
-        UserError: If there are no weights, both a file and an index, or a malformed file. If the
-            weights have another format, the message says how to convert them with the class
-            `made_by` of Transformers.
+        UserError: If there are no weights, both a file and an index, or a malformed file. The
+            message says how to convert weights of another format with the class `made_by`.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():

@@ -100,10 +100,7 @@ def first_position(family: Family, found: Mapping[str, Any]) -> int:
 def _check_heads(
     family: Family, found: Mapping[str, Any], fields: Mapping[str, Any], wrong: list[str]
 ) -> None:
-    """Add a fault to `wrong` if the number of heads does not divide the width evenly.
-
-    A `head_dim` in the file that differs from width / heads is also a fault.
-    """
+    """Add a fault to `wrong` if width / heads is not an integer, or differs from `head_dim`."""
     names = {ours: name for name, ours in family.fields.items()}
     base = vars(ModelConfig()) if family.like_bert else {}
     width, heads = ({**base, **fields}.get(name) for name in ("hidden_dim", "num_heads"))
@@ -296,8 +293,7 @@ def _period(letters: list[str]) -> str:
 def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> float | None:
     """Return the rotary base: `rope_theta` in `part`, or the value of an old field.
 
-    `part` is `rope_parameters` or a section of it, `under` is its name for messages, and `old` has
-    the name and the value of the old field. Faults are added to `wrong`.
+    `part` is (a section of) `rope_parameters`, `under` its name, `old` the old field and its value.
     """
     if not isinstance(part, Mapping):
         wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
@@ -320,10 +316,7 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
 
 
 def plain(config: ModelConfig) -> ModelConfig:
-    """Normalise a configuration, so that configurations that mean the same become equal.
-
-    For example, `num_kv_heads` becomes 0 if it equals `num_heads`.
-    """
+    """Normalise a configuration, so that configurations that mean the same become equal."""
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
     return replace(
         config,

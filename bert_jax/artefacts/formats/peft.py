@@ -151,11 +151,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return a module's alpha.
-
-    If a key of `alpha_pattern` is the module's name, or the last parts of this name, the alpha is
-    the key's value. Otherwise, the alpha is `lora_alpha`.
-    """
+    """Return a module's alpha: from `alpha_pattern`, by the end of its name, or `lora_alpha`."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():
@@ -211,9 +207,8 @@ def lora_tensors(
     """Return the updates of a run, by the tensor names of the class that the export writes.
 
     `layers` is the entry `encoder/layers` of the parameters; only its shapes are read.
-    `table` has the entries of the class. If one tensor holds several maps, the matrices A of the
-    maps are stacked by rows, and the matrices B lie side by side: each has its own columns, which
-    are zero in the rows of the other maps.
+    `table` has the entries of the class. If a tensor holds several maps, their matrices A are
+    stacked by rows, and each matrix B has its own columns, with zeros in the rows of other maps.
     """
     pairs = {
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)

@@ -23,8 +23,7 @@ from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"
-"""Field of `config_sentence_transformers.json` with the sizes of shorter vectors, for this package;
-sentence-transformers ignores the field."""
+"""Our own field of `config_sentence_transformers.json`, with the sizes of shorter vectors."""
 POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """Our poolings by mode of the module `Pooling`."""
 _FLAGS = {
@@ -203,11 +202,7 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
 
 
 def _max_length(model: Path) -> int | None:
-    """Return the largest number of tokens in a text; None means no limit.
-
-    The limit is read from the file of the encoder's module or, if this file has none, from the
-    tokenizer's files.
-    """
+    """Return the token limit of the encoder's module or else the tokenizer; None means no limit."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
     for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):

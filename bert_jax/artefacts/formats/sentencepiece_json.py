@@ -1,9 +1,8 @@
 """Conversion of a SentencePiece model to a `tokenizer.json` of `tokenizers`, with equal ids.
 
-`tokenizers` has both algorithms (unigram and BPE), but different steps before and after them.
-SentencePiece normalises text by a table in the model, trims and merges spaces, puts a space before
-the text, and writes "▁" for each space. If a text spells the name of a control or byte piece,
-`tokenizers` would encode the name as this piece; SentencePiece does not.
+`tokenizers` has both algorithms (unigram and BPE), but different steps around them. SentencePiece
+normalises by a table in the model, trims and merges spaces, puts a space before the text, and
+writes "▁" for each space. Unlike `tokenizers`, it never encodes text as a control or byte piece.
 """
 
 import unicodedata
@@ -30,10 +29,9 @@ SentencePiece's tables delete this character, so it leaves no trace in the norma
 def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     """Return the content of a `tokenizer.json` that gives the ids of `tokenizer.encode`.
 
-    A text becomes `[CLS] text [SEP]`, and a pair becomes `[CLS] first [SEP] second [SEP]`. The five
-    special tokens are added tokens, under the names that the model gives them. Unlike `tokenizer`,
-    the written tokenizer encodes such a name in a text as the special token, unless
-    `encode_special_tokens` is set.
+    A text becomes `[CLS] text [SEP]`, and a pair `[CLS] first [SEP] second [SEP]`. The five special
+    tokens are added tokens with their names in the model. Unlike `tokenizer`, the result encodes
+    such a name in a text as the special token, unless `encode_special_tokens` is set.
 
     Raises:
         UserError: If the format cannot express a feature of the model.
@@ -54,9 +52,8 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
 def is_tie(tokenizer: SentencePieceTokenizer, first: Sequence[int], second: Sequence[int]) -> bool:
     """Return true if two lists of ids spell one text and are equally probable in a unigram model.
 
-    For example, "..." can be split into "." and "..", or into ".." and ".". SentencePiece adds
-    log-probabilities in float32, but `tokenizers` adds them in float64. Because of rounding, the
-    two libraries may choose different splits.
+    For example, "..." is "." and "..", or ".." and ".". SentencePiece adds log-probabilities in
+    float32, but `tokenizers` in float64, so that rounding may make them choose different splits.
     """
     model = _parse(tokenizer)
     if model.trainer_spec.model_type != _UNIGRAM:
@@ -125,10 +122,9 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
     """Return normalisers that apply the replacement table of the model as SentencePiece does.
 
-    `tokenizers` looks up a letter and its marks together, as one unit. It replaces the whole unit
-    by the table's entry for the shortest prefix of the unit, and so loses the other marks; only
-    units of more than five bytes are split. Therefore the steps before the table compose characters
-    as the table would, and then separate the remaining marks from their letters.
+    `tokenizers` replaces a letter with its marks, if they have at most five bytes, by the table's
+    entry for their shortest prefix, and so loses the other marks. Therefore the steps before the
+    table compose characters as the table would, and then separate other marks from their letters.
     """
     if normalize(_DROPPED):
         return [normalizers.Precompiled(table)]  # without the separator, marks must stay
@@ -150,10 +146,9 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
 def _uncomposed() -> str:
     """Return a pattern for positions between two marks where NFC would differ from the table.
 
-    NFC reorders marks, and may compose a letter with its second mark. The table composes only
-    adjacent characters. A separator at these positions prevents the difference. Pairs of marks for
-    which NFC and the table agree are not in the pattern: a cedilla or dot below, then an accent; a
-    horn, then a dot below; an accent, then an accent.
+    NFC reorders marks and may compose a letter with its second mark; the table composes only
+    neighbours. A separator prevents the difference. The pattern leaves out marks where both agree:
+    a cedilla or dot below, then an accent; a horn, then a dot below; an accent, then an accent.
     """
     marks = {c: n for c in map(chr, range(0x110000)) if (n := unicodedata.combining(c))}
     parts = (unicodedata.normalize("NFD", char)[1:] for char in map(chr, range(0x110000)))
@@ -184,10 +179,9 @@ def _any_of(chars: Iterable[str]) -> str:
 def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
     """Return a pre-tokenizer that splits text inside the names of control and byte pieces.
 
-    Each name is split after its first character. Without the split, the unigram model of
-    `tokenizers` would match the name. A UserError is raised if another piece could contain a split
-    point. If no piece can, the best segmentation of a text consists of the best segmentations of
-    its parts.
+    Each name is split after its first character, so that the unigram model of `tokenizers` cannot
+    match it. A UserError is raised if another piece could cross a split. If none can, the best
+    segmentation of a text consists of the best segmentations of its parts.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]
     rests = [f"{_escaped(name[0])}(?={_escaped(name[1:])})" for name in names if len(name) > 1]

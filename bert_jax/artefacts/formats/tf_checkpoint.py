@@ -3,8 +3,7 @@
     form = read_tf_checkpoint("uncased_L-12_H-768_A-12")
     params = form.params(None)
 
-A directory holds bert_config.json, vocab.txt, bert_model.ckpt.index and its data files. TensorFlow
-is not needed to read them.
+The directory's bert_config.json, vocab.txt and bert_model.ckpt.* are read without TensorFlow.
 
 In bert_config.json, `gelu` means the tanh form, which the original code computes. In Transformers,
 and in the copies of these models on the Hugging Face Hub, the same word means the erf form.

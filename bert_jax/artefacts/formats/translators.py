@@ -223,10 +223,7 @@ class Pegasus(Marian):
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return our index for each index of Transformers along the width.
-
-    Transformers has all our even indices first, then all our odd indices.
-    """
+    """Return our index for each width index of Transformers: even indices first, then odd ones."""
     width = network.model.hidden_dim
     return np.r_[0:width:2, 1:width:2]
 
@@ -379,8 +376,7 @@ def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
     """Return the class of Transformers that can compute a network, and the network.
 
     Raises:
-        UserError: If no class can. The message names the model `name` and lists the differences
-            from the nearest class.
+        UserError: If no class can; the message lists the differences from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
         raise UserError(

@@ -81,10 +81,7 @@ def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:
 
 
 def file_entries(files: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return an entry for each of `files`, which maps roles to paths.
-
-    The digest is left empty for a path that is not a readable file, such as a directory.
-    """
+    """Return an entry for each path in `files`, by role; only readable files get a digest."""
     return [
         Ancestor(role, "file", last_part(name), recorded=file_digest(Path(name))).entry()
         for role, name in files.items()

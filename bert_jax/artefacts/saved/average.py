@@ -84,9 +84,8 @@ def average(
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
         out: Local directory that does not exist yet, or is empty.
-        method: `mean` gives all checkpoints equal weights. `ema` is an exponential moving average.
-            Each further checkpoint enters with weight 1 - `decay`, and the average of the
-            checkpoints before it keeps weight `decay`.
+        method: `mean` weights all checkpoints equally. `ema` is an exponential moving average: each
+            further checkpoint has weight 1 - `decay`, and the average of all before it has `decay`.
         decay: Decay of `ema`, above 0 and below 1; None means 0.9.
         last: Number of newest checkpoints to take from each WORKDIR, oldest first; None means 1.
         progress: Whether to show a progress bar on standard error.

@@ -43,8 +43,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
     Args:
         place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
         step: Step of a run's checkpoint; None means the newest verified checkpoint.
-        near: Directories to search by name for ancestors that are not at their recorded path,
-            or have no recorded path.
+        near: Directories to search by name for ancestors that are not at a recorded path.
 
     Raises:
         UserError: `place` is none of these, or a record is malformed.

@@ -49,8 +49,7 @@ class Origin:
     task: "Task | None" = None
     """Task of a fine-tuning run, which makes predictions and scores them; None for other models."""
     reports: Mapping[str, Any] = field(default_factory=dict)
-    """Reports on the dev and test data of a fine-tuning run, by split (see `tasks.task.Split`);
-    empty until the run has ended."""
+    """Reports on a fine-tuning run's dev and test data, by split; empty until the run has ended."""
 
     @property
     def pairing(self) -> str | None:
@@ -66,10 +65,7 @@ class Origin:
 
     @property
     def unlearned(self) -> tuple[float, float] | None:
-        """Dev scores of the head and of a constant prediction.
-
-        None if the head's score is better, or if there is no score.
-        """
+        """Dev scores of the head and a constant output; None if the head is better or unscored."""
         found = self.config.get(CONSTANT) if self.kind == "huggingface" else None
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
@@ -181,10 +177,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` and of each parameter's path and values.
-
-    The first key of each path is left out.
-    """
+    """Compute the SHA-256 of `told`, all parameters and their paths (without the first key)."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

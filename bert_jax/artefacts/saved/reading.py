@@ -133,11 +133,7 @@ def _from_pretrained(place: WorkDir, part: str) -> SavedModel:
 
 
 def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
-    """Read a run's tokenizer and return it with its directory.
-
-    Raises:
-        UserError: The tokenizer has changed since the run began.
-    """
+    """Read a run's tokenizer, and return it with its directory; raise UserError if it changed."""
     files, config = place.local / "tokenizer", place.local / "config.json"
     tokenizer = load_tokenizer(files)
     run = read_json_object(config, max_bytes=MAX_CONFIG_BYTES) if config.is_file() else {}

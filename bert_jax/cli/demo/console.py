@@ -60,10 +60,7 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
 
 
 def _program() -> list[str]:
-    """Return a shell command, as words, that starts the `bert-jax` of this environment.
-
-    The command works even if the environment is not activated.
-    """
+    """Return words that start `bert-jax` of this environment, which need not be activated."""
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

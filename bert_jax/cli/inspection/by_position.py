@@ -68,9 +68,7 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 
 
 def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
-    """Evaluate a run on its held-out rows, once for each masking rate.
-
-    `edges` are the edges of the buckets of positions. `rates` are shares of the tokens.
+    """Evaluate a run on held-out rows at each of the masking `rates`; `edges` bound the buckets.
 
     Raises:
         UserError: The run's objective is not masked_lm.

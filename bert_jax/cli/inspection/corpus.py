@@ -28,8 +28,7 @@ from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 
 SAMPLE_TOKENS = 50_000_000
-"""Number of tokens above which only a sample of a corpus is read, unless all documents are wanted.
-The sample has about this number of tokens."""
+"""Approximate number of tokens in the sample that is read, by default, from a larger corpus."""
 _BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
@@ -169,9 +168,8 @@ def inspect_corpus(
 def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield the shard index, the index of the first document and the document starts of each block.
 
-    A block has about a million tokens. The starts (n + 1,) of its n documents are token offsets in
-    the shard; the last one is the end. If the store has more than `most` tokens, yield the blocks
-    of every k-th shard or, if there are few shards, every k-th block.
+    A block of n documents has about a million tokens and n + 1 starts (the last is the end). If the
+    store has more than `most` tokens, take every k-th shard or, of few shards, every k-th block.
     """
     stride = -(-store.num_tokens // most)
     by_shard = stride if len(store.shards) >= 2 * stride else 1

@@ -62,8 +62,7 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows may be longer than in training; a warning then names the longest row of training. Only
-    learned positions limit the length.
+    Rows may be longer than in training (with a warning), unless learned positions limit them.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
@@ -115,8 +114,7 @@ def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
 def _with_positions(config: PretrainConfig, length: int, trained_length: int) -> PretrainConfig:
     """Return `config` with at least `length` positions. Warn if training rows were shorter.
 
-    Raises:
-        UserError: The rows are shorter than 8 tokens or exceed the learned positions.
+    A UserError is raised if `length` is below 8 or exceeds the learned positions.
     """
     model = config.model
     if length < 8:

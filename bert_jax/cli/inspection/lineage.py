@@ -66,10 +66,9 @@ def check_lineage(
 ) -> Checked:
     """Trace a directory to its ancestors, and compare their digests with the recorded digests.
 
-    Nothing is changed. `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` lists
-    further directories in which to search for ancestors by name. If `quick` is true, the content of
-    the ancestors is not read, and only digests from records are compared. Otherwise, `say` is
-    called with a line of text before an ancestor's content is read.
+    `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` lists further directories in
+    which to search for ancestors by name. If `quick` is true, only digests from records are
+    compared. Otherwise, `say` is called with a line before an ancestor's content is read.
 
     Raises:
         UserError: The directory has no lineage, or a record is malformed.
@@ -104,8 +103,7 @@ def _missing(ancestor: Ancestor) -> tuple[State, str]:
 def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tuple[State, str]:
     """Compare an ancestor's content with its own record; return a state and an explanation.
 
-    If the ancestor is a file that can be read, the digest of its content takes the place of the
-    explanation.
+    For a file that can be read, the digest of its content takes the place of the explanation.
     """
     if quick:
         return "unread", ""
@@ -138,10 +136,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
 
 
 def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
-    """Compare an ancestor with its descendant's record; return a state and an explanation.
-
-    `state` and `said` are the result of `_content` for this ancestor.
-    """
+    """Compare an ancestor with its descendant's record; `_content` gave `state` and `said`."""
     digest = said if ancestor.kind == "file" and state == "verified" else ancestor.digest
     if state == "differs":
         return state, said

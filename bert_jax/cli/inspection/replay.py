@@ -40,8 +40,7 @@ def replay_batch(
 ) -> str:
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
-    `corpus` is the present location of the corpus that the step's phase reads. None means the
-    location in the run's configuration.
+    `corpus` is the present location of the phase's corpus; None means the configured location.
 
     Raises:
         UserError: There is no run, the step is outside the run, or the corpus is not the run's.
@@ -81,9 +80,8 @@ def replay_batch(
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:
     """Decode batch `step` of a fine-tuning run, once for each seed.
 
-    A wave is a group of trials that train together. `step` counts from 0 and goes on from one wave
-    to the next. The seeds are the seeds of the trials in the wave of this step. `max_rows` is the
-    largest number of rows to decode for each seed.
+    Trials that train together are a wave. `step` counts from 0 through all waves, and the seeds are
+    the seeds of the step's wave. `max_rows` limits the rows of each seed.
 
     Raises:
         UserError: There is no run, the step is outside the run, or data or models have changed.
@@ -138,8 +136,7 @@ def describe_batch(
 
     `batch` comes from `ExampleStream.batch`. `shown` has the model's input and the predicted
     positions; if it is None, the rows are decoded as they are before masking. `first_row` is the
-    index of the batch's first row in the run's stream. `labels` has a label for each row, or is
-    empty.
+    index of the batch's first row in the run's stream. `labels` has a label for each row, or none.
     """
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     inputs, predicted = arrays["tokens"], np.zeros(arrays["tokens"].shape, bool)
@@ -227,10 +224,7 @@ def _texts(
     predicted: np.ndarray,
     tokenizer: Tokenizer,
 ) -> dict[str, str]:
-    """Return one text for each different name, with masks marked.
-
-    `names` has a name for each token. Tokens with the same name are joined to one text.
-    """
+    """Join all tokens that have the same name in `names` to one text, with masks marked."""
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
@@ -258,8 +252,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
     """Return a token's text without the mark for a word start or a continuation.
 
-    The mark stays if it is the whole token. The WordPiece mark ## also stays if the token is not
-    `glued` to the token before it.
+    A mark that is the whole token stays, and so does the mark ## if the token is not `glued`.
     """
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":

@@ -69,8 +69,7 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and moved to damaged/."""
     seconds: dict[str, float]
-    """Seconds of all starts of the run, divided into `productive` time and the reasons for badput
-    (see `goodput`)."""
+    """Seconds of all starts: `productive` time, and the reasons for badput (see `goodput`)."""
     down_seconds: float
     """Total seconds between an end of the run and its next start, when nothing ran."""
     num_starts: int
@@ -108,14 +107,12 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint from which the run branches, or checkpoints that were averaged; may be empty."""
     branches: dict[int, list[str]]
-    """Work directories of the run's branches, by the step at which a branch starts. The run never
-    deletes its checkpoints at these steps."""
+    """Work directories of branches by starting step, at which checkpoints are never deleted."""
     curve: list[tuple[float, float]]
     """Points (step, first training metric). If there are many, neighbouring points are averaged."""
     heldout_curve: list[tuple[float, float]]
     corpora: list[CorpusCurve]
-    """Text read so far and held-out loss for each corpus of a mixture; empty if the run mixes no
-    corpora."""
+    """Text read so far and held-out loss for each corpus of a mixture; empty without a mixture."""
 
     @property
     def phase(self) -> int:
@@ -221,8 +218,7 @@ def _run_values(
 ) -> dict[str, Any]:
     """Return the values of the fields of `RunStatus`.
 
-    `rows` are the rows of `metrics.jsonl`, and `row` is the newest row of training metrics. `saved`
-    are the steps of the saved checkpoints.
+    `rows` are from `metrics.jsonl`, `row` is the newest training row, `saved` has all saved steps.
     """
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
@@ -295,10 +291,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 
 
 def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
-    """Return the time of the last recorded sign of life.
-
-    If no sign of life is recorded, return the time of the last change of `metrics.jsonl`.
-    """
+    """Return the time of the last recorded sign of life, else when metrics.jsonl last changed."""
     times = [start.last for start in starts[-1:]]
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
@@ -312,11 +305,10 @@ def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> 
 def _state(
     turns: Sequence[str], silent: float | None, *, soon: float, long: float, ended: bool
 ) -> State:
-    """Decide the state of a run.
+    """Decide the state of a run, `silent` seconds after its last sign of life.
 
-    `turns` are the starts and ends in the log. `silent` is the number of seconds since the last
-    sign of life. A run counts as silent after `soon` seconds, and as killed after `long` seconds.
-    `ended` says whether the checkpoint of the last step exists.
+    `turns` are the starts and ends in the log. A run counts as silent after `soon` seconds, and as
+    killed after `long` seconds. `ended` says whether the checkpoint of the last step exists.
     """
     if turns and turns[-1] in _ENDS:
         return _ENDS[turns[-1]]

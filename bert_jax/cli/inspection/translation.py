@@ -25,8 +25,7 @@ from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Threshold in nats per target token. If wrong sources raise the loss by less than this, the
-decoder ignores its source."""
+"""Rise of the loss by wrong sources, in nats per token, below which a decoder ignores sources."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -41,16 +40,14 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """Translate a file of source sentences, and score the translations against reference sentences.
 
-    Both files have one sentence per line. A constant translation is one text for all sources; the
-    candidates for the best one are targets of the training corpus. `corpus` is the directory of
-    this corpus; None means the directory in the run's configuration.
+    Both files have one sentence per line. `corpus` replaces the run's corpus, whose targets are the
+    candidates for the best constant translation (one text for all sources).
 
     Returns:
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
-            equal their reference; `floors`, the BLEU of copies of the sources and of the best
-            constant translation; `ceiling`, the BLEU of references after the tokenizer has encoded
-            and decoded them; `loss` and `loss_swapped` (see `losses`); `by_length`, the scores by
-            source length; and counts. `translation_lines` formats the result.
+            equal their reference; `floors`, the BLEU of copied sources and of the best constant
+            translation; `ceiling`, the BLEU of references that the tokenizer encodes and decodes;
+            `loss` and `loss_swapped` (see `losses`); scores `by_length` of the source; and counts.
 
     Raises:
         UserError: The model does not translate; the corpus has no pairs; a file cannot be read, has
@@ -136,8 +133,7 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
     """Read two files with one sentence per line, as `open_pairs` does.
 
     Raises:
-        UserError: A file cannot be read, the files have no lines or different numbers of lines,
-            or a line is empty.
+        UserError: A file is unreadable or has no lines or an empty line, or the line counts differ.
     """
     sources, targets = list[str](), list[str]()
     for number, source, target in open_pairs([source_file, target_file]).pairs():
@@ -153,15 +149,13 @@ def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]
 def losses(
     saved: SavedModel, sources: Sequence[str], targets: Sequence[np.ndarray]
 ) -> tuple[float, float | None]:
-    """Compute the mean loss of the target tokens in nats.
+    """Compute the mean loss of target tokens in nats, with end tokens and without label smoothing.
 
-    The end token of each target counts as a token. Labels are not smoothed. `saved` must be on a
-    device. `targets` are token ids without special tokens.
+    `saved` must be on a device. `targets` are token ids without special tokens.
 
     Returns:
-        The loss with the right sources, and the loss if each target gets the source of another
-            pair. The second loss is None if there is only one pair. The two losses are equal if the
-            decoder ignores its source.
+        The loss, and the loss if each target gets the source of another pair (None if there is only
+            one pair). The two losses are equal if the decoder ignores its source.
     """
     special, limit = saved.tokenizer.special_ids, saved.max_length
     rows = [

@@ -28,9 +28,8 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory in which to search for ancestors by name and digest. An export, for
-    example, does not record the location of its source. The parent directory of an export is always
-    searched. May be repeated."""
+    """Further directory in which to search for ancestors by name and digest, because exports do not
+    record where their source is. An export's parent is always searched. May be repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, corpora and files."""
 
@@ -60,15 +59,13 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
     part: Literal["train", "heldout"] = "train"
     """Part of the corpus to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
-    """Pairing of the texts in a row, as in data.pairing (default: translation for a corpus of
-    pairs, else none)."""
+    """Pairing of texts in a row, as in data.pairing (default: translation for pairs, else none)."""
     length: Count = 128
     """Number of tokens in a row."""
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
     full: bool = False
-    """Read all documents. By default, only an even sample is read if the corpus has more than 50
-    million tokens."""
+    """Read all documents. By default, a corpus above 50 million tokens is sampled evenly."""
 
     def __call__(self) -> int:
         from bert_jax.cli.inspection.corpus import corpus_lines, inspect_corpus
@@ -99,12 +96,10 @@ class Contamination(groups.Workers, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus` (only the training part is read), or text in a form that
-    `bert-jax corpus --input` takes."""
+    """Output of `bert-jax corpus` (only the training part is read), or text as for its --input."""
     against: tuple[Annotated[str, "FILE"], ...]
     """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file
-    with one example per line (.txt), per row (.tsv, .csv) or per object (.jsonl). May be
-    repeated."""
+    with one example per line (.txt), row (.tsv, .csv) or object (.jsonl). May be repeated."""
     similarity: Annotated[float, AtLeast(0.5), AtMost(1), "J"] = 0.8
     """Lowest Jaccard similarity (of word 5-shingles) at which documents are near-duplicates."""
     out: Annotated[Path | None, "FILE.json"] = None

@@ -41,10 +41,7 @@ class Sources(groups.Columns):
         return ReadOptions(field, keep, line_documents=self.line_documents)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
-        """Open each item of `files` (two files, or one table) as pairs of texts.
-
-        If `swap` is true, sources and targets change places.
-        """
+        """Open each item (two files, or one table) as pairs; `swap` swaps sources and targets."""
         from bert_jax.data.corpus.pairs import open_pairs
 
         names = self._columns()
@@ -69,8 +66,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """
 
     kind: Literal["wordpiece", "bytelevel", "unigram", "bpe"] = "wordpiece"
-    """Kind of tokenizer: wordpiece as in BERT, bytelevel (BPE) as in ModernBERT, or SentencePiece
-    unigram or bpe."""
+    """Kind: wordpiece (as in BERT), bytelevel (as in ModernBERT), SentencePiece unigram or bpe."""
     vocab_size: int = 30522
     """Number of tokens."""
     cased: bool = False
@@ -87,11 +83,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
     --character-coverage decides. If that option is not given either, the 1000 most frequent
     characters get tokens, and further characters until 99.95% of the text is covered."""
     min_frequency: Annotated[int | None, "N"] = None
-    """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens into one token
-    (default: 2)."""
+    """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Largest amount of text to learn from, in megabytes. If there is more text, an even sample
-    is taken."""
+    """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -152,8 +146,7 @@ class Cleaning(Verb):
     gopher-repetition, c4), a single filter, or a filter with other bounds, NAME=LOW:HIGH. May be
     repeated. The message about an unknown name lists all filters."""
     language: Annotated[str, "CODE[:P]"] = ""
-    """Language of the documents to keep, such as de. A document is kept if the probability of this
-    language is at least 0.8; de:0.9 sets another limit."""
+    """Language of texts to keep, such as de; de:0.9 sets the lowest probability (default: 0.8)."""
     drop_duplicates: Commas[str] = ()
     """Kinds of duplicates to drop, separated by commas. exact: documents with the same words as an
     earlier document or, with --pairs, pairs that equal an earlier pair. paragraphs: paragraphs with
@@ -205,8 +198,7 @@ class OfText(Cleaning):
     splitter: Literal["fast", "lines", "syntok"] | None = None
     """Sentence splitter (default: fast). lines takes each line as one sentence."""
     by_column: Annotated[str, "COLUMN"] = ""
-    """Column with few different values, such as lang. For each value, a corpus is made in a
-    subdirectory of --out."""
+    """Column with few values, such as lang; each value gets a corpus in a subdirectory of --out."""
     estimate: bool = False
     """Read a sample and estimate the cost of the build. Nothing is written."""
     engine: Annotated[str, "ENGINE"] = "local"
@@ -225,8 +217,7 @@ class OfPairs(Verb):
     TITLE: ClassVar[str] = "pairs"
 
     heldout_pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
-    """Pairs for evaluation, given like --pairs. By default, the share --heldout-rate of --pairs is
-    held out."""
+    """Pairs for evaluation, given like --pairs (default: the share --heldout-rate of --pairs)."""
     swap: bool = False
     """Swap source and target in each pair, to translate from the second language into the first."""
 

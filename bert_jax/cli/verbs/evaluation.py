@@ -31,9 +31,8 @@ class Labelled(Verb):
     TITLE: ClassVar[str] = "a fine-tuned model, on labelled data"
 
     data: Annotated[str | None, "FILE"] = None
-    """Labelled data: a file in the format of the run's files, dev or test (a part of the run's own
-    data; default: both parts) or, for GLUE, the name of a split. --columns sets fields of the task,
-    such as the names of the file's columns."""
+    """Labelled data: a file like the run's files, dev or test (a part of the run's data; default:
+    both parts) or, for GLUE, the name of a split. --columns sets column names and other fields."""
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
@@ -60,18 +59,15 @@ class Vectors(groups.Rerank):
     TITLE: ClassVar[str] = "a model that makes vectors, on one of three test sets"
 
     retrieval: Directory | None = None
-    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a file of
-    relevance judgements in its directory qrels. Prints nDCG@10, MRR@10, recall@100 and MAP of
-    the vectors, and of BM25 for comparison."""
+    """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a file in its
+    qrels. Prints nDCG@10, MRR@10, recall@100 and MAP of the vectors and, to compare, of BM25."""
     sts: Annotated[str | None, "FILE"] = None
     """Table of text pairs with scores (columns query, document, score). Prints Spearman's
     correlation between these scores and the cosines of the vectors."""
     clustering: Annotated[str | None, "FILE"] = None
-    """Table of texts with classes (columns text, label). Prints the V-measure of k-means, averaged
-    over 10 runs."""
+    """Table with columns text and label (class). Prints the mean V-measure of 10 k-means runs."""
     dimensions: Commas[int] = ()
-    """Lengths to which the vectors are truncated, such as 256,128,64. The truncated vectors are
-    scored in addition to the whole vectors."""
+    """Lengths, such as 256,128,64. The vectors truncated to each length are scored as well."""
 
 
 class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns, groups.Json):

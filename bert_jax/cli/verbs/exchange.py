@@ -24,8 +24,7 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     includes the beam search. orbax: parameters as a plain checkpoint. onnx: for ONNX Runtime. peft:
     only the low-rank updates and the head of a run with lora.rank, in PEFT's format."""
     quantize: Literal["int8"] | None = None
-    """Quantization of matrices to 8 bits by ONNX Runtime, only with --to onnx. The loss of
-    precision is measured."""
+    """Quantization of matrices to 8 bits (only --to onnx). The loss of precision is measured."""
     name: Text = ""
     """Title of the model card (default: the name of MODEL)."""
     part: Literal["discriminator", "generator"] | None = None
@@ -83,13 +82,11 @@ class Average(groups.IntoDirectory, groups.StoreRows):
     """
 
     checkpoints: Given[tuple[Annotated[str, "WORKDIR[@STEP]"], ...]]
-    """Checkpoints of pretraining runs. WORKDIR without @STEP means the newest verified checkpoint
-    (read back and found intact)."""
+    """Checkpoints of pretraining runs (without @STEP: the newest that was read back intact)."""
     last: Annotated[int | None, "K"] = None
     """Number of newest checkpoints of each WORKDIR to average (default: 1)."""
     method: Literal["mean", "ema"] = "mean"
-    """Kind of average. mean gives all checkpoints equal weights. ema is an exponential moving
-    average in the given order."""
+    """Kind of average. mean: equal weights. ema: exponential moving average in the given order."""
     decay: Annotated[float | None, "D"] = None
     """Weight of the average so far when ema adds the next checkpoint (default: 0.9)."""
     evaluate: bool = False
@@ -123,8 +120,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 class Import(groups.IntoDirectory, groups.Tolerance):
     """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
 
-    If Transformers is installed, it runs the original model, and the outputs and token ids of both
-    models are compared.
+    If Transformers is installed, the outputs and token ids of both implementations are compared.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt
@@ -178,8 +174,7 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
     """
 
     config: Annotated[str | None, "FILE"] = None
-    """Pretraining configuration; its section model has the sizes of the larger model (default: the
-    sizes of MODEL)."""
+    """Pretraining configuration; its section model has the new sizes (default: MODEL's sizes)."""
     preserve: bool = False
     """Divide weights by the number of copies of their inputs, so that a wider model starts with
     nearly the loss of MODEL. Otherwise, weights are copied unchanged, as in ModernBERT's tiling."""

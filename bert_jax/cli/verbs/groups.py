@@ -48,8 +48,7 @@ class Rows(Verb):
     """A limit on the number of rows."""
 
     rows: Count | None = None
-    """Largest number of rows to read or to print (default: 1024 for `grow`, 4 for `inspect`, and
-    all rows for other verbs)."""
+    """Largest number of rows to read or print (default: `grow` 1024, `inspect` 4, others all)."""
 
 
 class StoreRows(Rows):
@@ -108,17 +107,15 @@ class IntoFile(Verb):
     """The file that a verb writes."""
 
     out: options.File
-    """File to write; an existing file is replaced. `index` writes a parquet file (.parquet), and
-    `mine` writes JSON lines (.jsonl)."""
+    """File to write or replace: parquet (.parquet) for `index`, JSON lines (.jsonl) for `mine`."""
 
 
 class License(Verb):
     """The licence of the output."""
 
     license: Text = ""
-    """Licence of the text or of the model, abbreviated as on the Hugging Face Hub, such as
-    apache-2.0 or cc-by-4.0 (default: unknown). Documents can also name their licences, in a field
-    license or licence."""
+    """Licence of the text or model, abbreviated as on the Hugging Face Hub, such as apache-2.0 or
+    cc-by-4.0 (default: unknown). Documents can name one in a field license or licence."""
 
 
 class Tolerance(Verb):
@@ -147,8 +144,7 @@ class SecondText(Verb):
     """The second text of a pair."""
 
     text_b: Text | None = None
-    """Second text of a pair. If `attend` is given a translation model, this is the target text
-    (default: the model's own translation)."""
+    """Second text of a pair; for a translation model, the target (default: its own translation)."""
 
 
 class Dimensions(Verb):
@@ -195,8 +191,7 @@ class Texts(Verb):
     """Texts that a model reads."""
 
     texts: Given[tuple[Text, ...]] = ()
-    """Texts, questions or queries. If the text is -, or if there is neither a text nor --input,
-    standard input is read."""
+    """Texts, questions or queries; - (or no text and no --input) means standard input."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """File to read: lines of text (.txt), JSON (.jsonl, .json) or a table (.csv, .tsv, .parquet),
     also compressed (.gz, .xz, .zst). May be repeated."""
@@ -206,8 +201,7 @@ class Device(Verb):
     """The device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
-    """Device for the model: cpu, gpu or tpu, or one device by its index, such as gpu:1 (default:
-    JAX's first device)."""
+    """Device: cpu, gpu or tpu, or one of several, such as gpu:1 (default: JAX's first device)."""
 
     def opened(self, place: str) -> "SavedModel":
         """Read a model and put it onto the device."""
@@ -221,8 +215,7 @@ class Rerank(Verb):
     """The reranker of a search."""
 
     rerank: ModelPlace | None = None
-    """Model that was fine-tuned on pairs of texts, with one score or two classes. It reorders the
-    first --candidates passages."""
+    """Model fine-tuned on text pairs (a score or two classes) to reorder --candidates passages."""
     candidates: Count = 100
     """Number of passages that --rerank reorders."""
 
@@ -235,8 +228,7 @@ class Beams(Verb):
     num_beams: Count = 5
     """Number of hypotheses (beams) that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty ((beta + tokens) / (beta + 1)) ** alpha. The score of a
-    hypothesis is divided by this penalty."""
+    """Exponent: the length penalty divides scores by ((beta + tokens) / (beta + 1)) ** alpha."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0
@@ -258,17 +250,14 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """A verb that gives an answer for each text."""
 
     format: Literal["auto", "text", "json", "jsonl", "csv", "tsv", "parquet"] = "auto"
-    """Format of the input. auto infers the format from a file's suffix or, for standard input,
-    from the first line."""
+    """Format of the input. auto goes by a file's suffix or by the first line of standard input."""
     out: options.File | None = None
-    """File for the answers, as JSON lines (.jsonl). `embed` can also write .npy or .parquet, and
-    `translate` can also write text with one line per answer. The file appears only when it is
-    complete (default: standard output)."""
+    """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
+    also text with one line per answer. It appears when complete (default: standard output)."""
     batch_tokens: Count | None = None
     """Largest number of tokens in a batch (default: 1024)."""
     on_error: Literal["fail", "skip"] = "fail"
-    """Reaction to a line that cannot be read or answered. fail stops the verb; skip writes the
-    error in place of the answer."""
+    """Reaction to a line that gives no answer. fail stops; skip writes the error instead."""
 
     PLAIN: ClassVar[bool] = False
     """Whether the verb reads lines of text and writes lines of text."""

@@ -262,11 +262,7 @@ def _opened(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _value(option: str, hint: Any, text: Any) -> Any:
-    """Convert a text, or a list of texts, to the value of an option.
-
-    Raises:
-        UserError: The value has the wrong type or is out of bounds.
-    """
+    """Convert a text, or a list of texts, to an option's value, or raise a UserError if wrong."""
     kind, marks = _opened(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = typing.get_args(hint)[0]

@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 class Demo(Verb):
     """Train a small model without a download, then let it answer.
 
-    The encoder learns from the documentation of Python and of the installed packages. The
-    translator learns French number words from 20,000 pairs, and translates 2,000 unseen
-    numbers, in about a minute.
+    The encoder learns from the documentation of Python and of installed packages. The translator
+    learns French number words from 20,000 pairs, and translates 2,000 others, in about a minute.
     """
 
     recipe: Literal["modern", "bert", "translation"] | None = None
     """Kind of model. modern: rotary positions, norms before the blocks and the optimizer Muon, in
     about 3 minutes on 2 cores (default). bert: the architecture and the optimizer of 2018, in about
-    6 minutes. translation: a translator of French number words to digits, and an HTML page of its
-    attention."""
+    6 minutes. translation: French number words to digits, and an HTML page of the attention."""
     config: Annotated[str | None, "FILE"] = None
     """Configuration file to use instead of the recipe's configuration file."""
     workdir: Directory | None = None
@@ -98,9 +96,8 @@ class Run(Configured):
     join_timeout: Annotated[int, "SECONDS"] = 300
     """Time to wait for the other processes of the run."""
     stopped_code: Annotated[int, "CODE"] = 0
-    """Exit code if SIGTERM stops the run before its last step. The run saves its state before it
-    exits. Launchers that restart stopped runs set this code to 75. Ctrl-C on a run of one process
-    always gives 130."""
+    """Exit code if SIGTERM stops the run before its last step. The run is saved first. Launchers
+    that restart stopped runs set 75. Ctrl-C on a run of one process always gives 130."""
 
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
@@ -163,8 +160,7 @@ class Pretrain(Run):
     branch_from: Annotated[str, "WORKDIR[@STEP]"] = ""
     """Checkpoint of another run, which this run continues with all its state in a new work
     directory. Up to the checkpoint's step, both configurations must be equal. Without @STEP, the
-    newest verified checkpoint (read back and found intact) is taken. The other run never deletes
-    the checkpoint from which this run branches."""
+    newest checkpoint read back intact is taken. The other run never deletes this checkpoint."""
 
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run; it may continue a run in the work directory."""
@@ -259,12 +255,10 @@ class Plan(Configured, groups.Plot, groups.Json):
     """Index of the phase to plan in training.phases, counted from 0, or all."""
     batch_per_chip: Annotated[str, "N"] = ""
     """Number of rows per chip in a micro-batch, which replaces the configured batch. fit finds the
-    largest number that fits. fast compares three batches: the configured batch, a batch of 0.5
-    million tokens in the fastest micro-batches, and the batch with the highest MFU (model FLOPs
-    utilization)."""
+    largest number that fits. fast compares the configured batch, a batch of 0.5 million tokens in
+    the fastest micro-batches, and the batch with the highest MFU (model FLOPs utilization)."""
     cache: Directory | None = None
-    """Directory that keeps compiled steps for later calls (default: ~/.cache/bert_jax/plan); none
-    turns the cache off."""
+    """Cache of compiled steps (default: ~/.cache/bert_jax/plan); none turns the cache off."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.reading import read_model
@@ -347,8 +341,7 @@ class Predict(groups.OfRun, groups.IntoDirectory):
     """
 
     data: Annotated[str, "FILE"]
-    """File with the same columns as the training data; the labels may be missing. For GLUE, the
-    name of a split."""
+    """File with the training data's columns (labels are optional) or, for GLUE, a split's name."""
 
     def __call__(self) -> int:
         from bert_jax.training.finetune.evaluate import predict_finetuned

@@ -132,10 +132,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         return 0
 
     def _queries(self) -> Iterator[list["Record"]]:
-        """Yield groups of queries.
-
-        If queries come through a pipe, a group holds the lines that have arrived so far.
-        """
+        """Yield groups of queries. From a pipe, a group has the lines that have arrived so far."""
         from bert_jax.infer.predictor import Given, chunks, text_field
         from bert_jax.infer.records import STDIN, Record, read_records
         from bert_jax.tokenization.tokenizer import replace_surrogates

@@ -45,8 +45,7 @@ class BuiltCorpus:
     train: TokenStore | None
     """Training store; None in a bucket."""
     heldout: TokenStore | None
-    """Held-out store; None in a bucket, or if nothing was held out (the rate is 0, or fewer than
-    four documents are distinct)."""
+    """Held-out store; None in a bucket, for rate 0, or with fewer than four distinct documents."""
     written: Written
     seconds: float
 
@@ -112,8 +111,7 @@ def build_corpus(
     """Build a corpus: the directory `out` with the token stores `train` and `heldout`.
 
     See `Recipe` for `tokenizer`, `heldout_rate` and `splitter`, and `build_corpora` for the other
-    options and the errors. `num_workers` is the number of processes, by default one per core; 1
-    means only this process.
+    options and the errors. `num_workers` is the number of processes, by default one per core.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
@@ -138,9 +136,8 @@ def build_corpora(
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
 
     A hash of the text decides whether a document is held out. Equal documents are therefore always
-    in the same store, and documents stay in their stores when a corpus grows. If there are at least
-    four distinct documents, but the rate would hold out fewer than two, the two documents with the
-    smallest hashes are held out.
+    in the same store, and documents stay in their stores when a corpus grows. Of four or more
+    distinct documents, at least two are held out, if need be the two with the smallest hashes.
 
     The result does not depend on the engine or its number of processes. Small sources become a
     single shard, which is made on this machine. Larger sources are divided into tasks, which make
@@ -215,8 +212,7 @@ def iter_texts(
     """Yield paragraphs of the sources, for training a tokenizer.
 
     With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
-    sources are read once, and only the sample is kept in memory. Without `max_bytes`, yield all
-    paragraphs.
+    sources are read once, and memory holds only the sample. Otherwise, yield all paragraphs.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)

@@ -70,8 +70,7 @@ class BuiltPairs(NamedTuple):
     text_bytes: int
     seconds: float
     duplicates: Cases
-    """Pairs that repeat earlier pairs. If held-out pairs come from files of their own, repeats in
-    these files are not counted."""
+    """Pairs that repeat earlier pairs; repeats in separate held-out files are not counted."""
     findings: Sequence[str]
     """Notable properties of the pairs, one per line."""
     warnings: Sequence[str]
@@ -238,10 +237,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Write the pairs of a block that the mask `chosen`, (n,) bool, selects.
-
-        Pairs with an empty side are left out. So are repeated pairs, if duplicates are dropped.
-        """
+        """Write `chosen` pairs, (n,) bool, except dropped repeats and pairs with an empty side."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -279,10 +275,7 @@ class _Part:
 def _findings(
     train: _Part, held: _Part, heldout: TokenStore | None, duplicates: Cases, sample: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return notable properties and warnings.
-
-    The texts in `sample` are targets. They are encoded and decoded to see whether they change.
-    """
+    """Return notable properties and warnings. `sample` has targets to test the tokenizer on."""
     findings, warnings = [], []
     empty, equal = train.empty + held.empty, train.equal + held.equal
     if empty.count:
@@ -327,10 +320,7 @@ def _findings(
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Return how many held-out texts are also in `train`, and the first such text.
-
-    `side` is 0 for sources and 1 for targets.
-    """
+    """Return how many held-out sources (`side` 0) or targets (1) `train` has, and the first one."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

@@ -189,8 +189,7 @@ def account(
 ) -> dict[str, Any]:
     """Return two entries of `corpus.json`, with the keys "sources" and "account".
 
-    The argument `sources` has records that `Source.record` returned. The entry "sources" has the
-    same records, with the dates of local files.
+    The argument `sources` has records of `Source.record`; the entry adds the dates of local files.
     """
     return {
         "sources": [_dated(each) for each in sources],

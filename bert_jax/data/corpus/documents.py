@@ -83,8 +83,7 @@ class Source(ABC):
         """Yield the documents of the source, from its beginning.
 
         Raises:
-            UserError: The source cannot be read, is damaged, holds no text, or has changed since
-                this object was created.
+            UserError: The source cannot be read, is damaged, holds no text, or has since changed.
         """
         self.bytes_read, number = 0, 0
         self._check_state()
@@ -105,8 +104,7 @@ class Source(ABC):
     def divided(self, size: int) -> Sequence["Source"]:
         """Divide the source into sources of about `size` bytes each.
 
-        Only the text at the cuts is read. A source that can only be read from its beginning is not
-        divided: the result has one item.
+        Only text at the cuts is read. A source that must be read from its beginning stays whole.
         """
         return [self]
 

@@ -15,9 +15,8 @@ from bert_jax.data.store_writer import check_ids
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 LONGEST_SENTENCE = 62
-"""Largest number of tokens in a sentence. With this limit, a pair of sentences fits into a row of
-128 tokens; otherwise, text would be lost. A longer sentence, such as a paragraph without full
-stops, is cut into pieces of about half as many tokens."""
+"""Largest number of tokens in a sentence, so that a row of 128 tokens holds a pair without loss.
+Longer sentences (text without full stops) are cut into pieces of about half as many tokens."""
 _ENCODE_CHARS = 1 << 16  # tokenized per call; this bounds memory for a huge document
 
 

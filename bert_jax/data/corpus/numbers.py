@@ -52,10 +52,7 @@ def draw_numbers(num_train: int, num_unseen: int, seed: int, first: int) -> Numb
 
 
 def _below_thousand(number: int, plural: bool) -> str:
-    """Spell a number below 1,000.
-
-    With `plural`, vingt and cent take an s if they are multiplied and end the number (deux cents).
-    """
+    """Spell a number below 1,000; with `plural`, a multiplied vingt or cent at the end has an s."""
     hundreds, rest = divmod(number, 100)
     words = []
     if hundreds:

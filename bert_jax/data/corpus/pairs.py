@@ -165,8 +165,7 @@ def open_pairs(
     or column holds the sources, and the first the targets.
 
     Raises:
-        UserError: The arguments name neither two files nor one table with columns, or a file is
-            missing or of an unsupported kind.
+        UserError: There are neither two files nor two columns, or a file is missing or unsupported.
     """
     source: PairSource
     if len(names) == 2:

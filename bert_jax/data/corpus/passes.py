@@ -24,8 +24,7 @@ PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
 """Smallest number of documents to hold out: random sentence pairs take text from two documents."""
 MAX_CORPORA = 100
-"""Largest number of values of the field that `Recipe.by_field` names. For each value, some files
-are kept open."""
+"""Largest number of values of the field `Recipe.by_field`; each value keeps some files open."""
 _MIN_DOCUMENTS = 4  # number of distinct documents below which none is held out
 _WAITING_BYTES = 64 << 20
 
@@ -87,9 +86,8 @@ def better_thresholds(
 ) -> dict[str, int]:
     """Return thresholds for corpora that are too small to be divided by the held-out rate.
 
-    Documents whose hash is below the threshold of their corpus are held out. With the returned
-    thresholds, a corpus of four or more distinct documents holds out two of them, and a smaller
-    corpus none. Corpora that have an entry in `thresholds` are left out.
+    Documents whose hash is below the threshold are held out: with the result, two of a corpus of
+    four or more distinct documents, none of a smaller corpus. Corpora in `thresholds` are left out.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
@@ -105,10 +103,8 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     If the context is left before `finish` was called, the shards are removed.
 
     Args:
-        place: function that maps a corpus and a part (`train` or `heldout`) to the directory of
-            the shard.
-        thresholds: for some corpora, the hash below which documents are held out. For these
-            corpora it replaces `recipe.heldout_rate`.
+        place: function from a corpus and a part (`train` or `heldout`) to the shard's directory.
+        thresholds: by corpus, the hash below which documents are held out; overrides the rate.
         drops: which duplicates to drop, as decided by a scan of the same sources.
         samples: number of dropped documents to keep as samples for each reason.
     """

@@ -83,10 +83,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
-    """Return true if the sentence that begins at `start` ends at `end`.
-
-    `terminator` is the position of the punctuation mark that may end the sentence.
-    """
+    """Return true if the sentence from `start`, with its mark at `terminator`, ends at `end`."""
     # The next sentence must begin with something that can begin one.
     first = text[end : end + 1]
     position = end
@@ -141,10 +138,7 @@ def _cut(sentence: str) -> list[str]:
 
 
 def split_lines(paragraph: str) -> list[str]:
-    """Return the paragraph as one sentence, for text with one sentence on each line.
-
-    A paragraph longer than `MAX_SENTENCE_CHARS` is cut into several.
-    """
+    """Return the paragraph, one line of text, as one sentence, but cut it if it is too long."""
     stripped = paragraph.strip()
     return _cut(stripped) if stripped else []
 

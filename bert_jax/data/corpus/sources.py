@@ -175,8 +175,7 @@ def resolve_sources(
     An item that already is a `Source` is returned unchanged.
 
     Raises:
-        UserError: `specs` is empty, or an item matches no file, is a directory, or is a file of
-            an unsupported kind.
+        UserError: `specs` is empty, or an item matches no file, is a directory or is unsupported.
     """
     options = options or ReadOptions()
     if not specs:

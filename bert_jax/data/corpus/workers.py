@@ -91,12 +91,10 @@ def map_ordered(
     """Apply a function in worker processes, and yield the results in the order of the items.
 
     Each process first calls `initializer(*arguments)`. With one worker or one item, everything runs
-    in this process. Items are read only as results are consumed: at any time, at most three items
-    per worker are being processed or waiting.
+    in this process. Items are read as results are consumed, at most three per worker in advance.
 
     Processes are spawned, since forking a process that runs threads (as jax does) can hang. For
-    each worker, a thread of this process waits for results on a connection, which closes if the
-    worker dies.
+    each worker, a thread waits for results on a connection, which closes if the worker dies.
 
     Raises:
         UserError: A worker was killed.

@@ -51,10 +51,7 @@ def text(digest: int | np.integer) -> str:
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute a block's contribution to the digest of its array, on the host.
-
-    The block begins at index `start` of the array, which has the shape `shape`.
-    """
+    """Compute, on the host, what the block that begins at index `start` adds to the digest."""
     words = np.ascontiguousarray(block).reshape(block.shape)
     if block.dtype.itemsize == 8:  # add an axis with two words, as `bitcast_convert_type` does
         words = words[..., None]
@@ -115,10 +112,7 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """Compute the contribution of a device's part of an array to the digest of the array.
-
-    `offset` is the row-major index at which the part begins. `shape` is the shape of the array.
-    """
+    """Compute what the part at row-major index `offset` of an array of `shape` adds to a digest."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))

@@ -67,9 +67,8 @@ class Checkpoints:
     ):
         """Open `directory`, and remove files that interrupted saves left in it.
 
-        The first save creates `directory` if it is missing. Damaged checkpoints are moved to the
-        directory `damaged` beside it. `max_failed_saves` failed saves in a row end the run. Process
-        0 calls `report` from the main thread.
+        The first save creates `directory`. Damaged checkpoints move to `damaged` beside it.
+        `max_failed_saves` failures in a row end the run. Process 0's main thread calls `report`.
         """
         self._directory = storage.as_path(directory)
         self._aside = self._directory.parent / "damaged"
@@ -110,10 +109,9 @@ class Checkpoints:
     ) -> None:
         """Start a save; return when the arrays are copied, so that the caller may donate them.
 
-        `step` is the next step to train. If this step already has a checkpoint, nothing is saved.
-        `state` is a pytree with a nested dict `params`. The other arguments are fields of `Record`.
-        `Retention` uses `metrics` and `extra["lowest_at"]`. Too many failures raise a
-        SaveFailedError.
+        If `step`, the next step to train, has a checkpoint, nothing is saved. `state` is a pytree
+        with a nested dict `params`. The other arguments are fields of `Record`. `Retention` uses
+        `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -170,9 +168,8 @@ class Checkpoints:
     def save_last(self, step: int, state: Any, *, read_back: bool, **content: Any) -> None:
         """Save at the end of a run, and retry until a save succeeds, since no later save follows.
 
-        `content` is `config`, `extra` and `metrics`, as in `save`. If `read_back` is set, also wait
-        for the verification, which may take as long as the save. Too many failures raise a
-        SaveFailedError.
+        `content` is `config`, `extra` and `metrics`, as in `save`. `read_back` also waits for the
+        verification, which may take as long as the save. Too many failures raise a SaveFailedError.
         """
         with contextlib.suppress(SaveFailedError):  # earlier failures must not prevent this save
             self.wait()

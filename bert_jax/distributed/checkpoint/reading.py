@@ -1,8 +1,7 @@
 """Restoring the newest intact checkpoint of a directory onto devices.
 
 These functions are collective: all processes must call them, in the same order, from the main
-thread. Process 0 lists the checkpoints, reads the records and decides what is damaged. Each process
-checks a part of the files.
+thread. Process 0 lists checkpoints, reads records and decides what is damaged; all check files.
 """
 
 import logging
@@ -73,9 +72,8 @@ class Restored:
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     """Restore the newest intact checkpoint, or return None if there are no checkpoints.
 
-    No files are changed. `abstract` is the state with a `jax.ShapeDtypeStruct` in place of each
-    array. Arrays are restored with the shardings of `abstract`, however they were saved. None
-    restores only the parameters, onto one device.
+    `abstract` is the state with a `jax.ShapeDtypeStruct` for each array, whose sharding the array
+    gets. None restores only the parameters, onto one device. No files are changed.
 
     Raises:
         DamagedCheckpointError: There are checkpoints, but none is intact.
@@ -162,9 +160,8 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     """Return the same fault in all processes, from the `fault` that each process found.
 
     The result is "" if no process found a fault, otherwise the fault that process 0 found. If only
-    other processes found a fault, process 0 reads the complete checkpoint to look for it. If
-    process 0 finds no fault, raise an OutOfSightError, since an intact checkpoint must not be
-    skipped.
+    others found one, process 0 reads the complete checkpoint. If process 0 still finds no fault,
+    raise an OutOfSightError, since an intact checkpoint must not be skipped.
     """
     if all_agree(not fault):
         return ""

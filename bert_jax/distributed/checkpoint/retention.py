@@ -2,9 +2,8 @@
 
 A branch is a run that begins from a checkpoint of another run, its parent. A mark is a small file
 beside the parent's checkpoints, `<step>.branch-<digest of the branch's name>.json`. The branch
-writes the mark without holding the parent's lease. This is safe even while the parent writes: a
-mark appears only when it is complete, each branch has its own mark, and the parent looks for marks
-before it deletes a checkpoint.
+writes the mark without the parent's lease. This is safe even while the parent writes: marks appear
+complete, each branch has its own, and the parent looks for marks before it deletes.
 """
 
 import contextlib
@@ -50,9 +49,8 @@ class Retention(Bounded, section="checkpoint"):
         """Return which of the `saved` steps to delete. `verified` are those that were read back.
 
         A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
-        is the step of the lowest training loss. The newest verified checkpoint up to this step is
-        kept, so that the run can go back to it after a divergence. If all verified checkpoints are
-        later, the oldest of them is kept.
+        is the step of the lowest training loss. The newest verified checkpoint up to this step (the
+        oldest, if all are later) is kept for a return after a divergence.
         """
         if len(verified) < self.keep:
             return []
@@ -81,8 +79,7 @@ def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
     `branch` is the work directory of the branch.
 
     Raises:
-        UserError: The directory of the checkpoints cannot be written, for a known reason such as a
-            full disk.
+        UserError: The directory cannot be written, for a known reason such as a full disk.
         OSError: The directory cannot be written for another reason.
     """
     mark = _mark(directory, step, branch)

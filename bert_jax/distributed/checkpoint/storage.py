@@ -118,9 +118,8 @@ def write_async(
     """Start a save; return when the arrays are copied, so that the caller may donate them.
 
     This is collective. The directory `checkpoint` must not exist; it appears when everything is
-    written. The function returns a future. Its method `result()` waits until everything is written,
-    or raises the error of a failed save. `arrays` has the groups "params" (nested) and, for other
-    arrays, "rest" (flat). `record` has JSON values.
+    written. The returned future's `result()` waits until then, or raises a failed save's error.
+    `arrays` has the groups "params" (nested) and "rest" (other arrays, flat). `record` is JSON.
     """
     with _context():
         # Copy the record, since Orbax writes it later and the caller may change its values.

@@ -55,10 +55,7 @@ def on_local_rows(
 
 
 def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[..., Any]:
-    """Wrap `f`, which computes one trial, to compute all trials of a device.
-
-    All trials share the last `shared` arguments.
-    """
+    """Wrap `f` to run for each trial of a device. All trials share the last `shared` arguments."""
     if TRIAL not in mesh.axis_names:
         return f
 
@@ -73,10 +70,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows`.
-
-    In the specs below the key `layers`, axis 0 is the layer.
-    """
+    """Make a model's layout inside `on_local_rows`. Axis 0 of specs below `layers` is the layer."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         gather_layer = partial(
@@ -163,9 +157,8 @@ def _is_split(spec: PartitionSpec, mesh: Mesh) -> bool:
 def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     """Sum over `fsdp`, and return the device's part of the sum along `axis`.
 
-    If `fsdp` spans a complete TPU slice, XLA replaces a reduce-scatter by an all-reduce and a
-    slice. In this case, two reduce-scatters over groups of about sqrt(n) devices are used instead,
-    which move half as many bytes.
+    If `fsdp` spans a complete TPU slice, XLA replaces a reduce-scatter by an all-reduce and a cut.
+    Then use two reduce-scatters over groups of about sqrt(n) devices, to move half as many bytes.
     """
     size = mesh.shape["fsdp"]
     inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
@@ -186,9 +179,8 @@ def reduce_gradients(
 ) -> Any:
     """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
-    Gradients are summed as `dtype`. If `whole` is set, the gradients are those of complete
-    parameters. Otherwise, the backward pass of `gather` has already summed the gradients of split
-    parameters over `fsdp`, and each device holds the gradients of its part.
+    Gradients are summed as `dtype`. `whole` means that they are for complete parameters. Otherwise,
+    the backward pass of `gather` has summed those of split parameters over `fsdp`, and cut them.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)
@@ -215,10 +207,9 @@ def reduce_sums(sums: Any) -> Any:
 
 
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
-    """Wrap `f` to run on each device's part of the arguments along `tensor`.
+    """Wrap `f` to run on each device's part along `tensor`. `specs` split arguments and results.
 
-    `specs` say how arguments and results are split. Without this wrapper, XLA would first gather
-    the operand of a collective over `tensor`.
+    Without this wrapper, XLA would first gather the operand of a collective over `tensor`.
     """
     if mesh.shape["tensor"] == 1:
         return f

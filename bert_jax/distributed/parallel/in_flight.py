@@ -12,10 +12,7 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield each item with its result (numpy arrays), in the order of the items.
-
-    While the caller uses a result, the device computes the results of up to `ahead` later items.
-    """
+    """Yield items with results (numpy), in order. Meanwhile, compute up to `ahead` later ones."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

@@ -91,12 +91,10 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 def join(mode: Mode, timeout_seconds: int = 300) -> None:
     """Join the other processes of the run. If there are none, do nothing.
 
-    Afterwards, `jax.devices()` lists the devices of all processes. Processes other than 0 log only
-    errors. Ctrl-C acts like SIGTERM: all processes save after the same step and stop. After an
-    error, end the process with `leave`.
+    Afterwards, `jax.devices()` lists all devices of the run. Only process 0 logs more than errors.
+    Ctrl-C acts like SIGTERM: all save after the same step and stop. After an error, call `leave`.
 
-    In mode "auto", this process joins a cluster if it finds one. Mode "on" raises an error if
-    there is no cluster. In mode "off", this process uses only its own devices.
+    Mode "auto" joins a cluster if there is one, "on" requires a cluster, and "off" joins none.
 
     Raises:
         UserError: The timeout is below 1, a variable is invalid, or mode "on" found no cluster.
@@ -161,8 +159,7 @@ def label() -> str:
 def leave(code: int) -> None:
     """End this process at once with `code` after an error, if it is one of several processes.
 
-    A normal exit would first wait for the other processes. They may be waiting for this process in
-    a training step, and then no process would ever end.
+    A normal exit would wait for the other processes, which may wait for this process in a step.
     """
     if not _here.joined:
         return
@@ -174,8 +171,7 @@ def leave(code: int) -> None:
 def end(code: int) -> NoReturn:
     """End this process with `code`, without cleaning up.
 
-    The other processes abort when process 0 ends. Process 0 therefore waits 2 s before it ends, so
-    that the others can report the error.
+    The others abort when process 0 ends, so process 0 waits 2 s for them to report the error.
     """
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)
@@ -248,10 +244,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler: the first SIGINT stops all processes, the second only this one.
-
-    For the first SIGINT, the handler sends SIGTERM to this process, which stops the whole run.
-    """
+    """Return a SIGINT handler. The first stops the run (by SIGTERM), the second this process."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

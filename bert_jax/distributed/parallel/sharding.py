@@ -58,9 +58,8 @@ class MeshConfig(Bounded, section="mesh"):
     tensor: AxisSize = 1
     """Number of devices that split heads, MLP and vocabulary."""
     num_slices: Natural = 0
-    """Number of TPU slices. The network between slices is slower than inside a slice. 0 means the
-    slices that JAX reports. A positive number instead divides the devices, in order, into that many
-    equal groups."""
+    """Number of TPU slices, which a slower network connects. 0 means the slices that JAX reports. A
+    positive number divides the devices, in order, into that many equal groups."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,9 +163,7 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
     """Return the partition spec of an array with these logical axes, with an entry per dimension.
 
-    A mesh axis can split only one dimension of an array. If `RULES` assigns the same mesh axis to
-    two dimensions, as for a D x D kernel, it splits the first dimension.
-
+    A mesh axis splits only one dimension: the first, if `RULES` names it for two (a D x D kernel).
     A parameter that has only one dimension besides layers and positions (a bias, a norm, a position
     table) is not split over `fsdp`, because that would save little memory and cost a collective.
     """
@@ -188,8 +185,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     `logical_axes` has a tuple of axis names for each parameter.
 
     Raises:
-        UserError: The size of a dimension is not a multiple of the number of parts. The message
-            names the dimension and sizes that would work.
+        UserError: A dimension cannot be split equally. The message names sizes that would work.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
@@ -223,10 +219,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a NamedSharding for each leaf of the optimizer state.
-
-    A moment has the sharding of its parameter. All other leaves are replicated.
-    """
+    """Return a sharding per leaf: moments have their parameter's, other leaves are replicated."""
 
     def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)
@@ -251,10 +244,7 @@ ROW_SPEC = partition_spec(("batch",))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: `data` and `fsdp` split the rows.
-
-    If the mesh has a trial axis, axis 0 of the batch is the trial and axis 1 the row.
-    """
+    """Return the sharding of a batch: rows over `data` and `fsdp`, after the trial axis, if any."""
     trials = (TRIAL,) if TRIAL in mesh.axis_names else ()
     return NamedSharding(mesh, PartitionSpec(*trials, *ROW_SPEC))
 
@@ -267,10 +257,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 def check_batch_size(
     batch_size: int, mesh: Mesh | int, accumulation: int = 1, where: str = "batch_size"
 ) -> None:
-    """Raise a UserError if the rows of a micro-batch cannot be split equally over the mesh.
-
-    `mesh` may also be the number of batch shards.
-    """
+    """Raise a UserError if the mesh (or number of shards) cannot split a micro-batch equally."""
     shards = mesh if isinstance(mesh, int) else num_batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -284,9 +271,8 @@ def check_batch_size(
 def data_shard(mesh: Mesh) -> tuple[int, int]:
     """Return (index, count): this process loads slice `index` of a batch cut into `count` slices.
 
-    Each slice is contiguous in the batch. Processes that hold the same rows (because `tensor` spans
-    them) get the same index. The global array may hold the rows in another order, but the training
-    step does not depend on the order.
+    Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
+    same index. The global array may order rows differently, which does not change a training step.
 
     Raises:
         UserError: Two processes hold some, but not all, of their rows in common.
@@ -307,10 +293,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Make the global arrays of a batch from this process's rows.
-
-    The rows are the slice of the batch that `data_shard` assigns to this process.
-    """
+    """Make a batch's global arrays from this process's rows, the slice given by `data_shard`."""
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         check_batch_size(len(next(iter(batch.values()))), mesh, where="the batch")

@@ -1,8 +1,7 @@
 """Unpacking of untrusted zip and tar archives.
 
-`zipfile` and `tarfile` parse the archives. This module limits how much they read. It checks the
-name, kind and declared size of each entry before it writes a byte. The target directory appears
-only when it is complete.
+`zipfile` and `tarfile` parse the archives. This module limits how much they read, and checks the
+name, kind and declared size of each entry before it writes. The target appears only when complete.
 """
 
 import contextlib
@@ -31,8 +30,7 @@ MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
 _FREE_BYTES = 16 << 20
-"""Total unpacked bytes up to which the compression ratio is not limited. Small archives may have a
-high ratio without being malicious."""
+"""Unpacked bytes up to which any ratio is allowed, since small archives may have a high ratio."""
 _ENTRY_BYTES = 256
 """Bytes per entry allowed for the central directory of a zip archive with `max_files` entries."""
 _HEADER_BYTES = 1 << 16
@@ -53,8 +51,7 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The files may have at most `max_bytes` bytes in total. If they have more than 16 MiB, they may
-    also have at most `max_ratio` times the bytes of the archive.
+    The files may have `max_bytes` bytes and, above 16 MiB, `max_ratio` times the archive's bytes.
 
     Raises:
         UserError: An entry is damaged, unsafe or too large. `target` is then not created.
@@ -177,10 +174,7 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Raise a UserError if the declared number or total size of the entries exceeds a limit.
-
-        The declared sizes can be relied on, because the parsers never read past them.
-        """
+        """Raise a UserError if declared totals, beyond which no parser reads, exceed a limit."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)
@@ -244,10 +238,7 @@ class _Unpacked:
 
 
 class _BoundedReads(io.RawIOBase):
-    """A file that raises a UserError if a caller reads too much.
-
-    A caller may read `limit` bytes between two calls of `allow`.
-    """
+    """A file that raises a UserError on reads beyond `limit` bytes between calls of `allow`."""
 
     def __init__(
         self, file: io.BufferedIOBase, path: Path, limit: int,

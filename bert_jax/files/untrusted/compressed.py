@@ -33,8 +33,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 
     Args:
         read: Function that reads up to a given number of bytes of the file.
-        name: Name of the file. Its suffix determines the format; without the suffix of a compressed
-            format, the bytes are yielded as they are.
+        name: Name of the file. Its suffix determines the format; an unknown one means plain bytes.
 
     Raises:
         UserError: The file is damaged.

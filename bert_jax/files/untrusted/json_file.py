@@ -1,8 +1,7 @@
 """Reader of untrusted JSON, with limits on bytes, depth and number of values.
 
-The checks here are needed because `json.loads` recurses into 10,000 levels, keeps the last of two
-equal keys, accepts NaN, and turns 1e999 into `Infinity`. It also needs 70 times the size of a file
-in memory if the file consists of empty lists.
+By itself, `json.loads` recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
+turns 1e999 into `Infinity`, and uses memory of 70 times the size of a file of empty lists.
 """
 
 import json
@@ -18,8 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 4_000_000
-"""Largest number of values in a document: lists, objects, and their members. With this limit, the
-parsed document takes less than 300 MB of memory."""
+"""Largest number of lists, objects and their members. They then take less than 300 MB of memory."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

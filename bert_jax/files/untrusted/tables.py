@@ -47,8 +47,7 @@ def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
     Raises:
-        UserError: The file is missing or damaged. pyarrow may find damage only while the body of
-            the `with` block reads the file.
+        UserError: The file is missing, or is damaged, which may show only in the `with` block.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa

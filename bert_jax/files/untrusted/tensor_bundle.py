@@ -9,10 +9,9 @@ its CRC-32C when it is read. The index is a sorted string table in the format of
 
     [data block]... [metaindex block] [index block] [footer, 48 bytes]
 
-The footer has the positions of the metaindex block and the index block. The index block has a key
-and a position for each data block. A key is stored as the number of bytes that it shares with the
-previous key of the block, followed by its other bytes. Each block is followed by a byte for the
-compression method and a CRC-32C.
+The footer has the positions of the metaindex and index blocks. The index block has a key and a
+position per data block. A key is stored as the number of bytes shared with the previous key of the
+block, then its other bytes. A byte for the compression method and a CRC-32C follow each block.
 """
 
 import functools
@@ -43,8 +42,7 @@ DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8"),
     14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype("<f2"),
 }  # fmt: skip
-"""Data types that can be read, by the value of TensorFlow's `DataType` enum. Tensors of other types
-are listed, but reading them raises a UserError."""
+"""Readable data types by TensorFlow's `DataType`. Tensors of other types can only be listed."""
 MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
 _MASK_DELTA = 0xA282EAD8
@@ -137,10 +135,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
 
 
 def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
-    """Decode a BundleEntryProto into the fields of a `BundleTensor` from `shape` to `_where`.
-
-    `where` is the name of the tensor in messages.
-    """
+    """Decode a BundleEntryProto into the fields of a `BundleTensor` from `shape` to `_where`."""
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0

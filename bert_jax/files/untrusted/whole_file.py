@@ -38,10 +38,7 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
 
 
 def map_bytes(path: Path, what: str) -> np.ndarray:
-    """Map a file into memory as an array of bytes.
-
-    If the file is missing, `what` ends the message of the UserError.
-    """
+    """Map a file into memory as bytes (n,). `what` ends the UserError for a missing file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; {what}")
     try:

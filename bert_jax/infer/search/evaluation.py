@@ -26,10 +26,7 @@ CLUSTERINGS = 10
 """Number of runs of k-means, each with different initial centres."""
 
 Result = dict[str, Any]
-"""JSON object with the size of the data, "scores" and "warning" (about cut texts).
-
-The scores are a dictionary for each width or method, from metric to score.
-"""
+"""JSON object: sizes of the data; "scores" by width or method, then metric; "warning" of cuts."""
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Index of passages and their vectors in a parquet file, exact search in it, and a reranker.
 
-A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019, Passage
-Re-ranking with BERT).
+A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019).
 """
 
 import contextlib
@@ -242,9 +241,7 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Return a score for each pair of query and passage; higher is better.
-
-        For a model with two classes, the score is the log odds of the second class ("yes").
+        """Return each pair's score, or for two classes the second's log odds; higher is better.
 
         `cuts` and `advance` are as in `Predictor.parts`.
         """

@@ -31,9 +31,8 @@ class Passage(NamedTuple):
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    The second value counts the files skipped in directories because they are empty or have other
-    suffixes. Hidden files are skipped but not counted. `field` names the field of JSON lines and
-    tables that holds the text.
+    The second value counts files in directories that are skipped as empty or for their suffix, but
+    not hidden files. `field` names the field of JSON lines and tables that holds the text.
 
     Raises:
         UserError: There is no file to read, or a source is unknown.
@@ -61,10 +60,8 @@ def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passag
     """Cut the documents of a source into passages of at most `room` tokens.
 
     Each passage takes as many paragraphs as fit. A paragraph of more than `room` tokens is cut
-    between sentences. A sentence of more than `room` tokens is cut between words.
-
-    A text file is one document. In JSON lines and tables, each line or row is a document, and its
-    field `id` holds the id.
+    between sentences, and such a sentence between words. A text file is one document. In JSON lines
+    and tables, each line or row is a document with its id in the field `id`.
     """
     for id, texts in _documents(source):
         pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
@@ -123,10 +120,7 @@ def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:
-    """Cut a sentence between words into parts of at most `room` tokens.
-
-    A word of more than `room` tokens is cut inside the word.
-    """
+    """Cut a sentence between words into parts of at most `room` tokens; also cut longer words."""
     encoding = tokenizer.encode(sentence)
     whole = ~tokenizer.continues_word[encoding.ids]
     begin = 0

@@ -166,8 +166,7 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
 def _fell_back(platform: str, asked: Asked) -> str | None:
     """Return the reasons why `auto` chose `xla` and no kernel, for a warning.
 
-    The result is None for short rows, where a kernel gains nothing, and "" if the platform has no
-    kernel.
+    The result is None for short rows, where a kernel gains nothing, and "" if there is no kernel.
     """
     if min(asked.q.shape[1], asked.k.shape[1]) < FUSED_FROM_LENGTH:
         return None

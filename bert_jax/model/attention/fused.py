@@ -3,8 +3,7 @@
 BERT applies dropout to attention probabilities. No library kernel supports this, and plain XLA
 writes several (B, H, L, S) arrays to memory. Here each kernel program holds the keys and values of
 one row for a group of heads, and nothing of size L x S leaves the chip's VMEM. The backward pass
-recomputes the probabilities from the log of the softmax's denominator, and hashes the dropout mask
-again.
+recomputes the probabilities from the log of the softmax's denominator, and hashes the mask again.
 
 Two decisions shape the code:
 
@@ -61,9 +60,7 @@ def unsupported(queries: int, keys: int, head_dim: int) -> str | None:
 
 
 def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device, for sizes for which `unsupported` returns None.
-
-    Keys and values must have as many heads as queries (H).
+    """Attend on one device; `unsupported` must return None, and keys and values must have H heads.
 
     `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
@@ -262,10 +259,7 @@ class _Sums:
     """Gradients of keys and values, added up over the chunks of queries that see them."""
 
     def __init__(self, plan: Plan):
-        """Start the sums at zero.
-
-        There is a sum for each block of keys. A chunk sees a block in full or not at all.
-        """
+        """Start with a zero sum per block of keys; a chunk sees a block in full or not at all."""
         self.width = plan.keys if plan.window is None else LANES
         zeros = jnp.zeros((plan.head_dim, self.width), jnp.float32)
         self.blocks: list[tuple[Array, ...]] = [(zeros, zeros)] * (plan.keys // self.width)

@@ -181,10 +181,7 @@ def _kept(plan: Plan, words_ref, place: tuple[Any, Any], chunk: Any, keys: Any) 
 
 
 def _query(plan: Plan, q_ref, angles, here, factor: float):
-    """Return a chunk of queries and the factor by which the scores must still be multiplied.
-
-    The factor is None if the kernel rotates, because the rotation then includes the factor.
-    """
+    """Return a chunk of queries and the scores' factor (None if the rotation applied it)."""
     q = q_ref[0, :, here]
     if not plan.rotates:
         return q, factor

@@ -129,8 +129,7 @@ def largest(length: int, limit: int) -> int:
 def visible_keys(plan: Plan, q_ids, kv_ids, query, key):
     """Return the bool mask (keys, queries) of the keys that each query sees in every head.
 
-    `q_ids` (1, queries) and `kv_ids` (1, keys) are segment ids. The first query is at position
-    `query` of the row, the first key at position `key`.
+    The segment ids `q_ids` (1, queries) begin at position `query`, `kv_ids` (1, keys) at `key`.
     """
     visible = same_segment(q_ids, kv_ids)
     if plan.window is None:
@@ -144,19 +143,13 @@ def same_segment(q_ids, kv_ids):
 
 
 def is_near(window: int, shape: tuple[int, int], offset):
-    """Return the mask (keys, queries) of the keys that are at most `window` away from a query.
-
-    `offset` is the position of the first key minus the position of the first query.
-    """
+    """Return the mask (keys, queries) of keys in `window`; `offset` is first key - first query."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in (0, 1))
     return jnp.abs(keys + offset - queries) <= window
 
 
 def kept(plan: Plan, words_ref, row, head, query, key, shape: tuple[int, int]):
-    """Return a head's dropout mask, with `shape` (keys, queries); true means kept.
-
-    The first key is at position `key` of the row, the first query at position `query`.
-    """
+    """Return a head's dropout mask (keys, queries) from `key` and `query` on; true means kept."""
     keys, queries = (jax.lax.broadcasted_iota(jnp.int32, dims, axis) for axis, dims in (
         (0, (shape[0], 1)), (1, (1, shape[1]))
     ))  # fmt: skip

@@ -123,10 +123,7 @@ def block_sizes(
 
 
 def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
-    """Attend on one device, without dropout.
-
-    Lengths must be multiples of 128. Keys and values must have as many heads as queries (H).
-    """
+    """Attend without dropout on one device; lengths are multiples of 128, and keys have H heads."""
     _, queries, heads, head_dim = asked.q.shape
     window, causal = asked.window, asked.causal
     shape = (queries, asked.k.shape[1])

@@ -96,9 +96,7 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
 
 
 def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device, for arrays for which `unsupported` returns None.
-
-    Keys and values must have as many heads as queries (H).
+    """Attend on one device; `unsupported` must return None, and keys and values must have H heads.
 
     `head_index` has each head's index in the model, because a device of a mesh has only some heads.
     """
@@ -156,8 +154,7 @@ def _call(
     """Run a kernel on a grid of (blocks and heads, rows); without CUDA, Pallas interprets it.
 
     A program gets its block of the outputs and of the operands in `split`, and all positions of the
-    other operands. The third axis of Triton's grid remains free for `jax.vmap`, which needs it for
-    the runs of a sweep.
+    other operands. Triton's third grid axis remains free for `jax.vmap` over the runs of a sweep.
     """
     rows, length, heads, _ = operands[split[0]].shape
 
@@ -271,10 +268,7 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
 
 
 def _loop(plan: Plan, tile: Tile, first, length: int, over, start):
-    """Run the loop body `over` for each step that the block at `first` can see.
-
-    The steps divide `length` positions into groups of `tile.step`.
-    """
+    """Run `over` for each `tile.step` of the `length` positions that the block at `first` sees."""
     if plan.window is None:
         return jax.lax.fori_loop(0, length // tile.step, over, start)
     lowest = jnp.maximum(first - plan.window, 0) // tile.step
@@ -294,10 +288,7 @@ def _visible(plan: Plan, q_ids, kv_ids, q_first, kv_first, *, keys_first: bool =
 
 
 def _kept(plan: Plan, x, names: Names, q_first, kv_first, *, keys_first: bool = False):
-    """Set the entries of `x` that dropout removes to 0, without scaling the others.
-
-    The mask is a block of `keep_mask` for the shape (B, H, L, S).
-    """
+    """Zero the entries of `x` that `keep_mask` (B, H, L, S) drops, without scaling the others."""
     if not plan.rate:
         return x
     num_queries, num_keys = x.shape[::-1] if keys_first else x.shape

@@ -1,9 +1,8 @@
 """Attention in plain XLA operations: the reference, and the fastest for short rows on a TPU.
 
 The backward pass is written by hand. With JAX's automatic derivative, a TPU would compute the
-gradient of the softmax in a separate pass over (B, H, L, S). For 32 rows of BERT-base at L=128 on a
-v5e, this pass takes 150 thousand cycles per layer. For comparison, all matrix products of a layer's
-attention take 1.0 million cycles.
+softmax's gradient in a separate pass over (B, H, L, S). For 32 rows of BERT-base at L=128 on a v5e,
+this pass takes 150 thousand cycles per layer, all matrix products of attention 1.0 million.
 """
 
 import math
@@ -50,8 +49,7 @@ class Asked(NamedTuple):
     causal: bool = False
     """Whether a query sees only its own position and earlier positions."""
     q_places: Integer[Array, "B L"] | None = None
-    """Position of each query in its row; None means 0, 1, 2, ... Only `xla` supports positions
-    other than None."""
+    """Position of each query in its row, which only `xla` supports; None means 0, 1, 2, ..."""
     angles: Rotation | None = None
     """Rotation to apply to queries and keys before the product; None means no rotation."""
 
@@ -65,8 +63,7 @@ def visible_keys(
 ) -> Bool[Array, "B 1 L S"]:
     """Return the mask of keys that each query sees: keys of its segment, at most `window` away.
 
-    The arguments are as in `Asked`. Each segment must be contiguous, so that distances in the row
-    are distances in the text.
+    The arguments are as in `Asked`. Segments must be contiguous, or distances would be wrong.
     """
     visible = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
     if window is None and not causal:
@@ -83,9 +80,8 @@ def xla_attention(
 ) -> Float[Array, "B L H K"]:
     """Compute attention; the keys must have as many heads as the queries.
 
-    For the backward pass, the forward pass stores the scores in float32. With `keeps_half`, it
-    stores the probabilities in the type of `v` instead. `when_kept` is called whenever JAX traces a
-    forward pass that stores them.
+    For the backward pass, the forward pass stores scores in float32 or, with `keeps_half`,
+    probabilities in the type of `v`. `when_kept` is called when JAX traces such a forward pass.
     """
     # Moving heads before positions here keeps XLA on CPU from transposing the einsums' operands (a
     # forward pass of 5.1 instead of 7.5 ms at B=16, L=128, H=4, K=64); on TPU it costs nothing.
@@ -109,9 +105,8 @@ def is_banded(asked: Asked) -> bool:
 def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B L H K"]:
     """Attend within a window, block by block, without dropout; q, k and v have the same shape.
 
-    A block has as many positions as the window, but at least 16. The queries of a block attend to
-    the keys of the same block and of the two adjacent blocks. If the window is at least 16, this
-    takes 3 * L * window scores instead of L * L.
+    A block has `window` positions, at least 16. Its queries attend to the keys of the same block
+    and both neighbours. From window 16 on, this takes 3 * L * window scores instead of L * L.
     """
     assert asked.window is not None
     rows, length = asked.q.shape[:2]

@@ -1,7 +1,6 @@
 """Recurrent cells, and the loop that runs a cell along a sequence.
 
-The inputs of a cell are projected for all positions at once. Only the state is projected step by
-step.
+The inputs of a cell are projected for all positions at once, the state step by step.
 
 Sources: Elman 1990 (tanh); Cho et al. 2014 (GRU), but with the reset gate applied after the matrix
 product as in cuDNN and torch; Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al.
@@ -29,8 +28,7 @@ class Restart(NamedTuple):
     """Positions where segments begin, and the states with which the segments begin."""
 
     at: Bool[Array, "..."]
-    """Mask of the positions where segments begin. It has the shape of the inputs without their last
-    axis."""
+    """Mask of positions where segments begin, shaped like the inputs without their last axis."""
     fresh: Any = None
     """Tree of states for all positions, used where `at` is true; None means zeros."""
 
@@ -66,8 +64,7 @@ class CellKind(NamedTuple):
     advance: Callable[[Array, Array, State], State]
     """Function from (projected input, projected state, state) to the next state."""
     recurrent_bias: bool = False
-    """Whether the projection of the state needs a bias of its own, besides the bias of the input
-    projection."""
+    """Whether the state's projection needs a bias besides the bias of the input projection."""
 
 
 CELLS: dict[CellName, CellKind] = {
@@ -125,10 +122,7 @@ class Cell(nnx.Module):
 
 
 def looped(affine: Affine, dtype: Any) -> Callable[[Array], Array]:
-    """Return a function that applies `affine`, for use in a loop.
-
-    Products are computed in `dtype`. The loop sums the gradients of the weights in float32.
-    """
+    """Return `affine` as a function for a loop: products in `dtype`, gradient sums in float32."""
     kernel = affine.kernel[...].astype(jnp.float32)
     bias = jnp.float32(0) if affine.bias is None else affine.bias[...]
 

@@ -103,10 +103,7 @@ class CausalSelfAttention(SelfAttention):
         visible: Bool[Array, "B K S"],
         at: Integer[Array, ""],
     ) -> tuple[Float[Array, "R 1 D"], Memory]:
-        """Attend from the token of step `at` in each beam; also return the new memory.
-
-        There are R = B * K beams.
-        """
+        """Attend from the token of step `at` in R = B * K beams; also return the new memory."""
         beams = visible.shape[:2]
 
         def apart(vectors: Float[Array, "R 1 H D"]) -> Float[Array, "B K H D"]:
@@ -158,10 +155,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], context: Context, source: Source, index: Number
     ) -> Float[Array, "B T D"]:
-        """Apply the layer to all positions.
-
-        `index` is the index of the layer, counted from 0. It determines the dropout sites.
-        """
+        """Apply the layer to all positions. `index`, counted from 0, sets the dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
         return self._joined(
             x,
@@ -230,10 +224,7 @@ class Decoder(Stack):
     """Stack of decoder layers, which reads the embedding vectors of tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):
-        """Make a decoder, with a token table only if `has_table` is true.
-
-        Without this table, the target tokens are embedded with the encoder's table.
-        """
+        """Make a decoder. Without `has_table`, the encoder's table embeds the target tokens."""
         super().__init__(config, DecoderLayer, has_table, rngs)
 
     def __call__(
@@ -244,10 +235,7 @@ class Decoder(Stack):
         stream: Stream = None,
         layout: OnMesh = None,
     ) -> Float[Array, "B T D"]:
-        """Compute the last layer's states from the token embeddings `vectors`.
-
-        If the model has a final norm, it is applied.
-        """
+        """Compute the last states, after any final norm, from the token embeddings `vectors`."""
         context = make_context(self.config, segment_ids, None, stream, layout)
         x = self._embedded(vectors, context)
         return self.run(x, context, lambda layer, x, at, _: layer(x, context, source, at))[-1]

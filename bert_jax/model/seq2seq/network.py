@@ -85,10 +85,7 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, params: Tree, source: Side, num_beams: int, max_length: int) -> Cache:
-        """Encode one source per row, and allocate a cache for `max_length` steps.
-
-        In `source`, the text of each row is segment 1, and padding is segment 0.
-        """
+        """Encode a source per row (segment 1, padding 0); allocate `max_length` steps of cache."""
 
     @abstractmethod
     def step(

@@ -55,9 +55,8 @@ class RecurrentConfig(Bounded, section="objective"):
     num_decoder_layers: Natural = 0
     """Number of decoder layers; 0 means model.num_layers."""
     residual_from: Annotated[int, AtLeast(2), Or(0, "none")] = 0
-    """First layer with a residual connection, counted from 1; all higher layers have one, too. The
-    value is at least 2, because layer 1 reads embeddings. 0 means that no layer has a residual
-    connection. GNMT has 3."""
+    """Layer, counted from 1, from which all layers have residual connections. It is at least 2,
+    because layer 1 reads embeddings. 0 means no residual connections. GNMT has 3."""
     window: Natural = 0
     """Largest distance at which a target position sees a source position; 0 means no limit."""
     tying: Tying = "all"
@@ -157,8 +156,7 @@ class RecurrentEncoder(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Return the last state of each wanted segment.
 
-        If the only layer is bidirectional, its backward direction ends at the segment's first
-        token, so the backward half of the state is taken there.
+        If the only layer is bidirectional, its backward half is taken at the segment's first token.
         """
         index = jnp.arange(segment_ids.shape[1])
         is_own = wanted[..., None] == segment_ids[:, None]
@@ -220,10 +218,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the function that attends to a source.
-
-        The backward pass recomputes the function's large intermediate arrays.
-        """
+        """Return the function that attends to a source, with its large arrays rematerialised."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 
@@ -325,8 +320,7 @@ class RecurrentDecoder(nnx.Module):
         """Run the decoder along target positions, from the carry before the first position.
 
         `source` is the memory to attend to or, without attention, the source's summary for each
-        position. `restart` has the `Carry` with which segments begin. It is None if no segment
-        begins at these positions.
+        position. `restart` has the `Carry` with which segments begin; None if no segment begins.
         """
         sites = range(SITE_TARGET_LAYERS + 1, SITE_TARGET_LAYERS + self.count)
         masks = [dropout_mask(self.config, stream, site, len(x)) for site in sites]

@@ -1,10 +1,9 @@
 """Beam search on the device, for any `Network`.
 
 The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
-best continuations of K beams. If one of the K best continuations ends with the end token, it
-becomes a finished hypothesis. The other K continuations do not become finished hypotheses. The K
-best continuations without an end token become the next beams. A hypothesis that reaches the maximum
-length also counts as finished.
+best continuations of K beams. An end token among the best K finishes a hypothesis; among the other
+K, it is ignored. The K best continuations without an end token become the next beams. The maximum
+length also finishes a hypothesis.
 
 The search of a row ends when no beam can still beat the worst of the row's K finished hypotheses.
 The upper bound of a beam's final score is its sum of log-probabilities so far, divided by the
@@ -33,16 +32,14 @@ class SearchConfig(Bounded):
     num_beams: Count = 5
     """Number of beams (K). Each step continues K hypotheses. 1 means greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent alpha of the length penalty; 0 means no penalty. The score of n tokens is the sum
-    of their log-probabilities divided by ((beta + n) / (beta + 1)) ** alpha. The end token counts
-    as one of the n tokens."""
+    """Exponent alpha of the length penalty; 0 means no penalty. The score of n tokens, with the end
+    token, is the sum of their log-probabilities divided by ((beta + n) / (beta + 1)) ** alpha."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; 5 in Wu et al. 2016 (GNMT), equation 14."""
     max_length: Natural = 0
     """Largest number of tokens in a translation, end token included; 0 means the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens per source token, where [CLS] and [SEP] count as source
-    tokens; 0 means no limit."""
+    """Largest number of target tokens per source token, with [CLS] and [SEP]; 0 means no limit."""
     nbest: Count = 1
     """Number of hypotheses to return for each source, at most `num_beams`."""
 
@@ -193,10 +190,7 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Find the `most` best continuations; return their sums, beams and tokens.
-
-    Only the blocks of the vocabulary with the largest maxima are searched.
-    """
+    """Return sums, beams and tokens of the `most` best, from the blocks with the largest maxima."""
     rows, beams, columns = logits.shape
     blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
     maxima = blocks.max(-1)

@@ -17,17 +17,14 @@ from bert_jax.plan.hlo_cost.kernels import Work, work_of
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
-"""Constants of the time model of Pallas kernels (see `op_seconds`).
-
-`MXU_SHARE` is the share of the time of matrix products that does not overlap with vector work.
-`PRODUCT_CYCLES` and `STEP_CYCLES` are a core's extra cycles per matrix product and per grid step.
-All are fitted to libtpu's schedules of 12 attention kernels on v5e. The prediction is within 11%
+"""Constants of Pallas kernels (see `op_seconds`): the share of the time of matrix products that
+does not overlap with vector work, and a core's extra cycles per matrix product and per grid step.
+They are fitted to libtpu's schedules of 12 attention kernels on v5e. The prediction is within 11%
 for 11 of the kernels and within 19% for the other (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5
-"""Fraction of peak FLOPs assumed for a kernel that states its FLOPs but has no readable program.
-
-It is one half because heads of width 64 fill half of a 128 x 128 systolic array."""
+"""Fraction of peak FLOPs assumed for a kernel that states its FLOPs but has no readable program:
+one half, because heads of width 64 fill half of a 128 x 128 systolic array."""
 
 NUM_TOP = 10
 
@@ -69,8 +66,7 @@ class Collective:
     network: str
     """Network: "ici" inside a slice, "dcn" between slices."""
     bytes: int
-    """Bytes per device of the operand or the result, whichever is larger: the operand in a
-    reduction (all-reduce, reduce-scatter), the result in an all-gather."""
+    """Bytes per device of the operand or the result, whichever is larger."""
     axes: tuple[str, ...]
     """Mesh axes that a group of devices spans, in mesh order; ("mixed",) if no axes match."""
     group_size: int
@@ -236,10 +232,9 @@ def collective_seconds(
 def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
     """Return the bytes per second that each of `n` devices sends.
 
-    The devices send along every torus dimension that they fill. A dimension with wrap-around links
-    has one ring in each direction. A dimension without wrap-around links has a single ring, which
-    returns over the same links, so its rate is half. Devices that fill no dimension form one
-    such ring.
+    Each torus dimension that the devices fill has one ring in each direction or, without
+    wrap-around links, a single ring that returns over the same links, at half the rate. Devices
+    that fill no dimension form one such single ring.
     """
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]

@@ -204,10 +204,7 @@ def shape_bytes(shape: str) -> int:
 
 
 def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes that an instruction writes and reads.
-
-    A gather reads only those elements of its first operand that it returns.
-    """
+    """Return the shapes an instruction writes and reads; a gather reads only what it returns."""
     gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
     return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
 
@@ -318,9 +315,8 @@ def axes_of_groups(
 ) -> tuple[str, ...]:
     """Return the mesh axes, in mesh order, that groups of devices span.
 
-    Devices are given by their index in `mesh.devices.flat`. The result is () if every group is one
-    device. A group may also span a part of one axis. If the groups match neither a combination of
-    full axes nor a part of one axis, the result is ("mixed",).
+    Devices are indices in `mesh.devices.flat`. The result is () if every group is one device, and
+    ("mixed",) if the groups match neither a combination of full axes nor a part of one axis.
     """
     wanted = frozenset(frozenset(group) for group in groups)
     names, sizes = [*mesh_shape], [*mesh_shape.values()]

@@ -3,8 +3,7 @@
 Loops seldom state a trip count. XLA sinks, widens, unrolls and peels loops, and puts the increment
 or the comparison into fusions, so pattern matching would miss some loops. This module therefore
 interprets the few integers on which the condition depends, from their initial values until the
-condition is false. A value that depends on data is None. A trip count that depends on such a value
-is also None.
+condition is false. Values that depend on data are None, as are trip counts that need such values.
 """
 
 import operator
@@ -16,18 +15,14 @@ from typing import Any
 from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
-"""Maximum number of interpreted iterations. A longer loop has an unknown trip count; train steps
-have no loop of such a length."""
+"""Limit on interpreted iterations. Longer loops, which no train step has, count as unknown."""
 
 _MAX_DEPTH = 150
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """Marker for element `index` of a loop's state.
-
-    If the body returns the marker as this element, no iteration changes the element.
-    """
+    """Marker for element `index` of a loop's state; a body that returns it keeps the element."""
 
     index: int
 

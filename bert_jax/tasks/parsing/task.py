@@ -47,11 +47,7 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the best score of a constant prediction.
-
-        The prediction gives every word the same relation and the same head: the root, or the word
-        at a fixed offset.
-        """
+        """Return the best score of one arc for all words: to the root, or at a fixed offset."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold
@@ -60,10 +56,7 @@ class ParsingSplit(Split):
         return max(counts.values()) / counts.total()
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for confidence intervals, and precision and recall by relation.
-
-        Trees are scored as in the script of the CoNLL 2018 shared task.
-        """
+        """Return data for intervals, and precision and recall by relation (as in CoNLL 2018)."""
         trees = self._trees(outputs)
         each = self._counts(trees).astype(float)
 

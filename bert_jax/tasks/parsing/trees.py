@@ -19,10 +19,7 @@ from bert_jax.tasks.examples import Origin, Problems, text_lines
 
 
 class Tree(NamedTuple):
-    """A dependency tree: the head and the relation of each word.
-
-    A head is the number of a word, counted from 1, or 0 for the root.
-    """
+    """A dependency tree: each word's head (1 is the first word, 0 is the root) and relation."""
 
     heads: Sequence[int]
     relations: Sequence[str]
@@ -142,8 +139,7 @@ class Sentence:
     def with_tree(self, tree: Tree) -> str:
         """Return the sentence in CoNLL-U with another tree.
 
-        Everything else stays as it was read, except the graph of enhanced dependencies, which is
-        left out.
+        Everything else stays as read, except the graph of enhanced dependencies, which is left out.
         """
         lines = list(self.lines)
         for place, head, relation in zip(self.places, *tree, strict=True):
@@ -161,9 +157,8 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
 
     Raises:
         UserError: the file is missing, is not UTF-8 or has no words; a line does not have ten
-            columns; the ids of a sentence are not 1, 2, 3, ...; a word is empty; or heads and
-            relations do not form a tree with a single root. One message lists the first faults
-            and counts the others.
+            columns; ids are not 1, 2, 3, ...; a word is empty; or heads and relations do not form a
+            tree with a single root. The message lists the first faults and counts all.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

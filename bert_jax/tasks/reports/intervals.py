@@ -1,11 +1,10 @@
 """Confidence intervals of scores over the sampled units: examples, or groups of examples.
 
 Proportions of right examples (accuracy, exact match) have a Wilson interval. For other scores,
-units are resampled (bootstrap, Efron and Tibshirani 1993), and the interval is a Student t interval
-on the log-odds scale (for correlations, Fisher's z). `docs/experiments.md` has the measured
-coverage of these intervals. If coverage would be too low, a report gives the reason instead of an
-interval. Resamples depend only on the number of units, so two models are compared on the same
-resamples (paired).
+units are resampled (bootstrap, Efron and Tibshirani 1993), and the interval is Student's t on the
+log-odds scale (for correlations, Fisher's z). `docs/experiments.md` has the measured coverage. If
+coverage would be too low, a report gives the reason instead of an interval. Resamples depend only
+on the number of units, so two models are compared on the same resamples (paired).
 """
 
 import math

@@ -58,10 +58,7 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw observed frequency against predicted probability, before and after calibration.
-
-    Below, draw the number of predictions in each bin.
-    """
+    """Draw observed frequency against probability, before and after calibration, and bin counts."""
     figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}
     upper, lower = figure.subplots(2, 2, sharex=True, height_ratios=[3, 1])

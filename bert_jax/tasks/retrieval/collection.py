@@ -1,7 +1,6 @@
 """Test collections in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/NAME.tsv.
 
-Source: Thakur et al. 2021 (BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information
-Retrieval Models).
+Source: Thakur et al. 2021 (BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation ...).
 """
 
 import math

@@ -89,9 +89,8 @@ def search_scores(
 ) -> dict[str, Float[np.ndarray, " q"]]:
     """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
 
-    `relevant` lists the indices of the documents that answer each query. Queries without answers
-    are left out. `hidden` has the index of a document to leave out of each query's ranking, such as
-    a document with the query's own text; -1 means that no document is left out.
+    `relevant` has the indices of each query's answers; queries without answers are left out.
+    `hidden` has the index of one document to skip in each ranking, such as the query's text, or -1.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
     ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))

@@ -54,10 +54,7 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return the answer: "" if `null_odds` is above `threshold`, else the best candidate.
-
-        If `threshold` is None, the answer is always the best candidate.
-        """
+        """Return "" if `threshold` is not None but below `null_odds`, else the best candidate."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -81,10 +78,9 @@ def find_answers(
 ) -> list[Prediction]:
     """Return the best candidates of each question, in the order of the questions.
 
-    A run of at most `max_answer_tokens` tokens is scored only in the window where its first token
-    has the most context, if this window contains the complete run. (BERT's `run_squad.py` combines
-    only the best starts and ends of a window. It can miss a candidate that is found here, but it
-    never finds a candidate with a higher score.)
+    A run of at most `max_answer_tokens` tokens is scored only in the window with the most context
+    for its first token, if the whole run is there. (BERT's `run_squad.py`, which combines only a
+    window's best starts and ends, can miss a candidate, but never finds one with a higher score.)
 
     Windows may be in any order. Each has a row of start logits and a row of end logits; entries
     after the window's tokens are padding. A question has at most `num_best` candidates.
@@ -150,10 +146,7 @@ def _candidates(
 
 
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
-    """Return the scores of all runs in a window with c context tokens, as (c, max_tokens).
-
-    Entry (i, j) is the score of tokens i to i + j, or -inf if the run is not allowed.
-    """
+    """Return scores (c, max_tokens) of runs of tokens i to i + j, with -inf for forbidden runs."""
     window = row.window
     c = len(window.spans)
     inside = slice(window.context_at, window.context_at + c)
@@ -176,11 +169,10 @@ def _best_first(scores: np.ndarray, few: int) -> Iterator[int]:
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> float:
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
-    As in SQuAD's script, the threshold is the `null_odds` of one of the questions. If several
-    thresholds give the same F1, the lowest is returned. Two rules differ from the script, which can
-    report an F1 that its threshold does not reach: questions with equal odds are either all
-    answered or all unanswered, and if it is best to answer no question, the threshold is just below
-    the lowest odds (0 in the script).
+    As in SQuAD's script, the threshold is the `null_odds` of a question, the lowest if several give
+    the same F1. Two rules differ from the script, which can report an F1 that its threshold does
+    not reach: questions with equal odds are either all answered or all unanswered, and if it is
+    best to answer no question, the threshold is just below the lowest odds (0 in the script).
 
     Raises:
         UserError: a question has no known answers.
@@ -210,10 +202,9 @@ def answer_files(
     """Yield names and contents of predictions.json, nbest.json and null_odds.json.
 
     predictions.json maps question ids to texts, for SQuAD's scripts and leaderboard. nbest.json
-    lists the candidates of each question, best first. Each candidate has its text, its start and
-    end in the context, its two logits, and its probability among the listed candidates. With a
-    threshold, "no answer" (the text "") is a candidate too, and null_odds.json is also written;
-    SQuAD's script for version 2.0 reads it with the option `--na-prob-file`.
+    lists each question's candidates, best first: text, start and end in the context, logits, and
+    probability among these candidates. With a threshold, "no answer" (the text "") is a candidate
+    too, and null_odds.json is written for the option `--na-prob-file` of the script for 2.0.
 
     `threshold` (see `Prediction.text`) is None for data in which every question has an answer.
     """

@@ -4,17 +4,15 @@ Answers are normalised before they are compared: lower case, ASCII punctuation d
 "a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
 are equal. F1 measures the overlap of their words. Of several references, the best one counts.
 
-The scripts of versions 1.1 and 2.0 differ in how they score missing predictions and texts without
-words after normalisation (see `SquadRules`).
+Versions 1.1 and 2.0 differ on missing predictions and texts without words (see `SquadRules`).
 
 The rules were made for English; XQuAD applies them unchanged to its other languages:
 
 - Chinese and Japanese have no spaces, so an answer is one word, and F1 equals exact match unless
   the answer contains a space.
 - Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
-- Articles of other languages stay, such as Arabic "ال". If a combining accent follows a Latin "a",
-  the script takes the "a" for the English article and deletes it: of "a" + U+0301, only the accent
-  is left. The single character "á" stays.
+- Articles of other languages stay, such as Arabic "ال". A Latin "a" before a combining accent is
+  taken for the English article and deleted: "a" + U+0301 leaves the accent; "á" stays.
 - Unicode is not normalised: "é" as one character differs from "é" as two, full-width digits from
   ASCII digits, and Arabic with vowel marks from Arabic without.
 - Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
@@ -96,9 +94,8 @@ def score(
 
     Returns:
         Scores named as in the script for version 2.0: exact and f1 in percent, and total, the
-        number of scored questions. The prefix HasAns_ marks scores of the questions with reference
-        answers, and NoAns_ marks scores of the questions without; each prefix occurs only if there
-        are such questions.
+        number of scored questions. The same with the prefix HasAns_ for questions with reference
+        answers, and NoAns_ for questions without, if there are such questions.
 
     Raises:
         UserError: there are no questions, none of them has a prediction, a question's answers are

@@ -42,10 +42,9 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
     If `is_impossible` is true, the question has no answer (`answers=()`). Otherwise, a question
     that lists no answers has `answers=None`: they are unknown, as in SQuAD's test set.
 
-    `misplaced` says what happens to answers whose text is not at their offset. `fail` raises an
-    error. `skip` leaves these answers out, and also a question that has no other answer. `keep`
-    keeps them for scoring, which needs no offsets; training leaves out a question if none of its
-    answers is at its offset.
+    `misplaced` says what happens to answers that are not at their offset. `fail`: an error. `skip`:
+    leave them out, and also questions with no other answer. `keep`: use them for scoring, which
+    needs no offsets; training leaves out questions without an answer at its offset.
 
     Raises:
         UserError: the file cannot be read, has no questions, or has faults; the message counts the
@@ -136,10 +135,7 @@ class _Reader:
     def _items(
         self, owner: dict[str, Any], key: str, where: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each object in the list `owner[key]` with its path in the file.
-
-        Add a problem if the value is not a list, and for each item that is not an object.
-        """
+        """Yield each object in `owner[key]` with its path; anything else is added as a problem."""
         inside = f"{where}.{key}" if where else key
         for i, item in enumerate(self._member(owner, key, list, where) or []):
             if isinstance(item, dict):

@@ -24,10 +24,7 @@ _ASKING = ("what", "who", "whose", "whom", "when", "where", "which", "why", "how
 
 
 class SpanSplit(Split):
-    """Questions of one file; a question has a row for each of its windows.
-
-    Windows without a known target are not trained on.
-    """
+    """Questions of a file, with a row per window; training skips windows without a known target."""
 
     _task: "SpanTask"
     PER_TOKEN = True
@@ -97,10 +94,7 @@ class SpanSplit(Split):
         return scores
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for confidence intervals, and details for the report.
-
-        The details are the scores by kind of question and by kind of answer, and the mistakes.
-        """
+        """Return data for intervals, scores by kind of question and of answer, and mistakes."""
         questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
         threshold = scores.get(_THRESHOLD)  # null odds above it mean "no answer"

@@ -33,8 +33,7 @@ class Window:
     spans: Int32[np.ndarray, "c 2"]
     """Characters [start, end) of the context that each context token covers."""
     has_most_context: Bool[np.ndarray, " c"]
-    """For each context token, whether this is the window that scores it (see `most_context`).
-    Exactly one of a question's windows scores each token."""
+    """Whether this window scores the token, as exactly one window does (see `most_context`)."""
     target: tuple[int, int] | None
     """Positions in `ids` of the answer's first and last token. Both are 0 ([CLS]) if there is no
     answer or the window does not contain all of it. None means that the answer is unknown."""
@@ -45,8 +44,7 @@ class SquadWindows:
     """Windows of all questions, in the order of the questions."""
 
     windows: tuple[Window, ...]
-    """All windows, at least one per question. A question's windows run from the start of its
-    context to the end."""
+    """Windows in order, at least one per question, from the start of its context to the end."""
     cut_questions: tuple[int, ...]
     """Indices of the questions that were cut to `max_question` tokens."""
     warnings: tuple[str, ...]
@@ -58,8 +56,7 @@ def build_windows(
 ) -> SquadWindows:
     """Cut questions and contexts into windows.
 
-    The target is the shortest run of tokens that covers the first reference answer whose text is
-    at the answer's offset.
+    The target is the shortest run of tokens that covers the first answer placed at its offset.
 
     Raises:
         UserError: a context has no token that could be part of an answer.
@@ -115,9 +112,8 @@ def build_windows(
 def encode_context(tokenizer: Tokenizer, context: str) -> Encoding:
     """Encode a context; a token's span includes combining marks after its last character.
 
-    The tokenizer's normalisation drops accents and vowel signs, so the span of a token ends before
-    a dropped mark. An answer is a slice of the context; without this correction, it would lack the
-    mark after its last letter.
+    Normalisation drops accents and vowel signs, so the tokenizer's spans end before them. Without
+    this correction, an answer, which is a slice of the context, would lack such a mark at its end.
     """
     ids, spans = tokenizer.encode(context)
     spans = spans.copy()

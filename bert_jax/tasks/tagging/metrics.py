@@ -1,6 +1,4 @@
-"""Precision, recall and F1 of entities, and reports on tags.
-
-A predicted entity is correct if both its words and its type are right.
+"""Precision, recall and F1 of entities (words and type must be right), and reports on tags.
 
 Entities are read from tags in two ways, both as in seqeval:
 
@@ -75,11 +73,8 @@ def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None
 def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
     """Return the details of a report on entities.
 
-    `gold` and `predicted` are valid IOB2. `raw` has the most probable tag of each word, and so may
-    be invalid IOB2.
-
-    The scores of `predicted` are lenient, as in the CoNLL script. The entry `strict` has the scores
-    of `raw`, as in seqeval's `mode="strict"` with IOB2.
+    `gold` and `predicted` are valid IOB2; `raw` has the most probable tags, perhaps invalid. The
+    scores of `predicted` are lenient; the entry `strict` has the strict scores of `raw`.
     """
     details = entity_scores(gold, predicted)
     labels = [row["label"] for row in details["classes"]]
@@ -120,8 +115,7 @@ def entity_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_details(gold: _Tags, predicted: _Tags, labels: Sequence[str]) -> dict[str, Any]:
     """Return the details of a report on plain tags.
 
-    Words with an empty tag are left out. Gold tags that are not among the learned `labels` count as
-    one class.
+    Words with an empty tag are left out. Gold tags outside the learned `labels` count as one class.
     """
     number = {name: n for n, name in enumerate(labels)}
     words = zip(chain(*gold), chain(*predicted), strict=True)
@@ -142,10 +136,7 @@ def tag_grounds(gold: _Tags, predicted: _Tags, units: np.ndarray) -> Grounds:
 def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
-    """List the most confident wrong tags, at most one per sentence.
-
-    `sure` has the probability of each predicted tag.
-    """
+    """List the most confident wrong tags, at most one per sentence; `sure` has probabilities."""
     places: list[tuple[int, int]] = []
     confidence: list[float] = []
     for number, (example, tags, shares_of) in enumerate(
@@ -174,10 +165,7 @@ def tag_mistakes(
 def _confused(
     found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices in `labels` of each span's gold and predicted type.
-
-    The index `len(labels)` means "no entity".
-    """
+    """Return each span's gold and predicted index in `labels`; `len(labels)` means "no entity"."""
     number, none = {name: n for n, name in enumerate(labels)}, len(labels)
     truth: list[int] = []
     guess: list[int] = []

@@ -1,9 +1,8 @@
 """Entity tags: detection and check of the schemes IOB1, IOB2 and IOBES; conversion to IOB2.
 
 A tag is `O`, or a prefix and a type such as `B-PER`. In IOB2, each entity begins with B. In IOB1,
-an entity begins with I, or with B if it directly follows an entity of the same type. IOBES is IOB2
-with E for the last word and S for a single word. BILOU and BMES are read as IOBES: L as E, U as S,
-M as I.
+an entity begins with I, or with B right after an entity of the same type. IOBES is IOB2 with E for
+the last word and S for a single word. BILOU and BMES are read as IOBES: L as E, U as S, M as I.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,9 +117,8 @@ def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
 def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"]:
     """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
-    If there are no entities, the scheme is `iob2`. Sentences without tags are skipped. A tag that
-    looks like a prefix may be a part of speech, such as M for numerals. The scheme is therefore
-    `plain` if no tag has a type and most of the distinct tags are not prefixes.
+    The scheme is `iob2` if there are no entities, and `plain` if no tag has a type and most
+    distinct tags are not prefixes (M may mean numerals). Sentences without tags are skipped.
 
     Raises:
         UserError: the tags break every scheme (the message names the scheme with the fewest faults,
@@ -167,8 +165,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
     If `lenient`, tags that follow no scheme are read as the CoNLL script does (see `entities`).
 
     Raises:
-        UserError: tags do not mark entities or, if `lenient` is false, follow no scheme (see
-            `detect_scheme`).
+        UserError: tags do not mark entities, or follow no scheme and `lenient` is false.
     """
     if lenient:
         for example in examples:
@@ -190,11 +187,10 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
 
 
 def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> LabelSet:
-    """Return the tags to learn.
+    """Return the tags to learn; for entities: O, then B and I of each type.
 
-    For entities, these are O, then B and I of each type. Every type gets both prefixes, because a
-    type that has only single words in the training data may have longer entities in other data.
-    Plain tags are sorted.
+    Every type gets B and I, because a type that has only single words in training may have longer
+    entities in other data. Plain tags are sorted.
 
     Raises:
         UserError: there are no tags.

@@ -30,14 +30,12 @@ def read_columns(
 ) -> list[TaggedExample]:
     """Read one word per line, with columns separated by tabs or spaces; blank lines end sentences.
 
-    If the line of the file's first word contains a tab, single tabs separate columns, and a word
-    may contain spaces. Otherwise runs of spaces separate columns. Quotes have no meaning, and a
-    no-break space is part of a word.
+    If the line of the first word has a tab, single tabs separate columns, and words may have
+    spaces; else runs of spaces separate columns. Quotes and no-break spaces belong to words.
 
     Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment` (if set) are
-    skipped. Set `comment` only if no word begins with the same characters: in CoNLL-2003, some
-    words begin with `#`.
+    skipped, so no word may begin with it; in CoNLL-2003, some words begin with `#`.
 
     Raises:
         UserError: the file is missing, is not UTF-8, has no words, or lacks a requested column; or
@@ -108,9 +106,8 @@ def read_conllu(
 ) -> list[TaggedExample]:
     """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
 
-    The words are syntactic words. Lines with a range (`3-4 zum`) are skipped, because they only
-    give the written form of the next words; so are empty nodes (`5.1`). `_` means that a word has
-    no tag. If no word has a tag, or `column` is None, the sentences have no tags.
+    Words are syntactic words: ranges (`3-4 zum`) and empty nodes (`5.1`) are skipped. `_` means
+    that a word has no tag. If no word has a tag, or `column` is None, the sentences have no tags.
 
     Raises:
         UserError: the file is missing or not UTF-8, or has no words; or a line does not have ten
@@ -156,8 +153,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     If `with_tags` is false, words without a language are accepted too.
 
     Raises:
-        UserError: the first word has no language, another word has a different language, or
-            `read_columns` finds a fault.
+        UserError: words have no language or different languages, or `read_columns` finds a fault.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -186,14 +182,12 @@ def read_token_lists(
 ) -> list[TaggedExample]:
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
-    `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If the
-    file has integer ids in place of tags, `tag_names` lists the tags in the order of their ids,
-    from 0. TFDS knows the names itself.
+    `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If
+    tags are integer ids, `tag_names` are the tags 0, 1, ...; TFDS knows the names itself.
 
     Raises:
         UserError: the file cannot be read or lacks a column; or a row has no words, an empty word,
-            lists of different lengths, or a tag that is not text or has no name. The message lists
-            the first faults and counts the others.
+            lists of different lengths, or a tag that is not text or has no name.
     """
     name = str(name)
     problems = Problems(name)

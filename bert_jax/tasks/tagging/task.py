@@ -66,11 +66,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best score of a constant prediction.
-
-        For accuracy, the constant is one tag for all words. For other metrics, the constant is one
-        entity type, predicted either for each word or for each sentence as a whole.
-        """
+        """Return the best score of one tag per word, or one entity type per word or sentence."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)
@@ -101,10 +97,7 @@ class TaggingSplit(Split):
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for confidence intervals, and details for the report.
-
-        The details are the scores by type or tag, the confusion matrix, and the mistakes.
-        """
+        """Return data for intervals, scores by type or tag, the confusion matrix, and mistakes."""
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
         def details() -> dict[str, Any]:
@@ -122,9 +115,8 @@ class TaggingSplit(Split):
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield predictions.jsonl and predictions.txt.
 
-        predictions.txt has a line for each word, with the columns that the CoNLL script expects:
-        the word, the tag in the file (if the file has tags), and the predicted tag. Spaces separate
-        the columns, or tabs if a word contains a space.
+        predictions.txt has, for each word, the columns of the CoNLL script: the word, the file's
+        tag (if any) and the predicted tag, separated by spaces (tabs if a word contains a space).
         """
         yield from super()._prediction_files(outputs, scores)
         mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
@@ -155,10 +147,7 @@ class TaggingSplit(Split):
 
 
 class TaggingTask(Task[TaggingConfig]):
-    """A tagging task, configured by `kind: tagging`.
-
-    Entity tags are learned, scored and written as IOB2, whatever the scheme of the files.
-    """
+    """A tagging task (`kind: tagging`). Entity tags are learned, scored and written as IOB2."""
 
     SPLIT = TaggingSplit
     objective: HeadKind = "tags"

@@ -24,11 +24,9 @@ class TagWindow:
     """Index of the window's sentence."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Index (within the sentence) of the word that each position labels; -1 if the position labels
-    no word."""
+    """Index in the sentence of the word that each position labels; -1 if it labels no word."""
     labels: Int32[np.ndarray, " L"]
-    """Label of the word at each position. `NO_LABEL` means that the position labels no word, or
-    that the word has no known tag."""
+    """Label of each position's word; `NO_LABEL` if there is no word or its tag is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +80,7 @@ def tag_windows(
     Each word is encoded on its own, as a word inside a sentence. A word without tokens (a
     zero-width space) becomes [UNK], so that it can be labelled. A word whose tag is not among
     `labels` has `NO_LABEL`, and a warning names such tags; if `labels` is None, all words have
-    `NO_LABEL`. `stride` is the number of ids between the starts of two windows (BERT's
-    `doc_stride`; in Transformers the name means the overlap).
+    `NO_LABEL`. `stride` is the number of ids between two windows' starts (`doc_stride` in BERT).
 
     Raises:
         UserError: `max_length` or `stride` is out of range.

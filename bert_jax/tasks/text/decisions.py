@@ -88,10 +88,7 @@ class Decisions:
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare predicted probabilities with the fraction of correct predictions.
-
-        The predictions are the best class of each row or, for a multi-label task, all labels.
-        """
+        """Compare probabilities of best classes, or of labels, with how often they come true."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)
@@ -104,16 +101,12 @@ PLAIN = Decisions()
 def reliability(
     shares: Float[np.ndarray, " M"], came_true: Bool[np.ndarray, " M"], bins: int = NUM_BINS
 ) -> dict[str, Any]:
-    """Compare the probabilities of predictions with the fraction of predictions that came true.
-
-    Predictions are grouped by probability into bins (i / bins, (i + 1) / bins].
+    """Compare probabilities with the fraction that came true, in bins (i / bins, (i + 1) / bins].
 
     Returns:
-        Three lists with an entry per bin, and `ece`. The lists are `counts`, the number of
-        predictions; `confidence`, their mean probability; and `accuracy`, the fraction of
-        predictions that came true. In an empty bin, all three are 0.
-        `ece`, the expected calibration error, is the mean gap between `confidence` and `accuracy`,
-        weighted by `counts`.
+        Lists with an entry per bin (0 if the bin is empty): `counts`; `confidence`, the mean
+        probability; `accuracy`, the fraction that came true. Also `ece`, the expected calibration
+        error: the mean gap between `confidence` and `accuracy`, weighted by `counts`.
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)
@@ -148,8 +141,7 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Labels) -> float:
 def _best_threshold(shares: Float[np.ndarray, " N"], labels: Bool[np.ndarray, " N"]) -> float:
     """Return the threshold with the highest F1; if several tie, the nearest to 0.5.
 
-    Thresholds lie halfway between neighbouring probabilities. If no row has the label, the
-    threshold is 0.5.
+    Thresholds lie halfway between neighbouring probabilities; a label that no row has gets 0.5.
     """
     if not labels.any():
         return 0.5

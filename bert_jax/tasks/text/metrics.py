@@ -50,8 +50,7 @@ def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]
 def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
     """Return spearman, the correlation of ranks, and pearson, the linear correlation of scores.
 
-    Both are NaN if labels or predictions are constant or have a NaN; pearson is NaN for infinite
-    scores too.
+    Both are NaN if labels or predictions are constant or have a NaN, pearson also for infinities.
     """
     from scipy.stats import pearsonr, spearmanr  # takes half a second to import
 
@@ -202,10 +201,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return the mean ranks (d, N) of examples under each of d weightings `w` (d, N).
-
-    `places` (N,) has the index of each example's value in the sorted distinct values.
-    """
+    """Return mean ranks (d, N) under weights `w` (d, N); `places` index sorted distinct values."""
     counts = w @ indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 

@@ -30,8 +30,7 @@ def open_table(config: TableConfig) -> list[Data[TextExample]]:
 def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[Data[TextExample]]:
     """Hold out a part of the rows as dev; rows with equal texts stay in the same part.
 
-    If the table has groups, the rows of a group stay together too, and both parts get the same mix
-    of labels.
+    If there are groups, a group's rows stay together too, and both parts get the same label mix.
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:
@@ -57,11 +56,7 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
 def _of_groups(
     path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
 ) -> list[bool]:
-    """Choose the groups to hold out as dev; return whether each row is held out.
-
-    Raises:
-        UserError: train or dev would be empty.
-    """
+    """Choose groups to hold out; return a flag per row, or raise a UserError if a part is empty."""
     groups = joined(keys, [example.group for example in data.examples])
     kinds = strata([example.label for example in data.examples])
     shares = (config.dev_rate, 1 - config.dev_rate)
@@ -97,9 +92,8 @@ def read_glue_source(
 ) -> Data[TextExample]:
     """Read a split of the task by its name, an official file, or another table.
 
-    MNLI also has the split `ax`. A file with the name of an official file is read in the official
-    format. Other files must have the column names of GLUE or of TensorFlow Datasets; their labels
-    are read only if `labelled`.
+    MNLI also has the split `ax`. A file named like an official file is read as one. Other files
+    must have the column names of GLUE or TensorFlow Datasets; labels are read only if `labelled`.
 
     Raises:
         UserError: no split or file has this name, or the file cannot be read.

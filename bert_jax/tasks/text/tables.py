@@ -43,8 +43,7 @@ def read_texts(
         labelled: whether to read the labels.
         score_range: lowest and highest valid score; None permits any finite number.
         more: names of other columns to read.
-        texts_of: function that gets a row's origin and the row's values in the columns `more`, and
-            returns the texts for `TextExample.more`.
+        texts_of: function that makes `TextExample.more` from a row's origin and values in `more`.
 
     Raises:
         UserError: the file cannot be read or lacks a column, or rows are wrong; the message names

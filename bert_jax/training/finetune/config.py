@@ -37,8 +37,7 @@ FREE_FIELDS = (
     "training.remat",
     "training.stall_seconds",
 )
-"""Fields that a restart may change. But new values of `init`, `head` and `distil.teacher` must lead
-to the same weights."""
+"""Fields that a restart may change; `init`, `head`, `distil.teacher` must give the same weights."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     max_buckets: Count = 4
     """Largest number of lengths to which rows are padded. Each length needs a compilation."""
     dropout_rate: Rate | None = 0.1
-    """Dropout rate in the encoder, in attention and before the head. With task.kind=squad, there is
-    no dropout before the head.
+    """Dropout rate in encoder and attention, and before the head (0 there with task.kind=squad).
     None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
     was pretrained without attention dropout has no attention dropout here either."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -112,14 +110,12 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 class FinetuneGuardConfig(GuardConfig):
     """Treatment of bad steps in each run of a sweep.
 
-    A run that the guard stops has failed, and all other runs go on. If there is only one run, the
-    command ends with exit code 4.
+    If the guard stops a run, the run has failed; others go on. A single run ends with exit code 4.
     """
 
     spike_sigmas: NonNegative = 0.0
-    """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
-    spike; the distance is at least 1 nat. 0, the default, means that only non-finite values are
-    bad."""
+    """Distance of a spike above the mean of recent losses, in standard deviations, but at least 1
+    nat. 0, the default, means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range, or options that only pretraining has."""

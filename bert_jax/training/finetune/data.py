@@ -26,9 +26,8 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     """Read a model together with its task, so that it can be scored on labelled data.
 
     Args:
-        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format. In the
-            latter case, the model must have a task head; the task is derived from the head's kind
-            and labels, and from the maximum length of the model.
+        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a
+            task head; the task is then derived from the head and the model's maximum length.
         columns: Fields of the task to change, such as the names of the text and label columns.
 
     Raises:
@@ -81,10 +80,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 
 
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
-    """Read the dev and the test data of a run, or only the split `name`.
-
-    The training file is read only if the dev data are a part of this file.
-    """
+    """Read dev and test data, or only the split `name`; read train only if dev is a part of it."""
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
     sources = {**task.config.dev_sources, **task.config.test_sources}

@@ -112,8 +112,7 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Score minus another model's score, by split and name of the score, with paired 95%
-    intervals."""
+    """Score minus another model's score, by split and name, with paired 95% intervals."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -133,8 +132,7 @@ def evaluate_finetuned(
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
-        data: Labelled data: a file, a split of GLUE, or the run's `dev` or `test`. None means the
-            dev and the test data of the run.
+        data: Labelled file, split of GLUE, or the run's `dev` or `test`; None means dev and test.
         reports: Files that `bert-jax contamination` wrote about the data. If there are none, the
             reports on the corpora of the run's lineage are used.
         versus: Directory of another model, whose scores on the same examples are subtracted.
@@ -190,11 +188,7 @@ def _same_splits(
     versus: Path | str, other: SavedModel, data: str | None, model: SavedModel,
     splits: Sequence[Split],
 ) -> dict[str, Split]:  # fmt: skip
-    """Return another model's splits, by name. They must have the same labels and examples.
-
-    Raises:
-        UserError: The models' labels differ, or the examples of a split do.
-    """
+    """Return another model's splits by name; raise a UserError if labels or examples differ."""
     mine, theirs = (task_of(each).spec.labels for each in (model, other))
     if mine != theirs:
         raise UserError(
@@ -256,9 +250,8 @@ def divide(
 ) -> dict[str, list[int]]:
     """Group the indices of a split's examples by contamination: clean, seen or unjudged.
 
-    `texts` maps the key of a text to two counts: the number of n-grams in the text, and how many of
-    them occur in the run's corpora. If `texts` contains no example of the split, the result is
-    empty.
+    `texts` maps the key of a text to two counts: all its n-grams, and how many of them the run's
+    corpora contain. If `texts` contains no example of the split, the result is empty.
 
     Raises:
         UserError: `needed` is true, but `texts` contains no example.
@@ -281,8 +274,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores` are the scores of all examples; they include the null threshold of SQuAD. `parts` comes
-    from `divide`.
+    `scores` of all examples include the null threshold of SQuAD. `parts` comes from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

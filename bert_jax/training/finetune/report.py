@@ -85,9 +85,8 @@ class TaskScorer:
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
         """Score the test data with the best parameters of each trial in a wave.
 
-        A trial without a finite dev score gets no test scores. If the saved model is from this
-        wave, also write its report on dev and test. (The saved model is the best model so far of
-        the first initialisation.)
+        A trial without a finite dev score gets no test scores. If the saved model, the best so far
+        of the first initialisation, is from this wave, also write its report on dev and test.
 
         Raises:
             SaveFailedError: The report cannot be written.
@@ -158,9 +157,8 @@ def write_reports(
 ) -> list[Path]:
     """Write report.md, report.json and pictures, and return their paths.
 
-    `reports` maps split names to reports. `record` has further entries for report.json. A picture
-    shows the last split for which it can be drawn. `directory` is created if needed, and existing
-    files are replaced.
+    `reports` maps split names to reports. `record` adds entries to report.json. A picture shows the
+    last split for which it can be drawn. `directory` is made if needed, and old files are replaced.
 
     Raises:
         UserError: The directory cannot be written.

@@ -46,8 +46,7 @@ def read_inits(
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
-        UserError: `init` is empty; or `sweep.baseline` is `init` or has other sizes or another
-            tokenizer.
+        UserError: `init` is empty, or `sweep.baseline` is `init` or differs in sizes or tokenizer.
     """
     if not config.init:
         raise UserError(
@@ -80,10 +79,7 @@ def read_inits(
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Drop the pooler of a model if classifiers of its family have no pooler.
-
-    A model with a task head keeps its pooler if the head reads the pooler.
-    """
+    """Drop a model's pooler if its family's classifiers have none, unless a task head reads it."""
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
     return saved if own.pooler else saved.without({"pooler"})

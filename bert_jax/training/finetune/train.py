@@ -59,8 +59,7 @@ def finetune(
 
     Raises:
         BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).
-        UserError: Configuration, data, initialisation and work directory do not fit together.
-            Nothing has been written.
+        UserError: Configuration, data, initialisation or directory conflict; nothing is written.
         NoModelError: No run of the first initialisation had a finite score. Statistics are written.
         SaveFailedError: Several saves in a row have failed.
         DamagedCheckpointError: None of the run's checkpoints is intact.

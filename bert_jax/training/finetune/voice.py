@@ -154,11 +154,10 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
 
     A model that guesses without reading the text exceeds the goal in at most about 5% of cases.
 
-    The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw each
-    label as often as it occurs may do better: they have an expected score of 1 / `num_labels`.)
-    The goal is the 95% quantile of the accuracy on `rows` rows, if each guess is right with this
-    probability. It is exact for accuracy. Other means of values in [0, 1] do not vary more, so the
-    goal may be higher than necessary for F1. For correlations, the goal comes from Student's t.
+    The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw
+    labels as often as they occur may reach 1 / `num_labels`.) The goal is the 95% quantile of the
+    accuracy on `rows` rows if each guess is right with this probability: exact for accuracy,
+    perhaps too high for F1, which varies no more. For correlations, Student's t gives the goal.
 
     `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
     `num_labels` is the number of labels of a single-label task.

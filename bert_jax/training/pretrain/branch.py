@@ -1,9 +1,8 @@
 """Branches: runs that continue a checkpoint of another run (`bert-jax pretrain --branch-from`).
 
-A branch takes over all state of the other run: parameters, optimizer moments and the index of the
-next batch. Both runs have the same seed, and so the same random numbers. Since they share the steps
-before the branch, their configurations must agree in the fields that determine these steps. Later
-steps may differ.
+A branch takes over all state of the other run: parameters, optimizer moments, the index of the next
+batch and, through the seed, random numbers. The runs share all steps before the branch, so their
+configurations must agree in the fields that determine these steps. Later steps may differ.
 """
 
 import contextlib
@@ -77,8 +76,7 @@ class Branch:
         this text. `abstract` is the state as abstract arrays.
 
         Raises:
-            UserError: The runs differ (the message lists the differences), or this run has no steps
-                after the branch.
+            UserError: The runs differ (the message says how), or no steps follow the branch.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -118,10 +116,9 @@ class Branch:
 
     @contextlib.contextmanager
     def keeping(self, branch: str) -> Iterator[None]:
-        """Mark the checkpoint as kept forever, for the sake of the run in `branch`.
+        """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
-        `branch` is a work directory. The body of the `with` statement begins the run there. If the
-        body fails, a mark that was not there before is removed.
+        The `with` block begins the run. If it fails, a mark that was not there before is removed.
 
         Raises:
             UserError: The other run's work directory cannot be written.
@@ -175,8 +172,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
 
     Args:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
-            read back after saving. If empty, the run can only be a branch that has already begun:
-            its config.json names the checkpoint.
+            read back after saving. If empty, a branch that has begun is found from its config.json.
         work: Work directory of the run.
         there: Content of `work`.
 
@@ -274,10 +270,7 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how the phases before the branch differ between the runs.
-
-    `share` is the fraction of this run's steps that come before the branch.
-    """
+    """Describe how phases before the branch differ; `share` of this run's steps come before it."""
     old_steps, new_steps = (
         " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
     )

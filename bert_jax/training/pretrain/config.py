@@ -176,10 +176,7 @@ class PretrainConfig(Bounded):
         return () if phase.corpus else phase.mixture or self.data.mixture
 
     def temperature_of(self, number: int) -> float | None:
-        """Return the mixture temperature of a phase; None if there is no mixture.
-
-        The temperature is the exponent of the corpus sizes.
-        """
+        """Return the exponent of corpus sizes in a phase's mixture; None if there is no mixture."""
         own = self.training.phases[number].mixture_temperature
         if not self.mixture_of(number):
             return None

@@ -41,9 +41,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
-        data: Settings of a run. With settings, the text is read in windows of shards, and shards
-            are checked in the background. If None, the text is read without windows, and the cache
-            has its default settings.
+        data: Settings of a run, which reads text in windows of shards and checks them in the
+            background. If None, there are no windows, and the cache has its default settings.
 
     Raises:
         UserError: The path is empty, has an unsupported scheme or contains no store; the two stores

@@ -160,8 +160,7 @@ def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: st
     `name` is the directory of the corpus (option --corpus). `directory` is the model's directory.
 
     Raises:
-        UserError: The corpus has no held-out text or another tokenizer than the model, or the model
-            has no masked-LM head.
+        UserError: There is no held-out text, the tokenizers differ, or there is no masked-LM head.
     """
     if corpus.heldout is None:
         raise UserError(

@@ -47,9 +47,7 @@ def grow_model(
     max_rows: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write a larger model and read it back; return the content of its `growth.json`.
-
-    If this fails, `out` is left as it was.
+    """Write and read back a larger model, or leave `out` as it was; return its `growth.json`.
 
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
@@ -62,9 +60,8 @@ def grow_model(
         say: Function that receives a line about each step of the work.
 
     Raises:
-        UserError: The source is not a pretrained model, it cannot grow to a requested size, the
-            corpus has another tokenizer or no held-out text, or Transformers has no class for the
-            larger model.
+        UserError: The source is not a pretrained model or cannot grow to a given size, the corpus
+            has another tokenizer or no held-out text, or Transformers has no class for the result.
         ProofFailedError: The written model reads back differently.
     """
     stores = open_corpus(corpus) if corpus else None

@@ -47,8 +47,7 @@ class Probe(Scorer):
         `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
-            UserError: The recipe cannot be read or used, or the model cannot learn the recipe's
-                task.
+            UserError: The recipe cannot be read or used, or its task does not suit the model.
         """
         self.given, self._run, self._work = config.training.probes[number], config, work
         self.name = Path(self.given.recipe).stem

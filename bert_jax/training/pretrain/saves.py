@@ -59,8 +59,7 @@ def check_workdir(
     text. `teacher` is the digest of the teacher.
 
     Raises:
-        UserError: The work directory contains a different run (the message lists the differences)
-            or a different tokenizer.
+        UserError: The directory has a different run (the message says how) or tokenizer.
     """
     record = there.record
     if record is None:

@@ -56,25 +56,22 @@ class TrainingConfig(Bounded, section="training"):
     evenly over the mesh, the run raises the divisor at its first start and then keeps it."""
     gather: Literal["layer", "step"] = "layer"
     """Schedule for gathering the parameters that mesh.fsdp splits. layer: for each layer of each
-    micro-batch. step: once per step; gradients are then reduced once, at the end of the step.
-    `step` needs memory for unsplit matrices in the compute type and for unsplit gradients in
-    float32."""
+    micro-batch. step: once per step; gradients are then reduced at the end of the step. `step`
+    needs memory for unsplit matrices in the compute type and unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which gradients are summed over devices at the end of a step. `bfloat16` sends half
     the bytes, but the sums keep only 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations. Each phase also ends with an evaluation; if this number
-    is 0, there are no other evaluations."""
+    """Number of steps between evaluations, 0 for none. Each phase also ends with an evaluation."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
-    """Time limit, in seconds, for each step (with its compilation), evaluation batch, restore and
-    save. If one of them takes longer, the process writes the stacks of its threads and ends with
-    exit code 6. 0 means no limit."""
+    """Time limit, in seconds, for each step (with compilation), evaluation batch, restore and save.
+    Past it, the process writes all stacks and ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
         """Raise an error if the phases do not cover the run, or if a probe has no unique name."""

@@ -114,8 +114,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
     """Return the configuration with a batch unit that makes each batch divisible by `shards`.
 
-    `kept` is the batch unit of a run that has already begun, or 0. The run keeps `kept` if `kept`
-    is a multiple of the configured unit.
+    `kept` is the unit of a begun run, or 0; it stays if it is a multiple of the configured unit.
     """
     training = config.training
     unit = training.batch_unit

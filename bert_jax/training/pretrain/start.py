@@ -26,15 +26,13 @@ def resolve_start(
     """Read the initial model and the teacher; return the configuration with their architectures.
 
     Once a run has saved, the initial model is not read again: it may have been deleted. A branch
-    never reads an initial model; its architecture comes from `branches_from`, the configuration of
-    the run that it continues.
+    reads none; its architecture comes from `branches_from`, the other run's configuration.
 
     `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
     `there` is the content of the work directory.
 
     Raises:
-        UserError: The tokenizers of a model and the corpus differ, or the run cannot learn from the
-            teacher (see `resolve_teacher`).
+        UserError: A model and the corpus have different tokenizers, or the teacher is unsuitable.
     """
     initial, before = None, branches_from
     if there.steps:
@@ -54,10 +52,9 @@ def resolve_start(
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
-    """Check that a model has the tokenizer of the corpus; do nothing if `fingerprint` is None.
+    """Check that a model has the corpus's tokenizer, `fingerprint`; do nothing if it is None.
 
-    `fingerprint` identifies the corpus's tokenizer. The error message begins with `where`: the
-    field or option that names the model's `directory`.
+    The error message begins with `where`, the field or option that names the model's `directory`.
     """
     there = model.tokenizer.fingerprint
     if fingerprint is not None and there != fingerprint:

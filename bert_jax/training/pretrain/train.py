@@ -67,8 +67,7 @@ def train(
             and a terminal shows a progress bar.
 
     Raises:
-        UserError: Configuration, corpus, devices and work directory do not fit together. Nothing
-            has been written.
+        UserError: Configuration, corpus, devices or work directory conflict; nothing is written.
         BadStepError: The guard has stopped the run at a bad step (see `GuardConfig.on_bad_step`).
         DivergedError: The loss has diverged, and `guard.on_divergence` is "stop".
         DamagedCheckpointError: None of the run's checkpoints is intact.
@@ -83,10 +82,7 @@ def train(
 def _batches(
     examples: ExampleStream, mesh: Mesh, first: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield batches, placed on the mesh, starting with batch `first`, counted from 0.
-
-    Threads prepare rows in advance.
-    """
+    """Yield batches on the mesh, from index `first` on. Threads prepare rows in advance."""
     with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
         for batch in rows:
             yield place_batch(batch, mesh)

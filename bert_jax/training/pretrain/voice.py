@@ -183,10 +183,7 @@ def summary(
 
 
 def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """List the formats to which models cannot be exported, and why.
-
-    `models` maps the name of each part to its model and parameters.
-    """
+    """List the formats to which `models`, by name of the part, cannot be exported, and why."""
     refused: dict[str, list[str]] = {}
     if network := config.objective.network(config.model):
         try:

@@ -2,10 +2,8 @@
 
 Goodput is the fraction of the time in which the run computed steps that count towards its result,
 without waits for input. Badput is all other time, divided by reason: `compile`, `restore`, `save`,
-`evaluation`, `input`, `startup` and `lost`. `startup` is the time before the first step that has no
-other reason. `lost` is the time of steps that had to be repeated: a start was stopped before it
-saved them, and a later start resumed from an earlier checkpoint. The time between starts is counted
-separately, as `down`.
+`evaluation`, `input`, `startup` (other time before the first step) and `lost` (steps that a later
+start repeated, because they were not saved). Time between starts is counted separately, as `down`.
 """
 
 import contextlib

@@ -95,12 +95,10 @@ def loss_figure(
 ) -> Any:
     """Draw the first metric on training and held-out text, and below it other metrics and probes.
 
-    Dashed lines show what a model that ignores its input achieves. For the first metric, this is
-    the baseline (for masked words, the unigram entropy). For accuracy on labels, it is the
-    frequency of the majority label.
+    Dashed lines show what a model that ignores its input achieves: the baseline of the first metric
+    (for masked words, the unigram entropy), and the frequency of the majority label.
 
-    `rows` come from `metrics.jsonl`. A vertical line marks each change of phase. The result is a
-    matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`. Vertical lines mark new phases. Return a matplotlib `Figure`.
     """
     first = metrics[0]
     shares = [
@@ -224,8 +222,7 @@ def terminal_curve(
 ) -> list[str]:
     """Draw the losses as lines of text, or return no lines if there are no points.
 
-    Points are (step, nats), in ascending order. `width` is the width in characters. `plain` asks
-    for ASCII without colours.
+    Points are (step, nats), in order; `width` is in characters; `plain` is ASCII without colours.
     """
     import plotext
 

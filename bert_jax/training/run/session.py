@@ -130,9 +130,8 @@ class Session:
     def open(self, prepare: Callable[[], None]) -> Iterator[contextlib.ExitStack]:
         """Run the `with` block under the watchdog, and write an event if an error ends the block.
 
-        `prepare` makes the first files of the work directory. The work directory is uploaded before
-        and after the block. The block may add callbacks to the yielded `ExitStack`, which is closed
-        when the block ends.
+        `prepare` makes the first files of the work directory, which is uploaded before and after
+        the block. The block may add callbacks to the yielded `ExitStack`, to be called at its end.
         """
         with self._watchdog:
             prepare()
@@ -189,8 +188,7 @@ class Session:
     ) -> None:
         """Write an event; then raise `error`, which stops the run, or else print the message.
 
-        `number` is the batch or the step to which the event belongs; the metrics record it.
-        `values` are added to the event.
+        `number`, the event's batch or step, goes into the metrics. `values` are added to the event.
         """
         self.out.write(self.step, {f"event/{kind}": number})
         self.event(kind, message, **values)

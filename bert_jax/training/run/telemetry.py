@@ -30,8 +30,7 @@ _FIRST_LINE = 5
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Return the peak FLOP/s of one JAX device, or None if the peak is unknown.
 
-    The peak is known for bfloat16 only. Products of float32 matrices use other hardware units or
-    take several passes, so their peak differs.
+    The peak is known for bfloat16 only; float32 products use other units or take several passes.
     """
     accelerator = ACCELERATORS.get(device_kind)
     if accelerator is None or dtype != "bfloat16":
@@ -277,10 +276,9 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe the metrics of a row; return "" if the row lacks the first metric.
+    """Describe a row's first metric and others with short names; return "" without the first.
 
-    Other metrics without a short name are left out. `split` is the prefix of the columns: `train`
-    or `eval`. `baseline` is the baseline of the first metric.
+    `split` is the prefix of the columns: `train` or `eval`. `baseline` is the first metric's.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

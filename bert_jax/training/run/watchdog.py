@@ -1,8 +1,7 @@
 """A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
-All processes take part in each step. If one process is dead, stopped or waiting for a file, the
-others hang within a step, and no exception or signal handler can end this step. The watchdog can,
-because it runs in a thread of its own.
+All processes take part in each step. If one is dead, stopped or waiting for a file, the others hang
+within a step, which no exception or signal handler can end. The watchdog's own thread can.
 """
 
 import contextlib

@@ -145,8 +145,7 @@ class BadStepError(RuntimeError):
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write a message that names the fault, its likely cause and the remedies.
 
-        `last_saved` is the path of the newest checkpoint, or "". `look` is a command that shows the
-        batch, or "".
+        `last_saved`, the newest checkpoint's path, and `look`, which shows the batch, may be "".
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""

@@ -31,9 +31,8 @@ class GuardConfig(Bounded, section="guard"):
     """Reaction to a bad step. stop: the run ends, without taking the step. skip: the run goes on
     with the next batch, and parameters and optimizer stay as they are."""
     on_divergence: Literal["report", "stop"] = "report"
-    """Reaction to a loss that rises gradually and stays high, although no single step is bad (see
-    `loss_monitor.LossMonitor`). report: the run prints a warning and goes on. stop: the run ends
-    with an error."""
+    """Reaction to a loss that rises gradually and stays high, although no step is bad (see
+    `loss_monitor.LossMonitor`). report: the run goes on, with a warning. stop: the run ends."""
     max_skips: Count = 10
     """Largest number of batches that may be skipped in a row. One more bad batch stops the run."""
     spike_sigmas: NonNegative = 10.0

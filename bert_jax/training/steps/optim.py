@@ -35,9 +35,8 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Functions that build an optimizer from the configuration and the parameters' logical axes. The
-optimizer's state must have the field `num_updates`. `make_optimizer` adds clipping and the learning
-rate."""
+"""Functions that build an optimizer, whose state must have the field `num_updates`, from the
+configuration and the logical axes. `make_optimizer` adds clipping and the learning rate."""
 
 
 class Progress(NamedTuple):
@@ -77,11 +76,9 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Peak of the learning rate, reached at the end of the warm-up."""
     schedule: ScheduleName = "linear"
     """Shape of the decay from the peak. `wsd` and `one_minus_sqrt` first hold the peak; `wsd` then
-    falls linearly. `inverse_sqrt` is proportional to 1 / sqrt(n) at the n-th update, whatever the
-    length of the run."""
+    falls linearly. `inverse_sqrt` falls as 1 / sqrt(n) at update n, whatever the run's length."""
     decay_share: Part = 0.2
-    """Length of the decay of `wsd` and `one_minus_sqrt`, as a fraction of the steps after the
-    warm-up. Until the decay, the rate stays at the peak."""
+    """Fraction of the steps after the warm-up that the decay of `wsd` or `one_minus_sqrt` takes."""
     end_share: Rate = 0.0
     """Fraction of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
@@ -131,9 +128,8 @@ def learning_rate_schedule(
     """Build the function that maps the index of an update, counted from 0, to its learning rate.
 
     In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
-    warmup_steps - 1 has the peak. Then the rate decays. It would reach its final value one step
-    after the last of `num_steps` updates. A decay that a phase sets reaches its final value at the
-    phase's last step.
+    warmup_steps - 1 has the peak. Then the rate decays: to its final value one step after the last
+    of `num_steps` updates or, if a phase sets the decay, at the phase's last step.
 
     `phase` is the learning rate of the phase whose steps are scheduled; None means the run's rate.
     """
@@ -162,8 +158,7 @@ def make_optimizer(
     """Build the optimizer `config.name`, with clipping and a schedule over `num_steps`.
 
     The optimizer's state has the same structure for every `phase`. `logical_axes` is a tree like
-    the parameters, with a tuple of axis names for each parameter. The axis name "layers" marks
-    stacked layers.
+    the parameters, with a tuple of axis names for each; the name "layers" marks stacked layers.
     """
     rate = learning_rate_schedule(config, num_steps, phase)
     optimizer = OPTIMIZERS[config.name](config, logical_axes)

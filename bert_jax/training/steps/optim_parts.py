@@ -182,13 +182,11 @@ def muon(
     """Build Muon (Jordan et al. 2024) for the hidden matrices; `rest` trains all other parameters.
 
     The step of a matrix is its momentum, with all singular values made about equal by five
-    Newton-Schulz iterations. The step is scaled by 0.2 sqrt(the larger side). This makes it as
-    large as an AdamW step (Liu et al. 2025), so that one learning rate and weight decay suit both.
-    The Nesterov look-ahead is optax's: unlike Jordan's code, it corrects the bias of the average
-    and of the look-ahead.
+    Newton-Schulz iterations. A factor of 0.2 sqrt(the larger side) makes the step as large as
+    AdamW's (Liu et al. 2025), so that one learning rate and weight decay suit both. Optax's
+    Nesterov look-ahead, unlike Jordan's code, corrects the bias of the average and the look-ahead.
 
-    The state of `rest` must be an `OptimizerState`. `logical_axes` tell which parameters are
-    matrices (see `matrix_sides`).
+    The state of `rest` must be an `OptimizerState`. For `logical_axes` see `matrix_sides`.
     """
     sides = matrix_sides(logical_axes)
     orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
@@ -236,10 +234,9 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the axis `embed`. If no axis or
-    more than one axis has this name, this side is the first axis after the layer axis. All other
-    axes together form the other side.
-    Examples: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
+    Hidden matrices are the kernels of stacked layers. One side is the axis `embed` or, unless
+    exactly one axis has this name, the first axis after the layer axis. All other axes form the
+    other side. Examples: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():

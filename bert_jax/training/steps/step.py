@@ -294,10 +294,9 @@ def _cached(
 ) -> tuple[Any, Scalars]:
     """Compute, part by part, the gradient and the sums of a loss that compares all rows of a batch.
 
-    `_summed` does not suit such a loss, because it is not a sum over parts. Here, a first pass
-    computes the arrays that the loss compares, without gradients. Then the gradient of the loss
-    with respect to these arrays is computed for the whole batch at once. A second pass propagates
-    this gradient back through each part. Dropout depends on the row, so both passes have the same.
+    `_summed` needs a sum over parts. Here, a first pass computes the compared arrays, without
+    gradients. Then the gradient with respect to these arrays is computed for the whole batch, and a
+    second pass propagates it back through the parts. Both passes have the same dropout.
 
     `params` are the trained parameters; `used` adds the frozen ones that the objective needs.
     `counts` are the denominators of the loss.

@@ -19,11 +19,7 @@ class StepQueue:
     """
 
     def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
-        """Make an empty queue.
-
-        `read` is called for each step, with the step's number, FLOPs and metrics, and with the
-        newest state.
-        """
+        """Make a queue. `read` gets each step's number, FLOPs and metrics, and the newest state."""
         self._session, self._read = session, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None

@@ -41,11 +41,7 @@ _COLUMNS = (
 
 
 def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
-    """Describe the runs in lines for a fixed-width font.
-
-    Scores are printed times 100. If `percent` is true, they already are percentages, as in SQuAD,
-    and are printed as they are.
-    """
+    """Describe the runs in fixed-width lines; scores are times 100, unless `percent` is true."""
     scale = 1.0 if percent else 100.0
     head = f"{summary.metric}{'' if percent else ' x 100'}: best evaluation of each run"
     if summary.evaluations > 1:
@@ -85,8 +81,7 @@ def write_summary(
 ) -> list[Path]:
     """Write statistics.txt, statistics.png and, last, statistics.json; return their paths.
 
-    Each file appears complete or not at all. `title` is the title of the picture. `percent` is as
-    in `summary_lines`.
+    Files are written atomically. `title` is for the picture. `percent` is as in `summary_lines`.
     """
     text = "\n".join(summary_lines(summary, percent=percent)) + "\n"
     values = json.dumps(summary_json(summary), indent=1, allow_nan=False) + "\n"
@@ -202,8 +197,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 
     A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
     are diamonds to the right of the dev scores. Failed runs are crosses. Lost runs have no finite
-    score: they are crosses at the bottom. A quartile that falls on lost runs is also drawn at the
-    bottom.
+    score: they are crosses at the bottom, and quartiles that fall on them are drawn there too.
 
     `title` is the title of the picture. `percent` is as in `summary_lines`.
     """

@@ -46,8 +46,7 @@ class Outcome:
     scores: Sequence[Mapping[str, Any]]
     """Scores of each evaluation by name, with `step` and `epoch`."""
     best: float | None
-    """Best score of all evaluations, in the metric that selects the best evaluation; None if no
-    score was finite."""
+    """Best score of all evaluations in the selecting metric; None if no score was finite."""
     best_step: int
     failed: str
     """Reason why the trial counts as failed; empty if it has not failed."""
@@ -57,8 +56,7 @@ class Outcome:
     last: float | None = None
     """Score of the last evaluation, at the end of training; None if it is not finite."""
     test: Mapping[str, Any] = field(default_factory=dict)
-    """Scores on the test data, with the parameters of the best evaluation; empty if there is no
-    test data or no finite score."""
+    """Test scores of the best evaluation's parameters; empty without test data or finite score."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Outcome":
@@ -139,10 +137,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TestSummary:
-    """Statistics of all runs of a sweep on test data.
-
-    Nothing is selected on test data: the best learning rates come from dev.
-    """
+    """Statistics of all runs of a sweep on test data; the best learning rates come from dev."""
 
     __test__ = False  # not a test for pytest to collect
 
@@ -206,10 +201,7 @@ def summarise(
     goal: float | None = None,
     test_constant: float | None = None,
 ) -> Summary:
-    """Compute the statistics and comparisons of the runs of a sweep; see `Summary`.
-
-    `test_constant` is `constant_score` on the test data.
-    """
+    """Compute the `Summary` of a sweep's runs; `test_constant` is `constant_score` on test data."""
     trials = [outcome.member for outcome in outcomes]
     if len(set(trials)) < len(trials):
         raise ValueError("one of the trials has two outcomes")

@@ -191,10 +191,7 @@ class Graph:
         return "places"
 
     def masks(self) -> dict[str, str]:
-        """Return the attention masks of global and local layers, under the keys "G" and "L".
-
-        Their shapes are (batch, 1, 1, length) for "G" and (batch, 1, length, length) for "L".
-        """
+        """Return masks for global layers, "G" (B, 1, 1, L), and local layers, "L" (B, 1, L, L)."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
         masks = {"G": self.op("Unsqueeze", mask, self.weight("mask_axes", [1, 2]))}
         if "L" in self.config.attention_pattern:
@@ -206,10 +203,9 @@ class Graph:
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
-        """Return the rotary cosines and sines of global and local layers, under keys "G" and "L".
+        """Return rotary cosines and sines (length, 1, K) of global ("G") and local ("L") layers.
 
-        Their shape is (length, 1, K). The angles of the first K/2 dimensions are negated, so that
-        `rotate` needs only additions.
+        The angles of the first K/2 dimensions are negated, so that `rotate` needs only additions.
         """
         if self.config.positions != "rope":
             return {}
@@ -270,10 +266,7 @@ class Graph:
         return self.affine(self.activation(up, kind), f"{path}.down", params["down"])
 
     def transform(self, x: str, path: str, params: Mapping[str, Any]) -> str:
-        """Apply the layer before a masked-LM or fine-tuning head.
-
-        The layer is a linear map, an activation and, if `params` has one, a normalisation.
-        """
+        """Apply the layer before a head: a linear map, an activation and, if present, a norm."""
         kind = self.config.head_activation or self.config.activation
         x = self.activation(self.affine(x, f"{path}.dense", params["dense"]), kind)
         return self.norm(x, f"{path}.norm", params["norm"]) if "norm" in params else x

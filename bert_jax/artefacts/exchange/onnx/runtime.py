@@ -68,8 +68,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
     Raises:
-        ProofFailedError: The graph cannot be loaded. The returned function also raises this error,
-            if it cannot run the graph.
+        ProofFailedError: The graph cannot be loaded or, in the returned function, cannot be run.
     """
     _, runtime = _packages()
     try:
@@ -141,8 +140,7 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     runs (dynamic quantization). The new graph replaces the proven graph in `out`.
 
     Returns:
-        `kind`, the graph file's size in `bytes` before and after quantization, and the entries of
-        `cost`.
+        `kind`, the graph file's `bytes` before and after quantization, and the entries of `cost`.
 
     Raises:
         UserError: The weights of the graph are in a second file.
@@ -175,11 +173,9 @@ def cost(
     """Measure how far the outputs of a program differ from the outputs of its source.
 
     Returns:
-        `differences` has the largest absolute difference of each output. `equal_predictions` has,
-        for each output with predictions (such as classes, tags or tokens), the fraction of
-        predictions that are equal; for text vectors, the prediction is the nearest neighbour.
-        `cosine` has, for states and text vectors, the smallest cosine between a vector of the
-        program and the source's vector.
+        `differences` has the largest absolute difference of each output. `equal_predictions` has
+        the fraction of predictions (for text vectors, of nearest neighbours) that are equal.
+        `cosine` has the smallest cosine between the program's and the source's states or vectors.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):

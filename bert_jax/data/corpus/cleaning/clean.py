@@ -81,16 +81,13 @@ class CleaningConfig:
     language_threshold: float = 0.8
     """Lowest probability of `language` at which a document is kept."""
     duplicates: bool = False
-    """Whether to drop documents with exactly the words of an earlier document. Such documents are
-    also dropped if one of the next two fields is set."""
+    """Whether to drop word-for-word duplicates of documents (implied by the next two fields)."""
     duplicate_paragraphs: bool = False
     """Whether to leave out paragraphs with exactly the words of an earlier paragraph."""
     near_duplicates: float | None = None
-    """Lowest Jaccard similarity (of word 5-shingles) at which a document is dropped as a
-    near-duplicate; None drops no near-duplicates."""
+    """Lowest Jaccard similarity (word 5-shingles) of near-duplicates to drop; None drops none."""
     without: tuple[str, ...] = ()
-    """Evaluation texts (see `read_evaluation`). Paragraphs that share an n-gram with these texts
-    are left out."""
+    """Evaluation texts (see `read_evaluation`). Paragraphs with n-grams of these are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -212,8 +209,7 @@ class Drops(NamedTuple):
     firsts: np.ndarray
     """(n, 2) int64 for each duplicate: task and index of the document that is kept instead."""
     paragraphs: np.ndarray
-    """(m, 2) int64 for each paragraph to leave out: the index of its document, and the index of the
-    paragraph in the document, ascending."""
+    """(m, 2) int64, ascending: for each paragraph to leave out, its document and index there."""
 
     @classmethod
     def load(cls, path: Path) -> "Drops":
@@ -266,8 +262,7 @@ class Cleaner:
 
     Args:
         config: the rules.
-        drops: decisions of the search for duplicates; None if there is no search, or during the
-            scan that precedes the search.
+        drops: decisions of the search for duplicates; None before this search, or without it.
         source: name of the source, for samples.
         samples: number of dropped documents to keep as samples for each reason.
     """
@@ -288,10 +283,7 @@ class Cleaner:
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:
-        """Return the cleaned text of a document, or why the document is dropped.
-
-        `number` is the index of the document in the task.
-        """
+        """Return the cleaned text, or why the task's document with index `number` is dropped."""
         found = self._clean(number, text)
         if isinstance(found, Dropped):
             self.report.add(found.reason, found.detail, self._source, number, text)
@@ -351,10 +343,7 @@ class Cleaner:
 
 @functools.lru_cache(1)
 def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
-    """Return the n-grams of evaluation texts.
-
-    `digests` is only a part of the cache key, so that changed texts are read again.
-    """
+    """Return the n-grams of evaluation texts. `digests`, part of the cache key, detects changes."""
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}

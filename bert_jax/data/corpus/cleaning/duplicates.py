@@ -1,14 +1,12 @@
 """Search for duplicates, between the first and the second reading of the tasks.
 
 In the first reading, a scan of each task writes the signatures of the documents that pass the
-filters into a directory of arrays. The arrays are an index sorted by key (a hash), so that reading
-a range of keys takes few reads.
+filters into arrays, an index sorted by key (a hash), so that a range of keys takes few reads.
 
 The search divides all keys into ranges. For each range, a worker reads the entries of all scans,
 finds pairs of documents with equal keys, and compares these documents. A worker holds one range in
-memory.
-Pairs join documents into groups, and only the first document of each group is kept. The result
-therefore does not depend on the number of ranges, tasks or processes.
+memory. Pairs join documents into groups, and only the first document of each group is kept. The
+result therefore does not depend on the number of ranges, tasks or processes.
 """
 
 import functools
@@ -159,8 +157,7 @@ def find_duplicates(
     Args:
         scans: directories that `scan` wrote, one per task, in the order of the corpus.
         config: the rules, as for the scans.
-        directory: existing, empty directory for the decisions. All processes of `map_` must be
-            able to reach it and the scans.
+        directory: existing, empty, for the decisions; all processes must reach it and the scans.
         map_: see `Map`. It is called only with functions and items that can be pickled.
 
     Returns:
@@ -215,10 +212,7 @@ class _Work:
         return _opened(*self._scans[task])
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert corpus rows, (n,), to tasks and rows in the tasks, (n,) each.
-
-        A corpus row is the index of a document among the rows of all tasks in succession.
-        """
+        """Convert corpus rows (counted over all tasks) to tasks and rows in them, (n,) each."""
         tasks = np.searchsorted(self.bases, documents, side="right") - 1
         return tasks, documents - self.bases[tasks]
 
@@ -288,8 +282,7 @@ def _document_pairs(work: _Work, span: tuple[int, int]) -> Path:
 def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs (earlier, later) of documents with a key in common, each pair once.
 
-    If several documents have the same key, each later document is paired with the first document
-    and with the document before it.
+    Each document is paired with the first and with the preceding document of the same key.
     """
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
     first = np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -304,10 +297,7 @@ def _candidates(keys: np.ndarray, documents: np.ndarray) -> Iterator[tuple[int, 
 
 
 def _repeated_paragraphs(work: _Work, span: tuple[int, int]) -> Path:
-    """Find paragraphs in a range that repeat earlier paragraphs.
-
-    Write a file with the corpus row and the index in the document of each such paragraph.
-    """
+    """Find paragraphs in a range that repeat earlier ones; write (corpus row, paragraph index)."""
     keys, places = work.entries("paragraph", span)
     parents = np.memmap(work.directory / "parents.bin", np.int64, mode="r")
     stays = parents[places[:, 0]] == places[:, 0]

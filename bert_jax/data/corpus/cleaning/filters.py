@@ -22,10 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the fraction of lines that repeat earlier lines.
-
-    If `characters` is true, return the fraction of characters in such lines instead.
-    """
+    """Return the fraction of lines (with `characters`: of characters) that repeat earlier lines."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -250,8 +247,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
     """Return the edits and the filters that `specs` name, in the order of `EDITS` and `FILTERS`.
 
     A specification is the name of a filter, an edit or a group, or it is NAME=LOW:HIGH, which gives
-    a filter other bounds. Either bound may be empty. If several specifications name the same
-    filter, the last one counts.
+    a filter other bounds. Either bound may be empty. The last specification of a filter counts.
 
     Raises:
         UserError: A name is unknown or takes no bounds, or the bounds are not ascending numbers.

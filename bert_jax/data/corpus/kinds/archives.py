@@ -39,10 +39,7 @@ class _Archive(FileSource):
 
 
 class WarcSource(_Archive):
-    """Plain-text records of a WARC or WET file.
-
-    Records of other content types, such as HTML pages, are skipped.
-    """
+    """Plain-text records of a WARC or WET file; others, such as HTML pages, are skipped."""
 
     @override
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -203,9 +203,8 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Packages that are read if installed: direct and indirect dependencies of bert_jax. Other
-packages are not read. Machines with the same versions of Python and of these packages therefore
-get the same corpus, whatever else they have installed."""
+"""Packages that are read if installed: direct and indirect dependencies of bert_jax. No others are
+read, so that the same versions of Python and of these packages give the same corpus everywhere."""
 
 MIN_SENTENCES = 4
 """Smallest number of sentences in a document. A class with fewer sentences is added to the document

@@ -26,10 +26,7 @@ from bert_jax.files.urls import file_state, is_url
 
 
 class ParquetSource(Source):
-    """A text column of a parquet file, or of the row groups in the range `part` of the file.
-
-    Reading needs pyarrow.
-    """
+    """A text column of a parquet file, or of its row groups in the range `part`; needs pyarrow."""
 
     options: ReadOptions
 

@@ -37,10 +37,7 @@ _Blocks = Iterable[tuple[int, list[str]]]
 
 
 class FileSource(Source):
-    """A text file or JSON lines file, possibly compressed.
-
-    Only an uncompressed file can be divided into parts.
-    """
+    """A text or JSON lines file; unless compressed, it can be divided into parts."""
 
     options: ReadOptions
     has_cuts = True
@@ -99,8 +96,7 @@ class FileSource(Source):
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
         """Return sorted file positions at which to cut the part, including its start and end.
 
-        `sizes` are distances from the start, in bytes. For each size, there is a cut where the
-        first document after that distance begins.
+        Each size is a distance in bytes; there is a cut where the first document after it begins.
         """
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
@@ -206,8 +202,7 @@ class FileSource(Source):
 
         The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r. With
         `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL becomes a
-        space. Each block is a pair: the line number of its first line, counted from 1, and the
-        list of its lines without line ends.
+        space. A block is (number of its first line, from 1; list of its lines without line ends).
 
         Raises:
             UserError: The text is not UTF-8, many characters are NUL, or a line is too long.

@@ -21,9 +21,8 @@ _MOST_STEPS = 1 << 28  # openers x characters; beyond this, a process of its own
 def plain(wikitext: str, left_out: Iterable[str]) -> str | None:
     """Return the running text of an article, without tables, references, pictures and categories.
 
-    A link to a page in one of the namespaces `left_out` is removed together with its link text.
-    The names in `left_out` must be casefolded. The result is None if parsing was stopped after
-    `SECONDS`.
+    Links to pages in the namespaces `left_out` (casefolded names) are removed with their link text.
+    The result is None if parsing was stopped after `SECONDS`.
     """
     if len(wikitext) * sum(map(wikitext.count, _OPENERS)) < _MOST_STEPS:
         return _stripped(wikitext, set(left_out))

@@ -71,10 +71,9 @@ def text_key(text: str) -> str:
 def read_evaluation(spec: str) -> EvaluationSet:
     """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
-    From GLUE tasks, the texts of the dev and test splits are read, without labels; missing splits
-    are skipped. From SQuAD files, questions and contexts are read, from tables all columns, and
-    from JSON lines files all strings. Results are cached, so that unchanged files are not read
-    again.
+    From GLUE tasks, the texts of existing dev and test splits are read, without labels. From SQuAD
+    files, questions and contexts are read, from tables all columns, and from JSON lines all
+    strings. Results are cached, so that unchanged files are not read again.
 
     Raises:
         UserError: A file is missing or damaged, has an unsupported format, or has no text.
@@ -170,11 +169,7 @@ def _examples(path: Path) -> Iterator[Example]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value.
-
-    The items of a list of strings are joined by spaces, since they are usually the words of a
-    sentence.
-    """
+    """Yield the strings in a JSON value; a list of strings, usually words, is joined by spaces."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):

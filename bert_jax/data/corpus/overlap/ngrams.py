@@ -2,14 +2,12 @@
 
 N-grams find evaluation texts in a corpus. A text of 13 words or more is recognised by its 13-grams
 (Brown et al. 2020, GPT-3, appendix C). A text of 5 to 12 words is a single n-gram, so that only the
-complete text is recognised. Shorter texts are not searched for, since phrases of so few words occur
-by chance.
+complete text is recognised. Shorter texts are skipped, since so few words may occur by chance.
 
 Signatures find duplicate documents without comparing texts. A signature holds MinHashes (Broder
 1997) of the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard
 similarity s share a band with probability 1 - (1 - s^6)^20: 0.998 for s = 0.8, 0.27 for s = 0.5.
-Documents that share a band are then compared by the smallest hashes of their shingles (see
-`similarity`).
+Documents that share a band are then compared by their smallest shingle hashes (see `similarity`).
 """
 
 import functools
@@ -70,8 +68,7 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
 
-    `hashes` are as for `ngram_hashes`. Computing all sizes takes no longer than computing only the
-    largest.
+    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest alone.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -105,10 +102,7 @@ _FILTER_BITS = 22
 
 
 class NgramTable:
-    """Table of the n-grams of some texts, to find these n-grams in documents.
-
-    Each text is given as its sequence of words.
-    """
+    """Table of n-grams of texts (each given as its words), to find these n-grams in documents."""
 
     def __init__(self, texts: Iterable[Sequence[str]]) -> None:
         hashes: dict[int, list[np.ndarray]] = {}
@@ -128,8 +122,7 @@ class NgramTable:
         self._entries: dict[int, np.ndarray] = {}
         """For each size: for each n-gram of the texts, its index in `_grams`."""
         self._filters: dict[int, np.ndarray] = {}
-        """For each size: (2^22,) bool. Element i is true if the first 22 bits of any hash in
-        `_grams` are i."""
+        """For each size: (2^22,) bool, whether the index is the first 22 bits of a hash."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -160,10 +153,7 @@ class NgramTable:
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return the initial value of `seen` for `mark`: no n-gram is marked.
-
-        For each n-gram size, there is an array with a bool for each distinct n-gram.
-        """
+        """Return the initial `seen` for `mark`: for each size, False for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
@@ -200,20 +190,17 @@ class Signatures(NamedTuple):
     hashes: np.ndarray
     """(n,) uint64: for each document, a hash of its sequence of words."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys; documents that share a key may be similar. The shape is (n, 0) if
-    `sign` was called with near=False."""
+    """(n, BANDS) uint64 keys, (n, 0) if near=False. Documents that share a key may be similar."""
     sketches: list[np.ndarray]
     """(s,) uint32 for each document: the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64, a row for each paragraph that has words: the hash of its words, the index of
-    its document, and its index in the document."""
+    """(m, 3) uint64 for each paragraph with words: its hash, its document and its index there."""
 
 
 def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands and sketches are empty unless `near` is set, and paragraphs are empty unless `paragraphs`
-    is set.
+    Bands and sketches are empty unless `near` is set, and paragraphs unless `paragraphs` is set.
 
     Raises:
         UserError: `near` is set, but rensa is not installed.
@@ -261,10 +248,9 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shingle hashes of all documents, and where each document's hashes begin and end.
+    """Return the shingle hashes of all documents, and the documents' offsets in them, (n + 1,).
 
-    The hashes of document i are `shingles[offsets[i] : offsets[i + 1]]`; `offsets` has n + 1
-    elements. A document with fewer than `SHINGLE` words is one shingle.
+    A document with fewer than `SHINGLE` words is one shingle.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)

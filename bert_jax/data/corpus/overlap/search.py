@@ -54,17 +54,13 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """For each split: the text keys of each example; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """For each text key: the number of n-grams in the text, and how many of them occur in the
-    corpus. Both are 0 if the text is too short."""
+    """For each text key: number of n-grams, and how many the corpus has; both 0 if too short."""
     ngram: int
     min_words: int
     """Smallest number of words that a text must have to be searched for."""
 
     def shares(self) -> dict[str, np.ndarray]:
-        """Return, for each split, the fraction of each example's n-grams that occur in the corpus.
-
-        The fraction is NaN if the example is too short.
-        """
+        """Return, by split, each example's fraction of n-grams in the corpus; NaN if too short."""
         return {
             split: np.array([share_of(self.texts, keys) for keys in examples])
             for split, examples in self.examples.items()
@@ -73,10 +69,9 @@ class Report:
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` counts the examples that are too short to be judged. The other examples are counted
-        as `seen` if at least one of their n-grams occurs in the corpus, as `half` if at least half
-        of them do, and as `whole` if all do. `share` is the mean over these examples of the
-        fraction of n-grams that occur in the corpus.
+        `short` counts the examples that are too short to be judged. Among the others, `seen`,
+        `half` and `whole` count the examples with at least one, at least half, and all of their
+        n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -161,10 +156,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Merge the `texts` of several reports.
-
-    If several reports have the same text, the counts with the most n-grams in the corpus are kept.
-    """
+    """Merge the reports' `texts`. For each key, keep the counts with most n-grams in the corpus."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():
@@ -175,8 +167,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
     """Return the fraction of an example's n-grams that occur in the corpus.
 
-    `texts` are the counts of a report, and `keys` the text keys of the example. The result is NaN
-    if the example has no n-grams or if a key is not in `texts`.
+    The result is NaN if the example has no n-grams, or if one of its `keys` is not in `texts`.
     """
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
@@ -206,9 +197,8 @@ def search_store(
 ) -> Report:
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    The store's documents are decoded. The evaluation texts are encoded and decoded by the same
-    tokenizer, so that whatever the tokenizer drops (case, accents, unknown characters) is missing
-    from both.
+    The store's documents are decoded. The evaluation texts are encoded and decoded, so that both
+    lack whatever the tokenizer drops (case, accents, unknown characters).
 
     Raises:
         UserError: The store is missing or damaged.

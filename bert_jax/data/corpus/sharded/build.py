@@ -27,8 +27,7 @@ from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
-"""Version of the code that makes shards. Tasks that were completed by another version are run
-again."""
+"""Version of the code that makes shards. Tasks that another version completed are run again."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Job:
     thresholds: Mapping[str, int]
     samples: int = 0
     drops: Path | None = None
-    """Directory with a file for each task that says which duplicates to drop. None if there was no
-    search for duplicates."""
+    """Directory with a file of duplicates to drop for each task, or None if there was no search."""
 
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
@@ -265,8 +263,7 @@ class Estimate:
     """Estimated sizes of a corpus that is not built yet, scaled up from a sample."""
 
     total: int
-    """Sum of the sources' sizes in bytes. If a source measures its size in examples, its number of
-    examples is added instead."""
+    """Sum of the sources' sizes in bytes, or in examples for a source that counts examples."""
     sampled: int
     """Amount that was read for the sample, in the same units as `total`."""
     documents: int

@@ -65,8 +65,7 @@ R = TypeVar("R")
 
 NAMES = ("local", "ray")
 _RETRIES = 20
-"""Number of times that Ray runs a task again after its process or node was killed. Spot nodes, for
-example, may be killed at any time."""
+"""Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
 _REACH_SECONDS = 30.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment variable that makes Ray use 127.0.0.1 as this machine's address, so that other
@@ -105,8 +104,7 @@ class RayEngine(Engine):
 
     Args:
         address: HOST:PORT of the head node, `auto` for this machine's cluster, or
-            `ray://HOST:PORT`; None starts a cluster of only this machine, which ends when the
-            engine is closed.
+            `ray://HOST:PORT`; None starts a cluster of only this machine, which `close` ends.
         num_workers: number of processes of a cluster that is started here, and of local processes
             for work that is not divided into tasks.
 

@@ -29,17 +29,13 @@ from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
 
 _TIMES = Times(patience=30.0)
-"""Times of the lease on a bucket. The patience is short, since a build that is stopped has nothing
-to save and soon releases its lease."""
+"""Times of the lease on a bucket. Patience is short, since a stopped build has nothing to save."""
 MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 
 
 class Workspace:
-    """A directory, local or on a shared disk, to which all processes of a build have access.
-
-    A workspace can be pickled.
-    """
+    """A picklable directory, local or on a shared disk, that all processes of a build access."""
 
     def __init__(self, path: Path) -> None:
         self.local: Path | None = path
