@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -111,7 +111,7 @@ def progress_bar(
         total: Count of the whole work (default: the length of `items`, if known).
         shown: Whether to show anything.
     """
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     bar = {"total": total, "unit": "B" if unit == "B" else f" {unit}", "unit_scale": True}
     if not shown or sys.stderr.isatty():
