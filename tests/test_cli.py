@@ -144,6 +144,16 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(made: Made, r
     refused(run(*pretrain(made, made.run, "--config.seed=7", "--dry-run")), "seed", "7 given")
 
 
+def test_a_quiet_run_prints_warnings_only(made: Made, run: Run, tmp_path):
+    warmed = "--config.optimizer.warmup_steps=3"
+    answer = run(*pretrain(made, tmp_path / "w", "--quiet", warmed))
+    assert (answer.code, answer.out) == (0, "")
+    lines = answer.err.splitlines()
+    assert all(line.startswith("Warning: ") for line in lines)
+    assert "rises for 3 of 4 steps" in answer.err
+    assert run("status", tmp_path / "w").code == 0
+
+
 def test_the_record_of_a_run_is_a_configuration(made: Made, run: Run, tmp_path):
     record = made.run / "config.json"
     again = run("pretrain", f"--config={record}", f"--workdir={made.run}")

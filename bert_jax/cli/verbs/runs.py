@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -102,6 +103,14 @@ class Run(Configured):
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
 
+    quiet: bool = False
+    """Print only warnings and errors."""
+
+    @property
+    def echo(self) -> Callable[[str], None] | None:
+        """Function that receives the lines to print; None prints all of them."""
+        return _print_warning if self.quiet else None
+
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run, without writing anything."""
         raise NotImplementedError
@@ -176,7 +185,10 @@ class Pretrain(Run):
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        return train(config, self.workdir, branch_from=self.branch_from, clock=clock).stopped_by
+        result = train(
+            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo
+        )
+        return result.stopped_by
 
 
 class Finetune(Run):
@@ -218,11 +230,16 @@ class Finetune(Run):
         from bert_jax.training.finetune.voice import NothingLearnedError
 
         if config.task.folds and not config.task.fold:
-            return cross_validate(config, self.workdir, clock=clock)
-        result = finetune(config, self.workdir, clock=clock)
+            return cross_validate(config, self.workdir, clock=clock, echo=self.echo)
+        result = finetune(config, self.workdir, clock=clock, echo=self.echo)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by
+
+
+def _print_warning(line: str) -> None:
+    if line.startswith("Warning"):
+        print(line, file=sys.stderr)
 
 
 def _print_plan(plan: "RunPlan") -> None:

@@ -37,11 +37,11 @@ def cross_validate(
     workdir: Path | str,
     *,
     clock: Clock | None = None,
-    say: Callable[[str], None] = print,
+    echo: Callable[[str], None] | None = None,
 ) -> str:
     """Train the folds one after another, or continue them; then score all predictions together.
 
-    `task.folds` is the number of folds; `say` receives each line of the report.
+    `task.folds` is the number of folds; `echo` receives each line to print (see `finetune`).
 
     Returns:
         Name of the signal that stopped the command; empty if all folds are finished.
@@ -52,13 +52,14 @@ def cross_validate(
         NothingLearnedError: No fold's model beats a constant prediction. All files are written.
     """
     _check(config, workdir)
+    say = echo or print
     home, count = Path(workdir), config.task.folds
     places = [home / f"fold-{number}" for number in range(1, count + 1)]
     unlearned = []
     for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
-        result = finetune(one, place, clock=clock if number == 1 else None)
+        result = finetune(one, place, clock=clock if number == 1 else None, echo=echo)
         if result.stopped_by:
             return result.stopped_by
         unlearned.append(result.unlearned)
