@@ -270,7 +270,8 @@ def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
     """The clock of the process, start-up included, is the first fold's."""
     clocks: list[Clock | None] = []
 
-    def ended(config: Any, workdir: Path, *, clock: Clock | None) -> Result:
+    def ended(config: Any, workdir: Path, *, clock: Clock | None, echo: Any) -> Result:
+        assert echo is quiet
         clocks.append(clock)
         return Result(workdir, 1, True, stopped_by="SIGTERM" if len(clocks) == 3 else "")
 
