@@ -12,6 +12,7 @@ from test_attention_impls import B, H, K, dropout_of, inputs, jitted, value_and_
 from bert_jax.errors import UserError
 from bert_jax.model.attention import fused_plan
 from bert_jax.model.attention.attend import choose
+from bert_jax.model.attention.library import block_sizes
 from bert_jax.model.attention.xla import Asked, banded_attention, is_banded, visible_keys
 from bert_jax.model.rotation import restarting_positions, rotate, rotation
 
@@ -79,6 +80,12 @@ def test_kernels_equal_xla(impl, rate, window, monkeypatch):
     theirs = value_and_gradients(arrays, **ids, window=window, impl="xla", **dropout_of(rate))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@pytest.mark.parametrize(("window", "block"), [(20, 128), (64, 128), (65, 256), (None, 512)])
+def test_blocks_of_splash_are_as_wide_as_what_a_query_sees(window, block):
+    sizes = block_sizes(1024, 1024, window)
+    assert (sizes.block_q, sizes.block_kv_compute) == (block, block)
 
 
 @pytest.mark.parametrize("impl", ["fused", "long", "splash"])
