@@ -221,7 +221,7 @@ class ExampleStream:
     def _make_row_block(
         self, key: tuple[int, int, Share]
     ) -> tuple[list[int], dict[str, np.ndarray]]:
-        """Build the rows of several steps. Return where each step's rows begin, and the arrays."""
+        """Build the rows of several steps; return each step's first row, and the arrays."""
         number, block, share = key
         phase, steps = self.phases[number], self._block_steps(number, share)
         first = block * steps

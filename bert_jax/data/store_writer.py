@@ -24,7 +24,7 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
     """Check the ids `tokens` (n,) before they are stored, since jax would not report wrong ids.
 
     Raises:
-        UserError: An id is outside the vocabulary, or is that of a special token except [UNK].
+        UserError: An id is outside the vocabulary, or belongs to a special token except [UNK].
     """
     if not tokens.size:
         return

@@ -150,7 +150,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Return whether a claim's holder is gone. Raise a UserError in the cases of `take`."""
+        """Return true if a claim's holder is gone; raise a UserError in the cases of `take`."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")

@@ -258,7 +258,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether a temporary directory or file is locked by no living process."""
+    """Return true if no living process locks a temporary directory or file."""
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
     except FileNotFoundError:

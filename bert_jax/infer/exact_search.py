@@ -30,7 +30,7 @@ def top_k(
 
     `documents` is an array, which may be a memory-mapped file, or an iterable of blocks, such as
     the shards of a file. At most two blocks are in memory. The rows of a block are divided among
-    the devices, and the best documents of each are merged with those of earlier blocks.
+    the devices, and the best documents of each are merged with the best documents so far.
 
     Raises:
         UserError: `k` is below 1.

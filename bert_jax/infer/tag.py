@@ -39,7 +39,7 @@ class TaggableText:
 def split_words(text: str) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each word in a text.
 
-    The rules are those of tagged corpora. White space separates words. A punctuation mark or symbol
+    The rules follow tagged corpora. White space separates words. A punctuation mark or symbol
     at either end of a word becomes a word of its own; inside a word (`didn't`, `1,000`), it does
     not. Abbreviations such as `U.S.` keep their last full stop. Every Chinese ideograph is a word.
     """

@@ -252,7 +252,7 @@ class StudentConfig(DistillationConfig):
     """Architecture of the teacher, which a run reads from the directory `teacher`."""
 
     def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
-        """Make the objective of a run: distillation with a teacher, otherwise `objective` alone."""
+        """Make the objective of a run: `objective`, with distillation if there is a teacher."""
         student = objective.make(given)
         if not self.teacher:
             return student

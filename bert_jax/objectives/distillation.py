@@ -133,7 +133,7 @@ class Distilled(Objective):
     frozen: frozenset[str] = field(init=False)
     frozen_layers: int = field(init=False)
     student: Teachable
-    """Objective of the student alone: it makes the labels and the loss against the labels."""
+    """Objective of the student, which makes the labels and the loss against the labels."""
     teacher: Teachable
     """Objective of the same class as `student`, with the teacher's architecture and head."""
     config: DistillationConfig

@@ -204,7 +204,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceConfig(FileTaskConfig):
-    """Settings of the task kind `choice`: texts with several choices, of which one is correct.
+    """Settings of the task kind `choice`: texts with several choices, one of them correct.
 
     Files are CSV, TSV, JSON lines, parquet or tfds:NAME:SPLIT; the default columns are SWAG's.
     """

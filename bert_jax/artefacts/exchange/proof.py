@@ -312,7 +312,7 @@ def compare_shapes(
 ) -> dict[str, Any]:
     """Compare a program with `saved` on batches of several shapes; see `compare`.
 
-    All rows come in batches of 16, then two rows with extra padding, then the longest row alone.
+    All rows come in batches of 16, then two rows with extra padding, then only the longest row.
 
     Returns:
         `differences`, the largest of each output, and `shapes`, the shapes (B, L) of all batches.

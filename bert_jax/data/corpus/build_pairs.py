@@ -320,7 +320,7 @@ def _findings(
 
 
 def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> tuple[int, str]:
-    """Return how many held-out sources (`side` 0) or targets (1) `train` has, and the first one."""
+    """Count the held-out sources (`side` 0) or targets (1) in `train`; also return the first."""
     texts, others = (np.concatenate([*part.hashes, _NO_HASHES])[:, side] for part in (held, train))
     known = np.flatnonzero(np.isin(texts, others))
     if store is None or not known.size:

@@ -1,6 +1,6 @@
 """Numbers in French words and in digits: text pairs with exactly one correct translation.
 
-The spelling is that of France (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
+Spelling follows France (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
 join only tens and units (vingt-deux), and not where "et" joins them (vingt et un).
 """
 

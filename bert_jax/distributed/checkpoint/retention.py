@@ -46,7 +46,7 @@ class Retention(Bounded, section="checkpoint"):
         metrics: Mapping[int, Mapping[str, float]],
         lowest_at: int | None = None,
     ) -> list[int]:
-        """Return which of the `saved` steps to delete. `verified` are those that were read back.
+        """Return the `saved` steps to delete. The steps in `verified` were read back.
 
         A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
         is the step of the lowest training loss. The newest verified checkpoint up to this step (the

@@ -180,7 +180,7 @@ def reduce_gradients(
     """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
     Gradients are summed as `dtype`. `whole` means that they are for complete parameters. Otherwise,
-    the backward pass of `gather` has summed those of split parameters over `fsdp`, and cut them.
+    the backward pass of `gather` has summed and cut the gradients of split parameters over `fsdp`.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)

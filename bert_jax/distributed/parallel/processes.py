@@ -50,7 +50,7 @@ class Cluster:
     """Description of the processes of a run, from environment variables."""
 
     source: str
-    """Where the description was found (variables, launcher or TPU metadata), for error messages."""
+    """Source of the description (variables, launcher or TPU metadata), for error messages."""
     method: str | None
     """Argument `cluster_detection_method` of `jax.distributed.initialize`."""
     address: str | None = None
@@ -182,7 +182,7 @@ _here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:
-    """Return whether this machine has TPU chips that JAX may use. No JAX backend is started."""
+    """Return true if this machine has TPU chips that JAX may use; start no JAX backend."""
     # This module of JAX is private. Without it, we would need our own list of chips on the PCI bus.
     from jax._src import cloud_tpu_init
 

@@ -14,7 +14,7 @@ def csv_records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the fields of each CSV record. Fields may be double-quoted.
 
-    The line number of a record is that of its first line. The limit `max_field` is global in the
+    A record has the line number of its first line. The limit `max_field` is global in the
     csv module, so it applies to all CSV readers of the process until the generator ends.
 
     Args:

@@ -60,7 +60,7 @@ def before_ampere(capability: tuple[int, int] | None) -> str | None:
 def cudnn_unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str | None:
     """Name the requirement that the arrays or the local GPU do not meet; None if all are met.
 
-    The requirements are those of JAX for training with a mask (`check_is_flash_attention`). In
+    JAX has the same requirements for training with a mask (`check_is_flash_attention`). In
     addition, this function checks the compute capability, which JAX does not check.
     """
     if dtype not in (jnp.bfloat16, jnp.float16):

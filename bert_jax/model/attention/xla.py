@@ -94,7 +94,7 @@ def xla_attention(
 
 
 def is_banded(asked: Asked) -> bool:
-    """Return whether `banded_attention` applies and saves work; false if L or S is symbolic."""
+    """Return true if `banded_attention` applies and saves work; false if L or S is symbolic."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
         return False

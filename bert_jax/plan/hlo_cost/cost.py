@@ -122,7 +122,7 @@ class Program:
 
     @property
     def unknown_loops(self) -> tuple[Loop, ...]:
-        """Loops with a data-dependent number of iterations, of which the cost counts only one."""
+        """Loops with a data-dependent number of iterations. The cost counts one iteration."""
         return tuple(loop for loop in self.loops if loop.trips is None)
 
 

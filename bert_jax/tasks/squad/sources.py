@@ -192,7 +192,7 @@ class _Reader:
 
 
 def is_placed(answer: Answer, question: Question) -> bool:
-    """Return whether the context has the answer's text at the answer's offset."""
+    """Return true if the context has the answer's text at the answer's offset."""
     return answer.start >= 0 and question.context.startswith(answer.text, answer.start)
 
 

@@ -55,7 +55,7 @@ class Decisions:
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Return whether each label's probability is above the label's threshold (multi-label)."""
+        """Mark the labels whose probability is above the label's threshold (multi-label)."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)

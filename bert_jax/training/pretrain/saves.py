@@ -180,7 +180,7 @@ class PretrainSaves(Saves):
         return [
             "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/",
             f"checkpoints/  {size / 1e6:,.1f} MB every {self.config.checkpoint.save_every_steps:,} "
-            f"steps and at the end, of which the newest {self.config.retention.keep} stay",
+            f"steps and at the end; the newest {self.config.retention.keep} stay",
             "loss.png      loss curve",
         ]
 

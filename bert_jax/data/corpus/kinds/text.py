@@ -103,7 +103,7 @@ class FileSource(Source):
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Return where the first document after `position` begins, or `end` if there is none."""
+        """Find the first document after `position`; return its first byte, or `end` without one."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         file.seek(position)
         seen, start = b"", 0

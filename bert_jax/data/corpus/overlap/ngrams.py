@@ -68,7 +68,7 @@ def several_ngram_hashes(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
 
-    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest alone.
+    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest size.
     """
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
@@ -148,7 +148,7 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return which words of a document are covered by n-grams of the texts, (n,) bool."""
+        """Mark the words of a document that n-grams of the texts cover, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
@@ -162,7 +162,7 @@ class NgramTable:
             seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many n-grams each text has, and how many of them are marked in `seen`.
+        """Count the n-grams of each text, and the n-grams of each text that `seen` marks.
 
         Both arrays are (num_texts,) int64. They are 0 for a text with fewer than `MIN_WORDS` words.
         """
