@@ -1,10 +1,13 @@
 """A cache on disk for compiled programs, so that a command that starts again compiles nothing."""
 
 import hashlib
+import itertools
 import os
 import platform
 from contextlib import suppress
 from pathlib import Path
+
+from bert_jax.files.caches import cache_directory
 
 _VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _MAX_BYTES = 4 << 30
@@ -24,8 +27,8 @@ def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
     if _VARIABLE in os.environ:
         return
     features, bugs = platform.machine(), ""
-    with suppress(OSError):
-        for line in cpu_info.read_text().splitlines():
+    with suppress(OSError), cpu_info.open() as lines:
+        for line in itertools.takewhile(str.strip, lines):  # the first processor
             name, _, value = line.partition(":")
             if name.strip() in ("flags", "Features"):
                 features = value
@@ -33,9 +36,8 @@ def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
                 bugs = value
     if "gds" in bugs.split():
         return
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     kind = hashlib.sha256(features.encode()).hexdigest()[:12]
-    directory = Path(root) / "bert_jax" / "programs" / kind
+    directory = cache_directory("programs") / kind
     with suppress(OSError):  # without a cache, programs are compiled again
         directory.mkdir(parents=True, exist_ok=True)
         if os.access(directory, os.W_OK):

@@ -27,6 +27,7 @@ from bert_jax.data.pairings import PAIRINGS, Column
 from bert_jax.data.shard import token_dtype
 from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.errors import UserError
+from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
 from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.plan.hlo_cost.hlo import parse_program
@@ -171,8 +172,7 @@ class Plan:
 
 def default_cache() -> Path:
     """Return the directory of compiled programs, which is under XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "bert_jax" / "plan"
+    return cache_directory("plan")
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:

@@ -99,10 +99,8 @@ class Run(Configured):
     stopped_code: Annotated[int, "CODE"] = 0
     """Exit code if SIGTERM stops the run before its last step. The run is saved first. Launchers
     that restart stopped runs set 75. Ctrl-C on a run of one process always gives 130."""
-
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
-
     quiet: bool = False
     """Print only warnings and errors."""
 

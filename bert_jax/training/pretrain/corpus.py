@@ -1,7 +1,6 @@
 """Token stores of a run, on disk or in a bucket. Shards of a bucket are copied to a disk cache."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache
+from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
 from bert_jax.files.urls import scheme
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -216,8 +216,7 @@ class BucketCorpus:
         """
         self.files = BucketFiles(url, data.read_timeout)
         self._data = data
-        default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        self._root = Path(data.cache_dir or default / "bert_jax" / "corpora")
+        self._root = Path(data.cache_dir or cache_directory("corpora"))
         self._cache = FileCache(self._root, data.cache_gb * 1e9)
 
     def open(self, part: str, *, windowed: bool) -> TokenStore | None:
