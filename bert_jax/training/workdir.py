@@ -24,6 +24,9 @@ from bert_jax.tokenization.load import load_tokenizer
 
 Config = TypeVar("Config")
 
+FILES = "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/"
+"""Files of every run, for readers."""
+
 
 class There(NamedTuple):
     """Content of a work directory before the run starts or restarts."""

@@ -43,7 +43,7 @@ from bert_jax.training.steps.trials import (
     to_save,
 )
 from bert_jax.training.sweep.statistics import Outcome, Trial
-from bert_jax.training.workdir import begin_workdir, look_into, refuse_other_run
+from bert_jax.training.workdir import FILES, begin_workdir, look_into, refuse_other_run
 
 
 def check_finetune_workdir(
@@ -117,7 +117,7 @@ class FinetuneSaves:
         """Return the files of a run, with the size of its model."""
         size = 4 * num_params(self._setup.objective)
         return [
-            "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/",
+            FILES,
             f"checkpoints/  best model, {size / 1e6:,.1f} MB",
             "resume/       all trials and their best models, until the end",
             "statistics.json, .txt and .png, report.json and .md",

@@ -70,7 +70,8 @@ class FinetuneVoice:
         head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
         if step:
             head += f", continued at step {step:,} of {self.setup.schedule.total_steps:,}"
-        return [head, *self.summary()], head
+        baseline = [] if restored else _baseline(self.setup)  # a restart does not fit it again
+        return [head, *self.summary(), *baseline], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
         """Return the index of the wave, and the epoch that the wave has reached."""
@@ -233,14 +234,17 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"constant prediction has {constant:.4g}; {LEVEL:.0%} bound for "
             f"{setup.dev[0].num_scored:,} rows)"
         )
+    return lines
+
+
+def _baseline(setup: Setup) -> list[str]:
+    """Describe the score of a linear model of the training data's words, if the task has one."""
     words = setup.dev[0].linear_score(setup.train)
     if words is None:
-        lines.append("baseline not measured: pip install 'bert_jax[baseline]' adds scikit-learn")
-    elif math.isfinite(words):
-        lines.append(
-            f"baseline {setup.task.metric} {words:.4g} (TF-IDF and a linear model, same rows)"
-        )
-    return lines
+        return ["baseline not measured: pip install 'bert_jax[baseline]' adds scikit-learn"]
+    if not math.isfinite(words):
+        return []
+    return [f"baseline {setup.task.metric} {words:.4g} (TF-IDF and a linear model, same rows)"]
 
 
 def _head(setup: Setup) -> str:

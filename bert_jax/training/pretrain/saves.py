@@ -32,7 +32,7 @@ from bert_jax.training.run_plan import Saves, Stage
 from bert_jax.training.start import Start, without_teacher
 from bert_jax.training.steps.state import StepConfig, TrainState, abstract_state, jitted_init
 from bert_jax.training.sweep.statistics import Trial
-from bert_jax.training.workdir import There, begin_workdir, refuse_other_run
+from bert_jax.training.workdir import FILES, There, begin_workdir, refuse_other_run
 
 
 def read_config(workdir: Path) -> PretrainConfig:
@@ -178,7 +178,7 @@ class PretrainSaves(Saves):
         """Return the files of a run, with the size and the number of its checkpoints."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.saved))
         return [
-            "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/",
+            FILES,
             f"checkpoints/  {size / 1e6:,.1f} MB every {self.config.checkpoint.save_every_steps:,} "
             f"steps and at the end; the newest {self.config.retention.keep} stay",
             "loss.png      loss curve",
