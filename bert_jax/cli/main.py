@@ -32,8 +32,8 @@ from bert_jax.terminal import safe_streams
 
 VERBS = {
     "": {
-        "pretrain": "runs", "finetune": "runs", "evaluate": "evaluation", "predict": "runs",
-        "export": "exchange", "search": "search", "plan": "runs", "demo": "runs",
+        "start": "starting", "pretrain": "runs", "finetune": "runs", "evaluate": "evaluation",
+        "predict": "runs", "export": "exchange", "search": "search", "plan": "runs", "demo": "runs",
     },
     "text": {
         "tokenizer": "corpora", "corpus": "corpora", "tfds": "corpora", "inspect": "accounting",

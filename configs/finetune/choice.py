@@ -19,6 +19,5 @@ def get_config() -> ConfigDict:
         {
             "task": {"kind": "choice"},
             "training": {"num_epochs": 3.0, "batch_size": 16},
-            "optimizer": {"learning_rate": 5e-5},
         }
     )

@@ -20,6 +20,5 @@ def get_config(kind: str = "pairs") -> ConfigDict:
         {
             "task": {"kind": "embedding", "rows": kind},
             "training": {"num_epochs": 1.0 if kind == "texts" else 3.0, "batch_size": 128},
-            "optimizer": {"learning_rate": 5e-5},
         }
     )

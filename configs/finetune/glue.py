@@ -19,6 +19,5 @@ def get_config(name: str) -> ConfigDict:
         {
             "task": {"kind": "glue", "name": name},
             "training": {"num_epochs": 20.0 if name in _SMALL else 3.0, "batch_size": 32},
-            "optimizer": {"learning_rate": 2e-5},
         }
     )

@@ -18,6 +18,5 @@ def get_config(data_format: str = "columns") -> ConfigDict:
         {
             "task": {"kind": "tagging", "format": data_format},
             "training": {"num_epochs": 5.0, "batch_size": 32},
-            "optimizer": {"learning_rate": 5e-5},
         }
     )

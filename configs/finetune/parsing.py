@@ -16,6 +16,5 @@ def get_config() -> ConfigDict:
         {
             "task": {"kind": "parsing"},
             "training": {"num_epochs": 10.0, "batch_size": 32},
-            "optimizer": {"learning_rate": 5e-5},
         }
     )

@@ -16,6 +16,5 @@ def get_config() -> ConfigDict:
         {
             "task": {"kind": "squad"},
             "training": {"num_epochs": 3.0, "batch_size": 32},
-            "optimizer": {"learning_rate": 5e-5},
         }
     )

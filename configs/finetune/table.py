@@ -17,6 +17,5 @@ def get_config() -> ConfigDict:
         {
             "task": {"kind": "table"},
             "training": {"num_epochs": 5.0, "batch_size": 32},
-            "optimizer": {"learning_rate": 3e-5},
         }
     )

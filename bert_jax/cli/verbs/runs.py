@@ -218,8 +218,8 @@ class Finetune(Run):
         task = dataclasses.replace(task, fold=task.fold or min(task.folds, 1))
         config = dataclasses.replace(config, task=task)
         setup, work = set_up(config), open_workdir(self.workdir)
-        check_finetune_workdir(work, config, setup.fingerprints)
-        return resolve_finetuning(config, setup, work)
+        check_finetune_workdir(work, setup.config, setup.fingerprints)
+        return resolve_finetuning(setup.config, setup, work)
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""

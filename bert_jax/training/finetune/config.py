@@ -97,13 +97,22 @@ class FinetuneTrainingConfig(Bounded, section="training"):
 class FinetuneOptimizerConfig(OptimizerConfig):
     """AdamW with bias correction, which training on small data needs (Mosbach et al. 2021)."""
 
-    learning_rate: Positive = 3e-5
+    learning_rate: NonNegative = 0.0
+    """Peak learning rate. 0 means 3e-5 times the square of 768 / model width. On fewer than 3,000
+    rows, 0 also makes a sweep of a third of this rate, this rate and its triple, unless `sweep`
+    names rates or the task has folds."""
     warmup_rate: Rate = 0.1
     layer_decay: Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the
     full rate, the top layer the full rate times this factor. 1 means one rate for all layers."""
     head_learning_rate: Positive | None = None
-    """Peak learning rate of pooler, head transform and head; None means the encoder's rate."""
+    """Peak learning rate of pooler, head transform and head. None means the encoder's rate or, if
+    `learning_rate` is 0 and the model is narrower than 768, at least 1e-3."""
+
+    @staticmethod
+    def rate_of(width: int) -> float:
+        """Return the default learning rate for an encoder of this width."""
+        return float(f"{3e-5 * (768 / width) ** 2:.2g}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from bert_jax.training.steps.optim import MAX_STEPS
 from bert_jax.training.sweep.statistics import Trial
 
 _ENCODER = frozenset({"encoder/embeddings", "encoder/layers", "encoder/final_norm"})
+_BASE_WIDTH = 768
+_HEAD_RATE = 1e-3
+_FEW_ROWS = 3000
 _log = logging.getLogger("bert_jax")
 
 
@@ -46,6 +49,22 @@ class Schedule:
         """Return true if dev is scored after `step` steps of a wave; always true for the last."""
         nearest = round(step / self.interval) * self.interval
         return step == self.num_steps or step == round(nearest)
+
+
+def with_rates(config: FinetuneConfig, width: int, num_rows: int) -> FinetuneConfig:
+    """Fill in the learning rates that depend on the encoder's width and the number of rows."""
+    if config.optimizer.learning_rate:
+        return config
+    rate = config.optimizer.rate_of(width)
+    head = config.optimizer.head_learning_rate
+    if head is None and width < _BASE_WIDTH:
+        head = max(rate, _HEAD_RATE)
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=rate, head_learning_rate=head)
+    sweep = config.sweep
+    if num_rows < _FEW_ROWS and not (sweep.learning_rates or config.task.fold):
+        rates = tuple(float(f"{factor * rate:.2g}") for factor in (1 / 3, 1, 3))
+        sweep = dataclasses.replace(sweep, learning_rates=rates)
+    return dataclasses.replace(config, optimizer=optimizer, sweep=sweep)
 
 
 def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Schedule:

@@ -19,7 +19,13 @@ from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.settings import Schedule, encoder_of, frozen_parts, schedule_of
+from bert_jax.training.finetune.settings import (
+    Schedule,
+    encoder_of,
+    frozen_parts,
+    schedule_of,
+    with_rates,
+)
 from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
 from bert_jax.training.steps.state import StepConfig
@@ -29,6 +35,8 @@ from bert_jax.training.steps.state import StepConfig
 class Setup:
     """Everything that a fine-tuning run needs before its first step."""
 
+    config: FinetuneConfig
+    """Configuration of the run, with the learning rates that depend on model and data."""
     step: StepConfig
     task: Task
     initial: SavedModel
@@ -86,6 +94,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
+    config = with_rates(config, model.hidden_dim, len(train.rows))
     skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
@@ -112,6 +121,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     schedule = schedule_of(config, batches.num_batches, inits)
     return Setup(
+        config=config,
         step=StepConfig(
             objective=objective,
             # The updates of each trial are multiplied by the trial's learning rate.

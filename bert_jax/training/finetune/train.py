@@ -66,6 +66,7 @@ def finetune(
     """
     config = dataclasses.replace(config, task=config.task.located())
     setup = set_up(config, read)
+    config = setup.config
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)
         if by_first(lambda: (work.local / STATISTICS).exists()):

@@ -60,7 +60,10 @@ class Probe(Scorer):
             )
             raise UserError(f"{where}; a probe needs an encoder and its tokenizer, but {what}")
         self._files, self._tokenizer = files, load_tokenizer(files)
-        self._config = dataclasses.replace(_recipe(self.given.recipe, where), init="the run")
+        recipe, width = _recipe(self.given.recipe, where), config.model.hidden_dim
+        rate = recipe.optimizer.learning_rate or recipe.optimizer.rate_of(width)
+        optimizer = dataclasses.replace(recipe.optimizer, learning_rate=rate)  # no sweep
+        self._config = dataclasses.replace(recipe, optimizer=optimizer, init="the run")
         nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
 
         def prepared(model: ModelConfig) -> tuple[Any, Any, Any]:

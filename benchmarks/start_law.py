@@ -1,0 +1,139 @@
+"""The runs behind the predictions of `bert-jax start`: sizes, budgets, learning rates and epochs.
+
+    python benchmarks/start_law.py --out work/law --text books.txt               # hours on two cores
+    python benchmarks/start_law.py --out work/law --text books.txt --group rates
+    python benchmarks/start_law.py --out work/law --table
+
+A trial is a size of `bert_jax.cli.start.recipe`, a number of operations (a third of them forward,
+as `model/flops.py` counts), a factor of the learning rate and the share of the training text that
+is kept. Trials stay in OUT/trials.jsonl. Several processes with --turn=0/2 and --turn=1/2 share
+the trials; each should have a core for itself (`taskset`).
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.cli.start.recipe import LENGTH, Size, recipe
+from bert_jax.config.mapping import build
+from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.model.flops import train_flops
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.training import train_wordpiece
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.train import train
+
+SIZES = (Size(2, 64), Size(2, 128), Size(4, 128), Size(4, 256))
+BUDGETS = (1e12, 2.5e12, 6e12, 15e12, 30e12)
+
+
+class Trial(NamedTuple):
+    """One run."""
+
+    layers: int
+    width: int
+    flops: float
+    rate: float = 1.0
+    """Factor of the learning rate."""
+    megabytes: int = 0
+    """Megabytes of training text; 0 for the whole file."""
+
+    @property
+    def size(self) -> Size:
+        return Size(self.layers, self.width)
+
+
+GROUPS = {
+    "rates": [
+        Trial(*size, 12e12, rate) for rate in (2.0, 1.0, 4.0) for size in (SIZES[1], SIZES[3])
+    ],
+    "law": [Trial(*size, budget) for budget in BUDGETS for size in SIZES],
+    "epochs": [
+        Trial(2, 64, 6e12, megabytes=1), Trial(2, 128, 15e12, megabytes=1),
+        Trial(2, 64, 15e12, megabytes=1), Trial(2, 128, 15e12, megabytes=3),
+    ],
+}  # fmt: skip
+"""Trials by the question that they answer."""
+
+
+def corpus_of(out: Path, text: Path, megabytes: int, vocab_size: int) -> Path:
+    """Build the corpus of the first megabytes of the text, and the vocabulary of the whole."""
+    corpus = out / f"corpus{megabytes or ''}"
+    if is_corpus(corpus):
+        return corpus
+    vocabulary = out / "tokenizer"
+    if not vocabulary.exists():
+        train_wordpiece(iter_texts([str(text)]), vocab_size).save(vocabulary)
+    if megabytes:
+        whole = text.read_text("utf-8")
+        text = out / f"first{megabytes}.txt"
+        text.write_text(whole[: megabytes * 1_000_000], "utf-8")
+    rate = 0.04 if not megabytes else min(0.2, 0.3 / megabytes)
+    build_corpus([str(text)], load_tokenizer(vocabulary), corpus, heldout_rate=rate)
+    return corpus
+
+
+def run(trial: Trial, corpus: Path) -> dict[str, float]:
+    """Train, and return steps, tokens, seconds and the held-out loss against the unigram line."""
+    config = build(PretrainConfig, recipe(trial.size, 1000))
+    model = config.with_vocabulary(open_corpus(str(corpus)).train.vocab_size).model
+    masked = config.masking.num_predictions(LENGTH)
+    steps = max(20, round(trial.flops / (train_flops(model, LENGTH, masked) * trial.size.rows)))
+    values = recipe(trial.size, steps)
+    values["data"]["corpus"] = str(corpus)
+    values["optimizer"]["learning_rate"] *= trial.rate
+    values["training"]["eval_every_steps"] = 0
+    config = build(PretrainConfig, values)
+    workdir = Path(tempfile.mkdtemp(prefix="law"))
+    began = time.process_time()
+    try:
+        result = train(config, workdir / "run")
+    finally:
+        shutil.rmtree(workdir)
+    return {
+        "steps": steps,
+        "tokens": steps * trial.size.rows * LENGTH,
+        "gain": result.eval_metrics["eval/nats_below_unigram"],
+        "loss": result.eval_metrics["eval/mlm_loss"],
+        "seconds": time.process_time() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="directory of corpora and trials")
+    parser.add_argument("--text", type=Path, help="text file")
+    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--group", choices=GROUPS, help="group of trials; default: all")
+    parser.add_argument("--turn", default="0/1", help="N/M: trial N of every M")
+    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "trials.jsonl"
+    turn, turns = map(int, options.turn.split("/"))
+    groups = [options.group] if options.group else list(GROUPS)
+    for number, trial in enumerate(each for group in groups for each in GROUPS[group]):
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        done = {Trial(**row["trial"]): row["result"] for row in rows}
+        if trial not in done and not options.table and number % turns == turn:
+            corpus = corpus_of(options.out, options.text, trial.megabytes, options.vocab_size)
+            done[trial] = run(trial, corpus)
+            with path.open("a") as file:
+                file.write(json.dumps({"trial": trial._asdict(), "result": done[trial]}) + "\n")
+        if trial in done:
+            values = done[trial]
+            print(
+                f"| {trial.size} | {trial.flops:.2g} | {trial.rate:g} | {trial.megabytes or ''} | "
+                f"{values['steps']:,} | {values['tokens'] / 1e6:.1f} | {values['seconds']:.0f} | "
+                f"{values['gain']:.3f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

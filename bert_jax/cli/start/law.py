@@ -1,0 +1,42 @@
+"""The law behind the choices of `bert-jax start`: what size, text and repetition bring, in nats.
+
+Fitted to the runs of benchmarks/start_law.py; docs/experiments.md has the table and the fit. The
+form is that of Hoffmann et al. (2022, equation 2), with the tokens of repeated text counted as in
+Muennighoff et al. (2023, equation 5).
+"""
+
+import math
+
+REPEATS = 15.0
+"""Number of epochs beyond the first after which repeated text has taught most of what it can."""
+MANY_EPOCHS = 40
+"""Number of epochs above which a further epoch hardly teaches anything."""
+_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 5.0, 60.0, 0.3, 600.0, 0.4
+PILOT_WEIGHT = 0.8
+"""Share of a pilot's deviation from the law that remains at the end of the run."""
+SPREAD, UNCALIBRATED_SPREAD = 0.1, 0.4
+"""Standard deviations of what a run reaches around its prediction, with and without a pilot."""
+INTERVAL = 1.2816
+"""Number of standard deviations on each side of an 80% interval."""
+
+
+def useful_tokens(tokens: float, unique: float) -> float:
+    """Return the number of tokens of new text that would teach as much as `tokens` with repeats.
+
+    `unique` is the number of tokens of the text; the first reading of each counts in full.
+    """
+    if tokens <= unique:
+        return tokens
+    return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
+
+
+def nats_below_unigram(parameters: int, tokens: float, unique: float) -> float:
+    """Predict the held-out masked-LM loss of a run, as nats below the unigram entropy.
+
+    Args:
+        parameters: number of parameters in the layers, without embeddings and head.
+        tokens: number of tokens in all training batches.
+        unique: number of tokens of the training text.
+    """
+    text = _TEXT / useful_tokens(tokens, unique) ** _TEXT_POWER
+    return _LIMIT - _SIZE / parameters**_SIZE_POWER - text

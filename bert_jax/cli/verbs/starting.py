@@ -1,0 +1,58 @@
+"""The verb that chooses a recipe for files and a time."""
+
+from pathlib import Path
+from typing import Annotated
+
+from bert_jax.cli.verbs import groups
+from bert_jax.cli.verbs.options import Directory, Given
+from bert_jax.config.bounds import Above
+from bert_jax.errors import UserError
+
+
+class Start(groups.Columns):
+    r"""Choose a recipe for your text and time; with --go, carry it out.
+
+    $ bert-jax start my/*.txt --hours 0.5
+    $ bert-jax start my/*.txt --labels reviews.csv --hours 0.5 --go
+    $ bert-jax start my/*.txt --hours 8 --topology v5e:4x4
+
+    Looks at the text, the labels and the machine, and chooses vocabulary, size, steps and rates.
+    Prints each choice with its reason, what the run should reach, and what twice the time would
+    bring. Writes a recipe for `bert-jax pretrain`. The same command continues after Ctrl-C.
+    """
+
+    files: Given[tuple[Annotated[str, "FILE"], ...]]
+    """Text to read: files, quoted globs or data sets, as for `bert-jax corpus --input`."""
+    hours: Annotated[float, Above(0), "H"] = 1.0
+    """Time for everything. All other choices follow from it; the recipe shows them."""
+    labels: Annotated[str, "FILE"] = ""
+    """Table of texts with labels (columns text and label) for a classifier."""
+    test: Annotated[str, "FILE"] = ""
+    """Table of texts with labels to score the classifier on (default: a tenth of --labels)."""
+    topology: Annotated[str, "NAME"] = ""
+    """TPU slice to choose for instead of this machine, as for `bert-jax plan`, such as v5e:4x4."""
+    go: bool = False
+    """Carry out the recipe: model, classifier, proven export and an HTML page."""
+    workdir: Directory = Path("work/start")
+    """Directory for the recipe and everything that is made."""
+
+    def __call__(self) -> int:
+        from bert_jax.cli.start.begin import Asked, begin
+
+        if self.topology and self.go:
+            raise UserError(
+                "--go trains on this machine, and --topology chooses for another; leave one out, "
+                "and run the recipe on the slice with launch/tpu_vm.sh"
+            )
+        if self.test and not self.labels:
+            raise UserError("--test scores a classifier; give --labels too")
+        names, written = self.named("text", "text_pair", "label")
+        columns = tuple(sorted((names | written).items()))
+        asked = Asked(self.files, self.hours, self.topology, self.labels, self.test, columns)
+        chosen = begin(asked, self.workdir)
+        if not self.go:
+            print(f"recipe      {self.workdir / 'recipe.py'}; the same command with --go runs it")
+            return 0
+        from bert_jax.cli.start.finish import finish
+
+        return finish(asked, chosen, self.workdir)
