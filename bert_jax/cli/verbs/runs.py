@@ -277,8 +277,8 @@ class Plan(Configured, groups.Plot, groups.Json):
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.reading import read_model
-        from bert_jax.plan.command import run_plan
-        from bert_jax.plan.compile import default_cache
+        from bert_jax.planning.command import run_plan
+        from bert_jax.planning.compile import default_cache
         from bert_jax.training.pretrain.start import resolve_start
 
         batch = self.batch_per_chip

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.plan import output
-from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
-from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Settings, accumulation_field, settings_of, with_phase
-from bert_jax.plan.topology import Topology, parse_topology
+from bert_jax.planning import output
+from bert_jax.planning.compile import Plan, row_tokens, with_vocabulary
+from bert_jax.planning.planner import Planner
+from bert_jax.planning.search import Settings, accumulation_field, settings_of, with_phase
+from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 

@@ -29,9 +29,9 @@ from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_s
 from bert_jax.errors import UserError
 from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
-from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
-from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.topology import Topology, devices, quiet
+from bert_jax.planning.hlo_cost.cost import Cost, Program, estimate
+from bert_jax.planning.hlo_cost.hlo import parse_program
+from bert_jax.planning.topology import Topology, devices, quiet
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import objective_of, step_config
