@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.planning import output
-from bert_jax.planning.compile import Plan, row_tokens, with_vocabulary
+from bert_jax.planning.compile import Plan, default_cache, row_tokens, with_vocabulary
 from bert_jax.planning.planner import Planner
 from bert_jax.planning.search import Settings, accumulation_field, settings_of, with_phase
 from bert_jax.planning.topology import Topology, parse_topology
@@ -73,6 +73,15 @@ def run_plan(
     if plot is not None:
         output.draw(plans, plot)
     return 0 if all(answer.record["configuration_fits"] for answer in answers) else 1
+
+
+def plans(config: PretrainConfig, topology: Topology) -> list[Plan]:
+    """Plan each phase as it is configured. Raise a UserError if `train` would reject it."""
+    config, _ = with_vocabulary(config)
+    startable(config, topology)
+    phases = range(len(config.training.phases))
+    planners = [Planner(config, phase, topology, cache=default_cache()) for phase in phases]
+    return [planner.plan(planner.configured) for planner in planners]
 
 
 @dataclasses.dataclass(frozen=True)
