@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Recipe = str | Path | Mapping[str, Any]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _quiet_libtpu() -> None:
