@@ -19,6 +19,8 @@ from bert_jax.config.command_line import config_from
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.planning import planner
+from bert_jax.planning.command import startable
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.run_plan import Result
@@ -86,19 +88,31 @@ def test_a_plan_for_each_phase(found, monkeypatch, capsys):
     (large,) = bert_jax.plan(base, "v5e:1x1", training={"phases": phases})
     assert (large.fits, large.rows, large.accumulation) == (False, 2**16, 1)
     assert capsys.readouterr().out == ""
+
+
+def test_a_plan_is_refused_where_a_run_is(monkeypatch):
+    monkeypatch.setattr(planner, "compile_step", made_plan)
     with pytest.raises(UserError, match="v5e:0x0"):
-        bert_jax.plan(base, "v5e:0x0")
+        bert_jax.plan("bert_base", "v5e:0x0")
+    phases = [{"length": 128, "batch_size": 100}]
+    with pytest.raises(UserError, match=r"training\.phases\[0\]\.batch_size"):
+        bert_jax.plan("bert_base", "v5e:4x4", training={"phases": phases})
+
+
+def test_a_mesh_of_more_parts_than_devices_is_no_division_by_zero():
+    config = config_from(PretrainConfig, "bert_base", {"mesh.tensor": 2})
+    assert startable(config, parse_topology("v5e:1x1")) == []
 
 
 def test_fields_are_nested_or_dotted_and_have_the_values_of_python(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    phases = [{"length": 32, "batch_size": 8, "share": 0.5}] * 2
+    phases = [{"length": 32, "batch_size": 8, "share": 0.25}] * 4
     fields = {
         "training": {"phases": phases}, "optimizer.learning_rate": 1e-5,
         "model.norm_bias": False, "seed": 3, "init": "~/model",
     }  # fmt: skip
     config = config_from(PretrainConfig, "bert_tiny", fields)
-    assert to_dict(config.training)["phases"][1]["length"] == 32
+    assert [phase.length for phase in config.training.phases] == [32] * 4
     assert (config.optimizer.learning_rate, config.model.norm_bias) == (1e-5, False)
     assert (config.seed, config.init) == (3, str(tmp_path / "model"))
     assert config.model.num_layers == 2

@@ -104,7 +104,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
     Raises:
         UserError: `train` would reject the configuration.
     """
-    shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
+    shards = max(1, topology.num_devices // settings_of(config, 0, topology.num_devices).tensor)
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
     return warmup_lines(config)
