@@ -87,6 +87,11 @@ def test_a_plan_for_each_phase(found, monkeypatch, capsys):
     phases = [{"length": 128, "batch_size": 2**16}]
     (large,) = bert_jax.plan(base, "v5e:1x1", training={"phases": phases})
     assert (large.fits, large.rows, large.accumulation) == (False, 2**16, 1)
+    # The sizes of an initial model replace the sizes of the recipe.
+    phases = [{"length": 32, "batch_size": 16}]
+    place = found["home"] / "work" / "tiny"
+    (small,) = bert_jax.plan(base, "v5e:1x1", init=place, training={"phases": phases})
+    assert (small.config.model.hidden_dim, small.config.model.vocab_size) == (32, 64)
     assert capsys.readouterr().out == ""
 
 
