@@ -27,11 +27,11 @@ from pathlib import Path
 
 from bert_jax.config.command_line import load_config
 from bert_jax.distributed.parallel.sharding import MeshConfig
-from bert_jax.plan.compile import Plan, default_cache, with_vocabulary
-from bert_jax.plan.output import memory_per_chip
-from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Pace
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.compile import Plan, default_cache, with_vocabulary
+from bert_jax.planning.output import memory_per_chip
+from bert_jax.planning.planner import Planner
+from bert_jax.planning.search import Pace
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 
 STEPS = ("configured", "usual", "fast")

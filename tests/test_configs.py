@@ -19,11 +19,11 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.objective import num_params
-from bert_jax.plan import compile as plan_compile
-from bert_jax.plan import planner
-from bert_jax.plan.command import startable
-from bert_jax.plan.search import with_phase
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning import compile as plan_compile
+from bert_jax.planning import planner
+from bert_jax.planning.command import startable
+from bert_jax.planning.search import with_phase
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
 

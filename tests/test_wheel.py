@@ -60,3 +60,12 @@ def test_the_command_and_its_configurations(environment, tmp_path):
     )
     for name in ("bert_tiny", "pretrain/bert_tiny", "configs/pretrain/bert_tiny.py"):
         assert run(environment, tmp_path, "python", "-c", load, name) == "2\n"
+
+
+@pytest.mark.slow
+def test_the_demo_runs_in_an_empty_folder(environment, tmp_path):
+    """A model is trained and answers, with the files of the wheel and no others."""
+    said = run(environment, tmp_path, "bert-jax", "demo", "--recipe=translation")
+    assert "of 2,000 unseen numbers exact" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
+    assert (tmp_path / "work" / "demo_translation" / "attention.html").exists()

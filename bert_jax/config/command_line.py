@@ -11,13 +11,14 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
 import re
 import shlex
 import textwrap
 import traceback
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,15 +61,26 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     return overridden(named, overrides)
 
 
-def overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """Apply overrides such as `--config.model.num_layers=12`.
-
-    Raises:
-        UserError: An override is malformed, names an unknown field or has a wrong value.
-    """
+def overridden(config: Config, overrides: Sequence[str], where: str = _WHERE) -> Config:
+    """Apply overrides such as `--config.seed=1`. A UserError says which, and `where`, is wrong."""
     values = to_dict(config)
-    _override(type(config), values, overrides)
-    return build(type(config), values, where=_WHERE)
+    _override(type(config), values, overrides, where)
+    return build(type(config), values, where=where)
+
+
+def config_from(cls: type[Config], given: Any, fields: Mapping[str, Any]) -> Config:
+    """Make a configuration of a recipe, file, nested dict or configuration, and set fields.
+
+    `fields` are nested or have dotted names. Raise a UserError if a field is unknown or wrong.
+    """
+    if isinstance(given, str | Path):
+        given = load_config(cls, os.path.expanduser(given))
+    elif not isinstance(given, cls):
+        given = build(cls, _unwrapped(given))
+    # In `_unwrapped`, lists become tuples, which `leaves` yields in full.
+    found = leaves(_unwrapped(fields)) if fields else ()
+    overrides = [f"--config.{name}={os.path.expanduser(str(value))}" for name, value in found]
+    return overridden(given, overrides, "in the arguments")
 
 
 def fields_help(config: Any, prefix: str = "--config") -> str:
@@ -189,7 +201,7 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> None:
+def _override(cls: type, values: dict[str, Any], overrides: Sequence[str], where: str) -> None:
     """Apply overrides `--config.a.b=value` or `--config.a.b value` to nested dicts, in place."""
     arguments = iter(overrides)
     for argument in arguments:
@@ -205,12 +217,12 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
                 f"unknown argument {argument!r}; fields of the configuration are set as "
                 "--config.section.field=value (--fields lists them)"
             )
-        group, holder, key, hint = _find_field(cls, values, fields)
+        group, holder, key, hint = _find_field(cls, values, fields, where)
         given: str | None = text
         if not equals:
             given = "True" if hint is bool else next(arguments, None)
         if given is None:
-            raise UserError(f"{_WHERE}: missing value for {name}; write {name}=VALUE")
+            raise UserError(f"{where}: missing value for {name}; write {name}=VALUE")
         before = chosen(group, holder)
         holder[key] = value = _value(hint, given)
         if (after := chosen(group, holder)) is before:
@@ -223,20 +235,19 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str]) -> No
         holder.update({**new, **kept, key: value})
 
 
-def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, Any, Any, Any]:
+def _find_field(cls: type, values: Any, fields: str, where: str) -> tuple[Any, Any, Any, Any]:
     """Find a field such as `training.phases[0].length`; return class, holder, key and type.
 
     `holder[key]` is the value of the field. The class is the declared type of the holder, even if
     the holder's values are for a subclass. If the holder is a list, the class is None.
     """
     group, holder, key, hint = None, None, None, typing.cast(Any, cls)
-    value: Any = values
-    seen = ""
+    value, seen = values, ""
     for part in re.findall(r"[^.\[\]]+|\[[^\]]*\]", fields):
         if isinstance(value, list) and part[0] == "[":
             if not (part[1:-1].isdecimal() and int(part[1:-1]) < len(value)):
                 raise UserError(
-                    f"{_WHERE}: there is no {seen}{part}; entries are counted from 0, and {seen} "
+                    f"{where}: there is no {seen}{part}; entries are counted from 0, and {seen} "
                     f"has length {len(value)}. To change the length, set the full list in the form "
                     f"that --fields shows for {seen}, or write a configuration file"
                 )
@@ -250,13 +261,13 @@ def _find_field(cls: type, values: dict[str, Any], fields: str) -> tuple[Any, An
                     name for name, _ in leaves(values)
                     if name.rpartition(".")[2] == part and "[" not in name
                 ]  # fmt: skip
-                raise unknown_field(part, seen, known, _WHERE, hint, places)
+                raise unknown_field(part, seen, known, where, hint, places)
             key, hint = part, typing.get_type_hints(hint)[part]
             seen = f"{seen}.{part}" if seen else part
         holder, value = value, value[key]
     if dataclasses.is_dataclass(hint):
         names = ", ".join(field.name for field in dataclasses.fields(hint))
-        raise UserError(f"{_WHERE}: {seen or 'config'} is a group of fields; set one of {names}")
+        raise UserError(f"{where}: {seen or 'config'} is a group of fields; set one of {names}")
     return group, holder, key, hint
 
 

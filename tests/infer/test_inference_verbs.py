@@ -22,7 +22,9 @@ import bert_jax
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.infer.predictor import Predictor
-from bert_jax.training.finetune import train
+from bert_jax.training.finetune import folds
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.run_plan import Result
 
 DOCS = Path(__file__).parents[2] / "docs" / "inference.md"
 
@@ -345,7 +347,12 @@ def test_the_example_of_asking_runs_and_is_short(home, monkeypatch, capsys):
 def test_the_example_of_fine_tuning_is_a_configuration(monkeypatch):
     tuning, _, _ = examples()
     asked = []
-    monkeypatch.setattr(train, "finetune", lambda config, workdir: asked.append((config, workdir)))
+
+    def finetune(config: FinetuneConfig, workdir: str, **_: Any) -> Result:
+        asked.append((config, workdir))
+        return Result(workdir, 0, finished=True)
+
+    monkeypatch.setattr(folds, "finetune", finetune)
     run_example(tuning)
     ((config, workdir),) = asked
     assert (config.task.kind, config.task.train) == ("table", "reviews.csv")
@@ -361,8 +368,7 @@ def test_the_example_of_fine_tuning_gives_what_is_asked(home, monkeypatch, tmp_p
     (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     monkeypatch.chdir(tmp_path)
     # The tiny model has 48 positions.
-    short = '"task": {"max_length": 32, "kind"'
-    run_example(tuning.replace('"task": {"kind"', short))
+    run_example(tuning.replace('{"train"', '{"max_length": 32, "train"'))
     names = run_example(asking)
     (answer,) = names["model"].classify("What a film.")
     assert answer["label"] in ("cat", "dog")

@@ -29,8 +29,8 @@ from bert_jax.model.task_heads import TaskHeadConfig, TaskModel, init_task_param
 from bert_jax.objectives import config as objectives
 from bert_jax.objectives.losses import cross_entropy, ratio
 from bert_jax.objectives.objective import Forward, Metric, Objective
-from bert_jax.plan.compile import compile_step
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.compile import compile_step
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics

@@ -214,6 +214,22 @@ def _use_safetensors(path: Path) -> None:
         array.tobytes()
 
 
+def _flax_weights(_: Path) -> list[bytes]:
+    from flax.serialization import msgpack_serialize
+
+    layer = {"kernel": np.ones((2, 3), np.float32), "bias": np.zeros(3, np.float16)}
+    tree = {"bert": {"layer": {"0": layer}, "norm": {"scale": np.ones(3, np.float32)}}}
+    flat = {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": {"0": np.ones(4)}}
+    return [msgpack_serialize(each) for each in (tree, {"params": tree}, {"a": {"scale": flat}})]
+
+
+def _use_flax_weights(path: Path) -> None:
+    from bert_jax.artefacts.formats.flax_weights import read_flax
+
+    for array in read_flax(path).values():
+        array.tobytes()
+
+
 BUNDLED = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "a/b": np.arange(40),
@@ -479,6 +495,7 @@ READERS = {
     "sentence_encoder": _sentence_reader("sentence_bert_config.json"),
     "sentence_pooling": _sentence_reader("1_Pooling/config.json"),
     "safetensors": Reader("a.safetensors", _safetensors, _use_safetensors),
+    "flax weights": Reader("a.msgpack", _flax_weights, _use_flax_weights),
     "bundle_index": Reader("x.index", _bundle("x.index"), _use_bundle_unchecked),
     "bundle_data": Reader("x.data-00000-of-00001", _bundle("x.data-00000-of-00001"), _use_bundle),
     "zip": Reader("a.zip", _zips, _extracts("zip")),

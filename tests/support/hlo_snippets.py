@@ -1,6 +1,6 @@
 """TPU programs of a few lines, for tests of what is read from them."""
 
-from bert_jax.plan.hlo_cost.hlo import parse_program
+from bert_jax.planning.hlo_cost.hlo import parse_program
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 

@@ -3,10 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from bert_jax.plan.compile import Memory, Plan, usable_bytes
-from bert_jax.plan.hlo_cost.cost import Collective, Cost, Op, Program
-from bert_jax.plan.search import settings_of
-from bert_jax.plan.topology import Topology
+from bert_jax.planning.compile import Memory, Plan, usable_bytes
+from bert_jax.planning.hlo_cost.cost import Collective, Cost, Op, Program
+from bert_jax.planning.search import settings_of
+from bert_jax.planning.topology import Topology
 from bert_jax.training.pretrain.config import PretrainConfig
 
 GIB = 2**30
@@ -15,7 +15,7 @@ GIB = 2**30
 def made_plan(
     config: PretrainConfig, phase: int, topology: Topology, *, cache: Path | None = None
 ) -> Plan:
-    """Stands in for `bert_jax.plan.compile.compile_step`."""
+    """Stands in for `bert_jax.planning.compile.compile_step`."""
     model, shape = config.model, config.training.phases[phase]
     s = settings_of(config, phase, topology.num_devices)
     shards = topology.num_devices // s.tensor

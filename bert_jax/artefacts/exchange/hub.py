@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face Hub: only safetensors, JSON and tokenizer files.
+"""Download of models from the Hugging Face Hub: only weights without code, JSON and tokenizers.
 
 Pickled weights and Python files are not fetched: loading them would run the uploader's code.
 """
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS
 from bert_jax.errors import UserError, needs_package
 
 FILES = (
@@ -39,7 +40,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
 
     Raises:
         UserError: `huggingface_hub` is not installed; the model or revision does not exist, is not
-            accessible or has no safetensors; or there is neither a network nor a cached copy.
+            accessible or has no weights to fetch; or there is neither a network nor a cached copy.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -57,11 +58,12 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     repo, revision = match["repo"], match["revision"]
     # The bases are OSError and the error of the HTTP client, which depends on the version.
     failures: tuple[Any, ...] = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
-    offline = False
+    offline, patterns = False, [*FILES, FLAX_WEIGHTS]
     try:
         try:
             found = huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=_SECONDS)
-            _check_weights(name, [file.rfilename for file in found.siblings or []])
+            if _has_safetensors(name, [file.rfilename for file in found.siblings or []]):
+                patterns.remove(FLAX_WEIGHTS)
         except failures as error:
             if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
                 raise
@@ -71,7 +73,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
                 repo,
                 revision=revision,
                 cache_dir=cache,
-                allow_patterns=list(FILES),
+                allow_patterns=patterns,
                 ignore_patterns=_ELSEWHERE,
                 local_files_only=offline,
             )
@@ -80,12 +82,14 @@ def fetch(name: str, cache: Path | None = None) -> Path:
         raise UserError(f"{name} was not fetched: {_reason(error, repo)}") from error
 
 
-def _check_weights(name: str, files: list[str]) -> None:
-    if any(re.fullmatch(r"model(-.*)?\.safetensors", file) for file in files):
-        return
+def _has_safetensors(name: str, files: list[str]) -> bool:
+    """Return false if a repository has Flax's weights only; raise UserError if it has neither."""
+    safe = any(re.fullmatch(r"model(-.*)?\.safetensors", file) for file in files)
+    if safe or FLAX_WEIGHTS in files:
+        return safe
     pickled = next((file for file in files if _PICKLED.fullmatch(file)), None)
     if pickled is None:
-        raise UserError(f"{name} has no model.safetensors on the Hub, so it cannot be imported")
+        raise UserError(f"{name} has neither model.safetensors nor {FLAX_WEIGHTS} on the Hub")
     raise UserError(
         f"{name} has only the weights {pickled}, which are not fetched because they can run code. "
         "Many such models have a pull request that adds model.safetensors: give its number N as "

@@ -29,6 +29,7 @@ from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_
 from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
 from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
+from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
@@ -135,7 +136,7 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
     if found.directory is not None and Path(source).is_dir():
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
-        return weights_entry(source, [found.directory / huggingface_files.WEIGHTS])
+        return weights_entry(source, huggingface_files.weight_files(found.directory))
     prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
     files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
     return weights_entry(source, files)
@@ -197,6 +198,8 @@ def _from_directory(source: Path) -> Source:
     saved, notes = saved_from(form, load_tokenizer(directory), directory, name=name), form.notes
     if sentence is not None:
         saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
+    if huggingface_files.weight_files(directory) == [directory / FLAX_WEIGHTS]:
+        notes += (f"the weights are those of {FLAX_WEIGHTS}, under the names of PyTorch's class",)
     token_config = directory / CONFIG_NAME
     if token_config.is_file() and "auto_map" in read_json_object(
         token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES

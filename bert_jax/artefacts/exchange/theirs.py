@@ -6,6 +6,7 @@ reading and writing make the same mistake. Running the source in Transformers re
 """
 
 import contextlib
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -16,15 +17,18 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import proof
-from bert_jax.artefacts.exchange.exported_files import specials_of
+from bert_jax.artefacts.exchange.exported_files import specials_of, write_arrays
 from bert_jax.artefacts.formats.families import known_family
+from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS, read_flax
 from bert_jax.artefacts.formats.huggingface_files import (
     LOGITS,
     MULTIPLE_CHOICE,
     PRETRAINING_HEADS,
     PRETRAINING_TASKS,
     TASKS,
+    WEIGHTS,
     model_class,
+    weight_files,
 )
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
@@ -223,7 +227,8 @@ def compare_with_source(
     if lacking := missing(*PACKAGES):
         return f"not compared with the source: {', '.join(lacking)} is not installed"
     try:
-        theirs = source_outputs(directory, made_by, saved)
+        with _in_safetensors(directory) as readable:
+            theirs = source_outputs(readable, made_by, saved)
     except Exception as error:  # any type: the model may need a later version of Transformers
         return f"not compared: Transformers cannot load the source ({error})"[:300]
     others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
@@ -234,6 +239,20 @@ def compare_with_source(
     tokens = _compare_tokens(saved, source_tokenizer(directory, saved.tokenizer))
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"differences": gaps, "tolerance": tolerance, **tokens, "versions": versions}
+
+
+@contextlib.contextmanager
+def _in_safetensors(directory: Path) -> Iterator[Path]:
+    """Yield a directory that Transformers can read: if the weights are Flax's, a temporary copy."""
+    if weight_files(directory) != [directory / FLAX_WEIGHTS]:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        found = read_flax(directory / FLAX_WEIGHTS)
+        arrays = {name: np.ascontiguousarray(array) for name, array in found.items()}
+        write_arrays(Path(copy) / WEIGHTS, arrays, format="pt")
+        (Path(copy) / "config.json").symlink_to(directory.absolute() / "config.json")
+        yield Path(copy)
 
 
 def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:

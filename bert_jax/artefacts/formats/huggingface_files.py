@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS, read_flax
 from bert_jax.config.bounds import Bounded, Count
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
@@ -226,8 +227,16 @@ def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
     return length
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Return the weight files in the first format of `read_weights` that a directory has."""
+    if (directory / INDEX).is_file():
+        return sorted(directory.glob("*.safetensors"))
+    files = (directory / name for name in (WEIGHTS, FLAX_WEIGHTS))
+    return [path for path in files if path.is_file()][:1]
+
+
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
-    """Memory-map all tensors, by name, from one file or from the shards that an index lists.
+    """Map or read all tensors, by name, from one file or from the shards that an index lists.
 
     Raises:
         UserError: If there are no weights, both a file and an index, or a malformed file. The
@@ -240,6 +249,8 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
         return read_safetensors(single)
     if index.is_file():
         return _read_shards(directory, index)
+    if (directory / FLAX_WEIGHTS).is_file():
+        return read_flax(directory / FLAX_WEIGHTS)
     for name in _OTHER_WEIGHTS:
         if (directory / name).exists():
             raise UserError(
@@ -248,7 +259,7 @@ def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
                 f"{made_by}.from_pretrained({str(directory)!r}).save_pretrained(NEW), and copy "
                 "the tokenizer's files to NEW"
             )
-    raise UserError(f"{directory} has no weights: neither {WEIGHTS} nor {INDEX} exists")
+    raise UserError(f"{directory} has no weights: no {WEIGHTS}, {INDEX} or {FLAX_WEIGHTS}")
 
 
 def _read_shards(directory: Path, index: Path) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from bert_jax.artefacts.formats.huggingface_files import INDEX, WEIGHTS
+from bert_jax.artefacts.formats.huggingface_files import weight_files
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import short
@@ -110,9 +110,7 @@ def file_digest(path: Path, part: tuple[int, int] | None = None) -> str:
 
 def weights_digest(directory: Path) -> str:
     """Return the sha256 of the weights in Hugging Face's format; empty if there are no weights."""
-    if (directory / WEIGHTS).is_file():
-        return file_digest(directory / WEIGHTS)
-    return _joint(directory.glob("*.safetensors")) if (directory / INDEX).is_file() else ""
+    return _joint(weight_files(directory))
 
 
 def _joint(files: Iterable[Path]) -> str:

@@ -127,8 +127,8 @@ class Import(groups.IntoDirectory, groups.Tolerance):
     """
 
     model: Given[ModelPlace]
-    """Directory in Hugging Face's format, TensorFlow checkpoint of the original code (its directory
-    or prefix), or name on the Hugging Face Hub."""
+    """Directory in Hugging Face's format (model.safetensors, or flax_model.msgpack), TensorFlow
+    checkpoint of the original code (its directory or prefix), or name on the Hugging Face Hub."""
     add_tokens: File | None = None
     """File of tokens to add to the vocabulary, one per line. A new token's embedding starts as
     the mean embedding of the tokens into which the old vocabulary splits the new token."""

@@ -223,13 +223,10 @@ class Finetune(Run):
 
     def trained(self, config: Any, clock: "Clock") -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
-        from bert_jax.training.finetune.folds import cross_validate
-        from bert_jax.training.finetune.train import finetune
+        from bert_jax.training.finetune.folds import finetune_folds
         from bert_jax.training.finetune.voice import NothingLearnedError
 
-        if config.task.folds and not config.task.fold:
-            return cross_validate(config, self.workdir, clock=clock, echo=self.echo)
-        result = finetune(config, self.workdir, clock=clock, echo=self.echo)
+        result = finetune_folds(config, self.workdir, clock=clock, echo=self.echo)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by
@@ -276,19 +273,15 @@ class Plan(Configured, groups.Plot, groups.Json):
     """Cache of compiled steps (default: ~/.cache/bert_jax/plan); none turns the cache off."""
 
     def __call__(self) -> int:
-        from bert_jax.artefacts.saved.reading import read_model
-        from bert_jax.plan.command import run_plan
-        from bert_jax.plan.compile import default_cache
-        from bert_jax.training.pretrain.start import resolve_start
+        from bert_jax.planning.command import run_plan
+        from bert_jax.planning.compile import default_cache
 
         batch = self.batch_per_chip
         if batch not in ("", "fit", "fast") and not batch.isdecimal():
             raise UserError(f"--batch-per-chip is {batch!r}; give a number, 'fit' or 'fast'")
-        config, start = resolve_start(self.loaded(), read_model)
-        if start.initial is not None:
-            config = config.with_vocabulary(start.initial.config.vocab_size)
         return run_plan(
-            config, self.topology, phase=self.phase, batch=batch, as_json=self.json, plot=self.plot,
+            self.loaded(), self.topology, phase=self.phase, batch=batch, as_json=self.json,
+            plot=self.plot,
             cache=None if self.cache == Path("none") else self.cache or default_cache(),
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     if len(header) > MAX_TENSORS:
         raise UserError(f"{path} has {len(header):,} tensors; the limit is {MAX_TENSORS:,}")
     for name, entry in header.items():
-        _check_name(path, name)
+        check_name(path, name)
         _check_entry(f"{path}, tensor {name!r}", entry)
     try:
         # Without copying, this refuses wrong sizes, overlaps, gaps and bytes outside all tensors.
@@ -84,7 +84,7 @@ def _header(path: Path, mapped: np.ndarray) -> tuple[int, dict[str, Any]]:
     return 8 + length, parse_json(raw, where=f"{path}, header", max_depth=3)
 
 
-def _check_name(path: Path, name: str) -> None:
+def check_name(path: Path, name: str) -> None:
     """Raise a UserError if a name is unsafe as a parameter path, as a file name or in a message."""
     said = f"{path}: the tensor name {name[:80]!r}"
     if not name or len(name) > MAX_NAME:

@@ -25,32 +25,33 @@ from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import split_outputs
 from bert_jax.training.finetune.report import write_reports
 from bert_jax.training.finetune.train import finetune
-from bert_jax.training.finetune.voice import NothingLearnedError
 from bert_jax.training.run.goodput import Clock
+from bert_jax.training.run_plan import Result
 
 RESULT = "folds.json"
 _SPLIT = "out of fold"
 
 
-def cross_validate(
+def finetune_folds(
     config: FinetuneConfig,
     workdir: Path | str,
     *,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
-) -> str:
+) -> Result:
     """Train the folds one after another, or continue them; then score all predictions together.
 
-    `task.folds` is the number of folds; `echo` receives each line to print (see `finetune`).
+    Without `task.folds`, and for one `task.fold`, call `finetune`, which has the same arguments.
 
     Returns:
-        Name of the signal that stopped the command; empty if all folds are finished.
+        Result of the last fold. After all folds, `eval_metrics` and `unlearned` are for all folds.
 
     Raises:
         UserError: The configuration asks for several runs per fold, the directory belongs
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
-        NothingLearnedError: No fold's model beats a constant prediction. All files are written.
     """
+    if not config.task.folds or config.task.fold:
+        return finetune(config, workdir, clock=clock, echo=echo)
     _check(config, workdir)
     say = echo or print
     home, count = Path(workdir), config.task.folds
@@ -61,17 +62,17 @@ def cross_validate(
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
         result = finetune(one, place, clock=clock if number == 1 else None, echo=echo)
         if result.stopped_by:
-            return result.stopped_by
+            return dataclasses.replace(result, workdir=workdir)
         unlearned.append(result.unlearned)
     initial = read_model(config.init, encoder_only=True)
     whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
-    for line in report_lines(_SPLIT, _pooled(home, places, whole), mistakes=False):
+    report = _pooled(home, places, whole)
+    for line in report_lines(_SPLIT, report, mistakes=False):
         say(line)
-    if all(unlearned):
-        raise NothingLearnedError(
-            f"no fold is better than a constant prediction; in fold {count}, {unlearned[-1]}"
-        )
-    return ""
+    none = f"no fold is better than a constant prediction; in fold {count}, {unlearned[-1]}"
+    scores = {f"eval/{name}": value for name, value in report["scores"].items()}
+    told = none if all(unlearned) else ""
+    return dataclasses.replace(result, workdir=workdir, eval_metrics=scores, unlearned=told)
 
 
 def _check(config: FinetuneConfig, workdir: Path | str) -> None:

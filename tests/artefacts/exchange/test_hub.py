@@ -40,10 +40,12 @@ SHARDS = {
     "model-00001-of-00002.safetensors": b"1",
     "model-00002-of-00002.safetensors": b"2",
 }
+FLAX = {"config.json": b"{}", "flax_model.msgpack": b"flax"}
 MODELS = {
     "me/sound": {MAIN: SOUND | HARMFUL, OTHER: SOUND | {"vocab.txt": b"other\n"}},
     "me/shards": {MAIN: SHARDS},
     "me/pickled": {MAIN: {**HARMFUL, "config.json": b"{}"}, OTHER: SOUND},
+    "me/flax": {MAIN: FLAX | HARMFUL, OTHER: FLAX | SOUND},
     "me/empty": {MAIN: {"README.md": b"#"}},
 }
 REFUSALS = {"me/gated": (403, "GatedRepo"), "me/broken": (503, "")}
@@ -84,8 +86,8 @@ def fetched(cache: Path, endpoint: str, *names: str, **variables: str) -> list[A
 def test_fetching(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     names = ["me/sound", "me/sound@refs/pr/1", f"me/sound@{OTHER}", "me/shards", "me/pickled",
-             "me/pickled@refs/pr/1", "me/empty", "me/none", "me/sound@v9", "me/gated",
-             "me/broken", "me/a--b"]  # fmt: skip
+             "me/pickled@refs/pr/1", "me/flax", "me/flax@refs/pr/1", "me/empty", "me/none",
+             "me/sound@v9", "me/gated", "me/broken", "me/a--b"]  # fmt: skip
     with running(Hub(MODELS, REFUSALS)) as hub:
         said = dict(zip(names, fetched(tmp_path, hub.address, *names), strict=True))
     sound = {path: data.decode() for path, data in SOUND.items()}
@@ -93,14 +95,15 @@ def test_fetching(tmp_path: Path) -> None:
     other = {**sound, "vocab.txt": "other\n"}
     assert said["me/sound@refs/pr/1"] == said[f"me/sound@{OTHER}"] == other
     assert said["me/shards"] == {path: data.decode() for path, data in SHARDS.items()}
-    assert said["me/pickled@refs/pr/1"] == sound
+    assert said["me/pickled@refs/pr/1"] == said["me/flax@refs/pr/1"] == sound
+    assert said["me/flax"] == {path: data.decode() for path, data in FLAX.items()}
 
     asked = {r.split("/", 5)[5] for r in hub.requests if "/resolve/" in r}
-    assert asked == SOUND.keys() | SHARDS.keys()
+    assert asked == SOUND.keys() | SHARDS.keys() | FLAX.keys()
 
     assert "only the weights pytorch_model.bin, which are not fetched" in said["me/pickled"]
     assert "me/pickled@refs/pr/N" in said["me/pickled"]
-    assert "me/empty has no model.safetensors on the Hub" in said["me/empty"]
+    assert "me/empty has neither model.safetensors nor flax_model.msgpack" in said["me/empty"]
     assert "nor a model on the Hub is named me/none, or the model is private" in said["me/none"]
     assert "no such branch, tag or commit" in said["me/sound@v9"]
     assert f"grants access by request: ask for it at {hub.address}/me/gated" in said["me/gated"]

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.masking import MaskingConfig
-from bert_jax.plan.hlo_cost.hlo import parse_program
+from bert_jax.planning.hlo_cost.hlo import parse_program
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import abstract_state, jitted_init

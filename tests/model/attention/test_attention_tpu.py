@@ -15,8 +15,8 @@ from bert_jax.chips import CHIPS
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import Layout
-from bert_jax.plan.hlo_cost.cost import op_seconds
-from bert_jax.plan.hlo_cost.hlo import parse_program
+from bert_jax.planning.hlo_cost.cost import op_seconds
+from bert_jax.planning.hlo_cost.hlo import parse_program
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPUs needs libtpu"

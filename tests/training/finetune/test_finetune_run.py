@@ -277,7 +277,10 @@ def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(folds, "finetune", ended)
     config, clock = small_config(files, task__folds=3), Clock()
-    assert folds.cross_validate(config, tmp_path / "work", clock=clock, echo=quiet) == "SIGTERM"
+    assert (
+        folds.finetune_folds(config, tmp_path / "work", clock=clock, echo=quiet).stopped_by
+        == "SIGTERM"
+    )
     assert clocks == [clock, None, None]
 
 

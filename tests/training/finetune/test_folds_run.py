@@ -8,6 +8,7 @@ import pytest
 from small_finetuning import small_config, write_config, write_files
 from task_examples import read_json_lines
 
+import bert_jax
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.training.finetune import folds
@@ -80,17 +81,25 @@ def test_finished_folds_are_not_trained_again(runs, monkeypatch, capsys):
     assert "fold 2 of 2" in capsys.readouterr().out
 
 
+def test_the_result_has_the_scores_of_all_examples(runs):
+    config, _, workdir = runs
+    result = bert_jax.finetune(config, workdir)
+    found = json.loads((workdir / "folds.json").read_text())["scores"]
+    assert result.eval_metrics == {f"eval/{name}": value for name, value in found.items()}
+    assert (result.workdir, result.finished, result.unlearned) == (str(workdir), True, "")
+
+
 def test_what_is_refused(runs, tmp_path):
     config, _, workdir = runs
     import dataclasses
 
     sweep = dataclasses.replace(config.sweep, seeds=2)
     with pytest.raises(UserError, match="which trains one run per fold; leave sweep out"):
-        folds.cross_validate(dataclasses.replace(config, sweep=sweep), tmp_path)
+        folds.finetune_folds(dataclasses.replace(config, sweep=sweep), tmp_path)
     with pytest.raises(UserError, match=r"with task.folds, give a local directory"):
-        folds.cross_validate(config, "gs://bucket/run")
+        folds.finetune_folds(config, "gs://bucket/run")
     with pytest.raises(UserError, match=r"contains a run without task.folds"):
-        folds.cross_validate(config, workdir / "fold-1")
+        folds.finetune_folds(config, workdir / "fold-1")
     task = dataclasses.replace(config.task, folds=3)
     with pytest.raises(UserError, match=r"task\.folds"):
-        folds.cross_validate(dataclasses.replace(config, task=task), workdir)
+        folds.finetune_folds(dataclasses.replace(config, task=task), workdir)

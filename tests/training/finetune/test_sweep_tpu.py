@@ -15,8 +15,8 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, batch_sharding, m
 from bert_jax.model.config import SIZES, ModelConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import TaskObjective
-from bert_jax.plan.compile import compile_step
-from bert_jax.plan.topology import devices, parse_topology
+from bert_jax.planning.compile import compile_step
+from bert_jax.planning.topology import devices, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig, abstract_state

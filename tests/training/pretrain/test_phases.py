@@ -21,7 +21,7 @@ from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import num_params
-from bert_jax.plan.compile import row_flops
+from bert_jax.planning.compile import row_flops
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, phase_stores
 from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir, read_config

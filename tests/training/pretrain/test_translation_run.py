@@ -18,8 +18,8 @@ from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.heads import init_params
 from bert_jax.objectives.config import TranslationConfig
-from bert_jax.plan.compile import compile_step, row_flops
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.compile import compile_step, row_flops
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train

@@ -3,9 +3,9 @@
 import pytest
 from hlo_snippets import ENTRY, ONE, cycles, entry
 
-from bert_jax.plan.hlo_cost.cost import Transfer
-from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.hlo_cost.hlo_text import axes_of_groups, axes_of_pairs, parse_groups
+from bert_jax.planning.hlo_cost.cost import Transfer
+from bert_jax.planning.hlo_cost.hlo import parse_program
+from bert_jax.planning.hlo_cost.hlo_text import axes_of_groups, axes_of_pairs, parse_groups
 
 
 def test_asynchronous_pairs_count_once_and_share_the_work_beside_them():

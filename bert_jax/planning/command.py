@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.plan import output
-from bert_jax.plan.compile import Plan, row_tokens, with_vocabulary
-from bert_jax.plan.planner import Planner
-from bert_jax.plan.search import Settings, accumulation_field, settings_of, with_phase
-from bert_jax.plan.topology import Topology, parse_topology
+from bert_jax.planning import output
+from bert_jax.planning.compile import Plan, default_cache, row_tokens, with_vocabulary
+from bert_jax.planning.planner import Planner
+from bert_jax.planning.search import Settings, accumulation_field, settings_of, with_phase
+from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
@@ -75,6 +75,15 @@ def run_plan(
     return 0 if all(answer.record["configuration_fits"] for answer in answers) else 1
 
 
+def plans(config: PretrainConfig, topology: Topology) -> list[Plan]:
+    """Plan each phase as it is configured. Raise a UserError if `train` would reject it."""
+    config, _ = with_vocabulary(config)
+    startable(config, topology)
+    phases = range(len(config.training.phases))
+    planners = [Planner(config, phase, topology, cache=default_cache()) for phase in phases]
+    return [planner.plan(planner.configured) for planner in planners]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Answer:
     """The answer for one topology and phase."""
@@ -95,7 +104,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
     Raises:
         UserError: `train` would reject the configuration.
     """
-    shards = topology.num_devices // settings_of(config, 0, topology.num_devices).tensor
+    shards = max(1, topology.num_devices // settings_of(config, 0, topology.num_devices).tensor)
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
     return warmup_lines(config)

@@ -1,6 +1,6 @@
-"""Compiles the small TPU programs that the tests of `bert_jax.plan` read.
+"""Compiles the small TPU programs that the tests of `bert_jax.planning` read.
 
-python tests/hlo_cost/make_golden_hlo.py   (needs libtpu; writes tests/hlo_cost/golden/*.hlo)
+python tests/planning/hlo_cost/make_golden_hlo.py   (needs libtpu; writes golden/*.hlo beside it)
 
 What the analysis does not read is cut from the text, so that the files stay small.
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.files.pictures import INK, new_figure, write_picture
-from bert_jax.plan.compile import Plan
-from bert_jax.plan.hlo_cost.cost import Cost
+from bert_jax.planning.compile import Plan
+from bert_jax.planning.hlo_cost.cost import Cost
 
 SCHEMA = 2
 """Version of the JSON output. It is incremented if a field changes its meaning or is removed."""

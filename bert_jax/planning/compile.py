@@ -23,18 +23,20 @@ import jax
 import numpy as np
 import zstandard
 
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.data.pairings import PAIRINGS, Column
 from bert_jax.data.shard import token_dtype
 from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_size, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
-from bert_jax.plan.hlo_cost.cost import Cost, Program, estimate
-from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.topology import Topology, devices, quiet
+from bert_jax.planning.hlo_cost.cost import Cost, Program, estimate
+from bert_jax.planning.hlo_cost.hlo import parse_program
+from bert_jax.planning.topology import Topology, devices, quiet
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import objective_of, step_config
+from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.steps.state import abstract_state
 from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.trials import bytes_on_device
@@ -176,7 +178,10 @@ def default_cache() -> Path:
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Return the configuration with a vocabulary size, and a line that states the size's source."""
+    """Set the sizes of the initial model and the vocabulary; add a line on the size's source."""
+    config, start = resolve_start(config, read_model)
+    if start.initial is not None:
+        config = config.with_vocabulary(start.initial.config.vocab_size)
     if config.data.corpus and Path(config.data.corpus).exists():
         size = open_corpus(config.data.corpus).train.vocab_size
         return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, from the corpus"

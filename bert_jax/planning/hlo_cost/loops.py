@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module
+from bert_jax.planning.hlo_cost.hlo_text import Computation, Instruction, Module
 
 MAX_TRIPS = 4096
 """Limit on interpreted iterations. Longer loops, which no train step has, count as unknown."""

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from bert_jax.chips import CHIPS
-from bert_jax.plan.hlo_cost.cost import (
+from bert_jax.planning.hlo_cost.cost import (
     MXU_SHARE,
     PRODUCT_CYCLES,
     STEP_CYCLES,
@@ -23,8 +23,8 @@ from bert_jax.plan.hlo_cost.cost import (
     estimate,
     op_seconds,
 )
-from bert_jax.plan.hlo_cost.hlo import parse_program
-from bert_jax.plan.hlo_cost.kernels import work_of
+from bert_jax.planning.hlo_cost.hlo import parse_program
+from bert_jax.planning.hlo_cost.kernels import work_of
 
 GOLDEN = Path(__file__).with_name("golden")
 V5E = CHIPS["v5e"]

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bert_jax.plan.hlo_cost import hlo_text
-from bert_jax.plan.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
-from bert_jax.plan.hlo_cost.hlo_text import Computation, Instruction, Module, phase_of, shape_bytes
-from bert_jax.plan.hlo_cost.loops import Scope, body_scope, trip_count
+from bert_jax.planning.hlo_cost import hlo_text
+from bert_jax.planning.hlo_cost.cost import Collective, Loop, Op, Program, Transfer
+from bert_jax.planning.hlo_cost.hlo_text import Computation, Instruction, phase_of, shape_bytes
+from bert_jax.planning.hlo_cost.loops import Scope, body_scope, trip_count
 
 COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -87,7 +87,7 @@ class _Flight:
 
 @dataclass
 class _Walk:
-    module: Module
+    module: hlo_text.Module
     mesh_shape: Mapping[str, int]
     """Mesh shape of one slice."""
     slices: Mapping[str, int]

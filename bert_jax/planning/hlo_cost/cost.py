@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bert_jax.chips import Chip
-from bert_jax.plan.hlo_cost.kernels import Work, work_of
+from bert_jax.planning.hlo_cost.kernels import Work, work_of
 
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18

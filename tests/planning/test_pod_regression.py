@@ -14,9 +14,9 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.config.command_line import load_config
-from bert_jax.plan.command import with_rows_per_chip
-from bert_jax.plan.compile import Plan, compile_step
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.command import with_rows_per_chip
+from bert_jax.planning.compile import Plan, compile_step
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: no TPU slice can be compiled for")

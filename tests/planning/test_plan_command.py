@@ -10,7 +10,7 @@ from made_plans import made_plan
 
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
-from bert_jax.plan import output, planner, search, topology
+from bert_jax.planning import output, planner, search, topology
 
 
 class Answer(NamedTuple):

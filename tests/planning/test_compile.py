@@ -12,8 +12,8 @@ from made_plans import made_plan
 from small_run import small_config
 
 from bert_jax.objectives.objective import num_params
-from bert_jax.plan import compile as plan_compile
-from bert_jax.plan.compile import (
+from bert_jax.planning import compile as plan_compile
+from bert_jax.planning.compile import (
     _needs_and_has,
     _read,
     _write,
@@ -21,7 +21,7 @@ from bert_jax.plan.compile import (
     usable_bytes,
     with_vocabulary,
 )
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.sections import PretrainModelConfig
 from bert_jax.training.pretrain.settings import objective_of

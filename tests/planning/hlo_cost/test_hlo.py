@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hlo_snippets import ENTRY, ONE, cycles, entry
 
-from bert_jax.plan.hlo_cost.hlo import SENTINEL, _split_slices, parse_program
-from bert_jax.plan.hlo_cost.hlo_text import (
+from bert_jax.planning.hlo_cost.hlo import SENTINEL, _split_slices, parse_program
+from bert_jax.planning.hlo_cost.hlo_text import (
     parse_text,
     phase_of,
     shape_bytes,
 )
-from bert_jax.plan.hlo_cost.loops import Scope, trip_count
+from bert_jax.planning.hlo_cost.loops import Scope, trip_count
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -74,7 +74,7 @@ ENTRY %main (a: f32[8]) -> (s32[], f32[8]) {{
     ],
 )
 def test_trip_counts(start, end, step, direction, operation, expected, monkeypatch):
-    monkeypatch.setattr("bert_jax.plan.hlo_cost.loops.MAX_TRIPS", 100)
+    monkeypatch.setattr("bert_jax.planning.hlo_cost.loops.MAX_TRIPS", 100)
     text = LOOP.format(start=start, end=end, step=step, direction=direction, operation=operation)
     assert trips(text) == expected
 

@@ -8,8 +8,8 @@ import pytest
 
 from bert_jax.config.command_line import load_config
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.plan.planner import Planner, on_paper, rows_that_may_fit, two_depths
-from bert_jax.plan.search import (
+from bert_jax.planning.planner import Planner, on_paper, rows_that_may_fit, two_depths
+from bert_jax.planning.search import (
     Guess,
     Pass,
     Settings,
@@ -20,7 +20,7 @@ from bert_jax.plan.search import (
     round_rows,
     settings_of,
 )
-from bert_jax.plan.topology import parse_topology
+from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.sections import PretrainModelConfig
 
@@ -275,7 +275,7 @@ def test_the_pace_of_two_layers_is_that_of_the_whole_model(monkeypatch, layers, 
 
 def test_a_mesh_is_possible_if_its_axes_multiply_to_the_devices(monkeypatch):
     """The eight CPU devices of the tests stand for those of the slice."""
-    monkeypatch.setattr("bert_jax.plan.planner.devices", lambda topology: jax.devices())
+    monkeypatch.setattr("bert_jax.planning.planner.devices", lambda topology: jax.devices())
     config = with_batch(256)
     planner = Planner(config, 0, parse_topology("v5e:2x4"), cache=None)
     settings = settings_of(config, 0, 8)

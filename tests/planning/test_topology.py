@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.plan import topology
-from bert_jax.plan.topology import parse_topology, quiet
+from bert_jax.planning import topology
+from bert_jax.planning.topology import parse_topology, quiet
 
 
 @pytest.mark.parametrize(

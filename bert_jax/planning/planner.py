@@ -17,11 +17,11 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.objective import num_frozen, num_params
-from bert_jax.plan import search
-from bert_jax.plan.compile import Plan, compile_step, row_flops, usable_bytes
-from bert_jax.plan.hlo_cost.cost import Program, estimate
-from bert_jax.plan.search import Guess, Pace, Settings, settings_of
-from bert_jax.plan.topology import Topology, devices
+from bert_jax.planning import search
+from bert_jax.planning.compile import Plan, compile_step, row_flops, usable_bytes
+from bert_jax.planning.hlo_cost.cost import Program, estimate
+from bert_jax.planning.search import Guess, Pace, Settings, settings_of
+from bert_jax.planning.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
 
