@@ -1,6 +1,6 @@
 """The runs behind the predictions of `bert-jax start`: sizes, budgets, learning rates and epochs.
 
-    python benchmarks/start_law.py --out work/law --text books.txt               # hours on two cores
+    python benchmarks/start_law.py --out work/law --text books.txt          # hours on two cores
     python benchmarks/start_law.py --out work/law --text books.txt --group rates
     python benchmarks/start_law.py --out work/law --table
 
@@ -45,14 +45,15 @@ class Trial(NamedTuple):
 
     @property
     def size(self) -> Size:
+        """Size of the encoder."""
         return Size(self.layers, self.width)
 
 
 GROUPS = {
     "rates": [
-        Trial(*size, 12e12, rate) for rate in (2.0, 1.0, 4.0) for size in (SIZES[1], SIZES[3])
+        Trial(*size[:2], 12e12, rate) for rate in (2.0, 1.0, 4.0) for size in (SIZES[1], SIZES[3])
     ],
-    "law": [Trial(*size, budget) for budget in BUDGETS for size in SIZES],
+    "law": [Trial(*size[:2], budget) for budget in BUDGETS for size in SIZES],
     "epochs": [
         Trial(2, 64, 6e12, megabytes=1), Trial(2, 128, 15e12, megabytes=1),
         Trial(2, 64, 15e12, megabytes=1), Trial(2, 128, 15e12, megabytes=3),

@@ -20,9 +20,9 @@ from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.plan.compile import default_cache
-from bert_jax.plan.planner import Planner
-from bert_jax.plan.topology import Topology, parse_topology
+from bert_jax.planning.compile import default_cache
+from bert_jax.planning.planner import Planner
+from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.training import train_wordpiece

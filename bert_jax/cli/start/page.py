@@ -70,8 +70,9 @@ class Made(NamedTuple):
             f"promised, {inside} {low:.2f} to {high:.2f}"
         )
         yield f"time        {duration(self.seconds)} of {duration(self.asked.seconds)}"
-        for name, score, more in self.classifier.rows_of_scores() if self.classifier else ():
-            yield f"{self.classifier.metric:11} {score:.3f}  {name}{more and f' (95%: {more})'}"
+        if judged := self.classifier:
+            for name, score, more in judged.rows_of_scores():
+                yield f"{judged.metric:11} {score:.3f}  {name}{more and f' (95%: {more})'}"
         for name, line in self.exports.items():
             yield f"{name:11} {line}"
 

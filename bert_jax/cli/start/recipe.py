@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters in the layers: four maps of attention, three of the gated network."""
+        """Parameters of the layers: four maps of attention and three of the gated network."""
         return 7 * self.num_layers * self.width**2
 
     @property
