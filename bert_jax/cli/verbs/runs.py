@@ -86,7 +86,7 @@ class Configured(Verb):
             ) from None
 
 
-class Run(Configured):
+class Run(Configured, groups.Profiled):
     """A run in a work directory."""
 
     workdir: RunPlace
@@ -130,7 +130,10 @@ class Run(Configured):
         try:
             processes.join(self.distributed, self.join_timeout)
             if self.dry_run:
-                _print_plan(self.planned(config))
+                plan = self.planned(config)
+                if self.profiler:
+                    self.profiler(plan)
+                _print_plan(plan)
                 return 0
             stopped_by = self.trained(config, Clock(age=process_age()))
         except BaseException as error:
@@ -183,10 +186,10 @@ class Pretrain(Run):
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        result = train(
-            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo
-        )
-        return result.stopped_by
+        return train(
+            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo,
+            profiler=self.profiler,
+        ).stopped_by  # fmt: skip
 
 
 class Finetune(Run):
@@ -226,7 +229,8 @@ class Finetune(Run):
         from bert_jax.training.finetune.folds import finetune_folds
         from bert_jax.training.finetune.voice import NothingLearnedError
 
-        result = finetune_folds(config, self.workdir, clock=clock, echo=self.echo)
+        how: dict[str, Any] = {"clock": clock, "echo": self.echo, "profiler": self.profiler}
+        result = finetune_folds(config, self.workdir, **how)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by

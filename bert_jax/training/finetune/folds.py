@@ -26,7 +26,7 @@ from bert_jax.training.finetune.evaluate import split_outputs
 from bert_jax.training.finetune.report import write_reports
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run_plan import Result
+from bert_jax.training.run_plan import Profiler, Result
 
 RESULT = "folds.json"
 _SPLIT = "out of fold"
@@ -38,6 +38,7 @@ def finetune_folds(
     *,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
+    profiler: Profiler | None = None,
 ) -> Result:
     """Train the folds one after another, or continue them; then score all predictions together.
 
@@ -51,7 +52,9 @@ def finetune_folds(
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
     """
     if not config.task.folds or config.task.fold:
-        return finetune(config, workdir, clock=clock, echo=echo)
+        return finetune(config, workdir, clock=clock, echo=echo, profiler=profiler)
+    if profiler:
+        raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
     _check(config, workdir)
     say = echo or print
     home, count = Path(workdir), config.task.folds
