@@ -21,7 +21,7 @@ import bert_jax
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model import layers
-from bert_jax.plan import profile
+from bert_jax.planning import profile
 from bert_jax.planning.hlo_cost.hlo_text import parse_text
 from bert_jax.planning.profile import Profile, times_by_line
 from bert_jax.training.finetune.train import finetune
