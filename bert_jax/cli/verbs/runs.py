@@ -7,7 +7,6 @@ import logging
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,7 +16,6 @@ from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
-    from bert_jax.training.run.goodput import Clock
     from bert_jax.training.run_plan import RunPlan
 
 
@@ -103,28 +101,31 @@ class Run(Configured):
     """Check everything, print the configuration in full and the files to be written, and stop."""
     quiet: bool = False
     """Print only warnings and errors."""
-
-    @property
-    def echo(self) -> Callable[[str], None] | None:
-        """Function that receives the lines to print; None prints all of them."""
-        return _print_warning if self.quiet else None
+    track: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
+    WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
 
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run, without writing anything."""
         raise NotImplementedError
 
-    def trained(self, config: Any, clock: "Clock") -> str:
-        """Train, and return the name of the signal that stopped the run, or an empty string."""
+    def trained(self, config: Any, **options: Any) -> str:
+        """Train, and return the name of the signal that stopped the run, or an empty string.
+
+        The `options` are the arguments `clock`, `echo` and `track` of the function that trains.
+        """
         raise NotImplementedError
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
         from bert_jax.training.run.goodput import Clock, process_age
+        from bert_jax.training.run.trackers import check_installed
 
         name = type(self).__name__.lower()
         if not Path(self.workdir).name:
             raise UserError(f"--workdir is {self.workdir!r}; name a directory for this run")
         config = self.loaded()
+        check_installed(self.track)
         # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
@@ -132,7 +133,8 @@ class Run(Configured):
             if self.dry_run:
                 _print_plan(self.planned(config))
                 return 0
-            stopped_by = self.trained(config, Clock(age=process_age()))
+            clock, echo = Clock(age=process_age()), _print_warning if self.quiet else None
+            stopped_by = self.trained(config, clock=clock, echo=echo, track=self.track)
         except BaseException as error:
             if label := processes.label():  # with several processes, do not wait for the others
                 if (code := report_error(error, f"{name}, {label}")) is None:
@@ -179,13 +181,11 @@ class Pretrain(Run):
         work = open_workdir(self.workdir)
         return resolve_pretraining(config, work, corpus, branch_from=self.branch_from)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        result = train(
-            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo
-        )
+        result = train(config, self.workdir, branch_from=self.branch_from, **options)
         return result.stopped_by
 
 
@@ -221,15 +221,15 @@ class Finetune(Run):
         check_finetune_workdir(work, config, setup.fingerprints)
         return resolve_finetuning(config, setup, work)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import cross_validate
         from bert_jax.training.finetune.train import finetune
         from bert_jax.training.finetune.voice import NothingLearnedError
 
         if config.task.folds and not config.task.fold:
-            return cross_validate(config, self.workdir, clock=clock, echo=self.echo)
-        result = finetune(config, self.workdir, clock=clock, echo=self.echo)
+            return cross_validate(config, self.workdir, **options)
+        result = finetune(config, self.workdir, **options)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by

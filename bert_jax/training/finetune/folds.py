@@ -38,10 +38,11 @@ def cross_validate(
     *,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
+    track: Sequence[str] = (),
 ) -> str:
     """Train the folds one after another, or continue them; then score all predictions together.
 
-    `task.folds` is the number of folds; `echo` receives each line to print (see `finetune`).
+    `task.folds` is the number of folds; see `finetune` for the other arguments.
 
     Returns:
         Name of the signal that stopped the command; empty if all folds are finished.
@@ -59,7 +60,8 @@ def cross_validate(
     for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
-        result = finetune(one, place, clock=clock if number == 1 else None, echo=echo)
+        clock = clock if number == 1 else None
+        result = finetune(one, place, clock=clock, echo=echo, track=track)
         if result.stopped_by:
             return result.stopped_by
         unlearned.append(result.unlearned)

@@ -270,14 +270,16 @@ def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
     """The clock of the process, start-up included, is the first fold's."""
     clocks: list[Clock | None] = []
 
-    def ended(config: Any, workdir: Path, *, clock: Clock | None, echo: Any) -> Result:
+    def ended(config: Any, workdir: Path, *, clock: Clock | None, echo: Any, track: Any) -> Result:
         assert echo is quiet
+        assert track == ["trackio"]
         clocks.append(clock)
         return Result(workdir, 1, True, stopped_by="SIGTERM" if len(clocks) == 3 else "")
 
     monkeypatch.setattr(folds, "finetune", ended)
     config, clock = small_config(files, task__folds=3), Clock()
-    assert folds.cross_validate(config, tmp_path / "work", clock=clock, echo=quiet) == "SIGTERM"
+    options = {"clock": clock, "echo": quiet, "track": ["trackio"]}
+    assert folds.cross_validate(config, tmp_path / "work", **options) == "SIGTERM"
     assert clocks == [clock, None, None]
 
 
