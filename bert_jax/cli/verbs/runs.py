@@ -110,10 +110,7 @@ class Run(Configured):
         raise NotImplementedError
 
     def trained(self, config: Any, **options: Any) -> str:
-        """Train, and return the name of the signal that stopped the run, or an empty string.
-
-        The `options` are the arguments `clock`, `echo` and `track` of the function that trains.
-        """
+        """Train with `clock`, `echo` and `track`; return the signal that stopped the run, or ""."""
         raise NotImplementedError
 
     def __call__(self) -> int:

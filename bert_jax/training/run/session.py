@@ -168,11 +168,11 @@ class Session:
         peak = peak_flops(jax.devices()[0].device_kind, dtype)
         path = self.work.local / "goodput.json" if self._index == 0 else None
         self._goodput = Goodput(path, self.clock, step)
-        tracked = self._track if self._index == 0 else ()
         with Telemetry(
             self.work.local, num_steps=num_steps, restored_step=step,
             peak=peak and peak * num_devices, metrics=objective.metrics, goodput=self._goodput,
-            echo=self._echo, trackers=[PackageTracker(package, self.work) for package in tracked],
+            echo=self._echo,
+            trackers=[PackageTracker(each, self.work) for each in self._track if self._index == 0],
         ) as self.out:  # fmt: skip
             yield self.out
 

@@ -48,7 +48,7 @@ class PackageTracker(Tracker):
 
     def __init__(self, package: str, work: WorkDir):
         """Start the thread, which opens the tracker for the run in `work`, or continues there."""
-        self._package, self._work = package, work
+        self._package, self._work, self._failed = package, work, False
         self._rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._track, daemon=True)
         self._thread.start()
@@ -90,7 +90,9 @@ class PackageTracker(Tracker):
         return tracker
 
     def _warn(self, reason: str) -> None:
-        _log.warning(
-            "%s has failed (%s) and shows no more of this run until a restart; metrics.jsonl has "
-            "all metrics", self._package, reason,
-        )  # fmt: skip
+        if not self._failed:
+            self._failed = True
+            _log.warning(
+                "%s has failed (%s) and shows no more of this run until it restarts; metrics.jsonl "
+                "has all metrics", self._package, reason,
+            )  # fmt: skip

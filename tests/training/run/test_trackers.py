@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 
 import jax
 import pytest
 from small_run import fingerprint, small_config, write_corpus
 from tensorboard_files import scalars
+from tracker_package import Package
 
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
@@ -26,6 +26,7 @@ from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.session import Session
 from bert_jax.training.run.telemetry import Telemetry, read_metrics
 from bert_jax.training.run.trackers import PackageTracker
+from bert_jax.training.run_plan import Result
 
 PACKAGES = ["wandb", "trackio"]
 SHORT = {
@@ -36,39 +37,6 @@ SHORT = {
     "checkpoint__save_every_steps": 2,
     "optimizer__warmup_steps": 1,
 }
-
-
-class Package(types.ModuleType):
-    """Stands for wandb or trackio; remembers each run and what was logged there."""
-
-    def __init__(self, name: str):
-        super().__init__(name)
-        self.opened: list[dict] = []
-        self.rows: list[tuple[int, dict]] = []
-        self.finished = 0
-        self.failing = ""
-        self.newest = 0
-        """Step before which wandb takes no rows, which a run of wandb has as an attribute."""
-
-    def init(self, **settings):
-        self._fail("init")
-        self.opened.append(settings)
-        run = types.SimpleNamespace(log=self._log, finish=self._finish)
-        if self.__name__ == "wandb":
-            run.step = self.newest
-        return run
-
-    def _log(self, values, step):
-        self._fail("log")
-        self.rows.append((step, values))
-
-    def _finish(self):
-        self._fail("finish")
-        self.finished += 1
-
-    def _fail(self, place):
-        if self.failing == place:
-            raise ConnectionError(f"no network in {place}")
 
 
 @pytest.fixture(params=PACKAGES)
@@ -149,15 +117,17 @@ def test_a_tracker_that_hangs_delays_nothing(package, tmp_path, monkeypatch, cap
 
     package.init = init
     monkeypatch.setattr(trackers, "_SECONDS", 0.01)
-    try:
-        with telemetry(place(tmp_path), package.__name__) as out:
-            assert hung.wait(60)
-            out.write(1, {"train/loss": 0.5})
-            out.write(2, {"train/loss": 0.5})
-        (warning,) = caplog.messages
-        assert "no answer for 0.01 seconds" in warning
-    finally:
-        network.set()
+    before = set(threading.enumerate())
+    with telemetry(place(tmp_path), package.__name__) as out:
+        (thread,) = set(threading.enumerate()) - before
+        assert hung.wait(60)
+        out.write(1, {"train/loss": 0.5})
+        out.write(2, {"train/loss": 0.5})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+    network.set()
+    thread.join()
+    (warning,) = caplog.messages
+    assert "no answer for 0.01 seconds" in warning
 
 
 def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch, capsys):
@@ -172,6 +142,22 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeyp
         assert "pip install 'bert_jax[wandb]'" in capsys.readouterr().err
     assert main([*argv[:-1], "--track=wand"]) == 2
     assert "did you mean wandb?" in capsys.readouterr().err
+
+
+def test_the_option_may_be_repeated(tmp_path, monkeypatch):
+    seen = []
+
+    def trained(*_, track, **__) -> Result:
+        seen.append(track)
+        return Result("", 1, finished=True)
+
+    monkeypatch.setattr("bert_jax.training.pretrain.train.train", trained)
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, Package(name))
+    argv = ["pretrain", "--config=bert_tiny", f"--workdir={tmp_path}"]
+    for more in ([], ["--track=wandb", "--track=trackio"]):
+        assert main([*argv, *more]) == 0
+    assert seen == [(), ("wandb", "trackio")]
 
 
 def test_a_restart_continues_the_tracked_run_and_may_change_the_tracker(tmp_path, monkeypatch):
