@@ -7,7 +7,6 @@ import logging
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,7 +16,6 @@ from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
-    from bert_jax.training.run.goodput import Clock
     from bert_jax.training.run_plan import RunPlan
 
 
@@ -103,28 +101,28 @@ class Run(Configured, groups.Profiled):
     """Check everything, print the configuration in full and the files to be written, and stop."""
     quiet: bool = False
     """Print only warnings and errors."""
-
-    @property
-    def echo(self) -> Callable[[str], None] | None:
-        """Function that receives the lines to print; None prints all of them."""
-        return _print_warning if self.quiet else None
+    track: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
+    WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
 
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run, without writing anything."""
         raise NotImplementedError
 
-    def trained(self, config: Any, clock: "Clock") -> str:
-        """Train, and return the name of the signal that stopped the run, or an empty string."""
+    def trained(self, config: Any, **options: Any) -> str:
+        """Train, with options of `train`; return the signal that stopped the run, or ""."""
         raise NotImplementedError
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
         from bert_jax.training.run.goodput import Clock, process_age
+        from bert_jax.training.run.trackers import check_installed
 
         name = type(self).__name__.lower()
         if not Path(self.workdir).name:
             raise UserError(f"--workdir is {self.workdir!r}; name a directory for this run")
         config = self.loaded()
+        check_installed(self.track)
         # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
@@ -135,7 +133,10 @@ class Run(Configured, groups.Profiled):
                     self.profiler(plan)
                 _print_plan(plan)
                 return 0
-            stopped_by = self.trained(config, Clock(age=process_age()))
+            clock, echo = Clock(age=process_age()), _print_warning if self.quiet else None
+            stopped_by = self.trained(
+                config, clock=clock, echo=echo, track=self.track, profiler=self.profiler
+            )
         except BaseException as error:
             if label := processes.label():  # with several processes, do not wait for the others
                 if (code := report_error(error, f"{name}, {label}")) is None:
@@ -182,14 +183,12 @@ class Pretrain(Run):
         work = open_workdir(self.workdir)
         return resolve_pretraining(config, work, corpus, branch_from=self.branch_from)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        return train(
-            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo,
-            profiler=self.profiler,
-        ).stopped_by  # fmt: skip
+        result = train(config, self.workdir, branch_from=self.branch_from, **options)
+        return result.stopped_by
 
 
 class Finetune(Run):
@@ -224,13 +223,12 @@ class Finetune(Run):
         check_finetune_workdir(work, config, setup.fingerprints)
         return resolve_finetuning(config, setup, work)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import finetune_folds
         from bert_jax.training.finetune.voice import NothingLearnedError
 
-        how: dict[str, Any] = {"clock": clock, "echo": self.echo, "profiler": self.profiler}
-        result = finetune_folds(config, self.workdir, **how)
+        result = finetune_folds(config, self.workdir, **options)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by

@@ -1,7 +1,7 @@
 """Fine-tuning: turns a configuration into a plan, which the training loop carries out."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -45,6 +45,7 @@ def finetune(
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
     profiler: Profiler | None = None,
+    track: Sequence[str] = (),
 ) -> Result:
     """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
@@ -57,7 +58,8 @@ def finetune(
         clock: Clock that was started with the process; by default, a new clock.
         echo: Function that receives each line to print. By default, lines go to standard output,
             and a terminal shows a progress bar.
-        profiler: Profiler of some steps (see `plan.profile`).
+        profiler: Profiler of some steps (see `planning.profile`).
+        track: Packages of experiment trackers that show the metrics, too: `wandb`, `trackio`.
 
     Raises:
         BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).
@@ -77,7 +79,7 @@ def finetune(
             result = Result(work.name, setup.schedule.total_steps, finished=True, outcomes=outcomes)
         else:
             seconds = config.training.stall_seconds
-            session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
+            session = Session(work, stall_seconds=seconds, clock=clock, echo=echo, track=track)
             plan = resolve_finetuning(config, setup, work)
             result = carry_out(plan, session, profiler and profiler(plan))
         bests = [outcome.best for outcome in result.outcomes]

@@ -1,7 +1,7 @@
 """Pretraining: turns a configuration into a plan, which the training loop carries out."""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +51,7 @@ def train(
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
     profiler: Profiler | None = None,
+    track: Sequence[str] = (),
 ) -> Result:
     """Start a pretraining run, or continue the run in `workdir`, until its last step or a signal.
 
@@ -66,7 +67,8 @@ def train(
         clock: Clock that was started with the process; by default, a new clock.
         echo: Function that receives each line to print. By default, lines go to standard output,
             and a terminal shows a progress bar.
-        profiler: Profiler of some steps (see `plan.profile`).
+        profiler: Profiler of some steps (see `planning.profile`).
+        track: Packages of experiment trackers that show the metrics, too: `wandb`, `trackio`.
 
     Raises:
         UserError: Configuration, corpus, devices or work directory conflict; nothing is written.
@@ -77,7 +79,8 @@ def train(
     """
     corpus = corpus or open_corpus(config.data.corpus, config.data)
     with hold_workdir(workdir, echo=echo) as work:
-        session = Session(work, stall_seconds=config.training.stall_seconds, clock=clock, echo=echo)
+        seconds = config.training.stall_seconds
+        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo, track=track)
         plan = resolve_pretraining(config, work, corpus, read, branch_from)
         return carry_out(plan, session, profiler and profiler(plan))
 
