@@ -8,7 +8,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -101,6 +101,8 @@ class Run(Configured):
     that restart stopped runs set 75. Ctrl-C on a run of one process always gives 130."""
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
+    check: bool = False
+    """Compare versions, chips, directories, data and a step on all hosts, save nothing and stop."""
     quiet: bool = False
     """Print only warnings and errors."""
 
@@ -119,6 +121,7 @@ class Run(Configured):
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
+        from bert_jax.training.check import check_hosts
         from bert_jax.training.run.goodput import Clock, process_age
 
         name = type(self).__name__.lower()
@@ -128,7 +131,10 @@ class Run(Configured):
         # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
-            processes.join(self.distributed, self.join_timeout)
+            processes.join(self.distributed, self.join_timeout, devices=not self.check)
+            if self.check:
+                check_hosts(self.workdir, cache(lambda: self.planned(config)), self.join_timeout)
+                return 0
             if self.dry_run:
                 _print_plan(self.planned(config))
                 return 0
