@@ -62,6 +62,7 @@ def _agree(part: str, act: Callable[[], str], remedy: str, seconds: int) -> None
             raise UserError(f"{text}; process 0 has {first}")
         store.wait_at_barrier(f"check/{part}", 2000 * seconds)
     except Exception as error:
+        late.cancel()
         fail(f"{error}".rstrip(".") if exit_code(error) else repr(error))
         threading.Event().wait()  # until `end_after_failure` ends this process
     if joined.process_id == 0:

@@ -320,10 +320,10 @@ def test_status_and_delete(stubs):
     assert stubs.calls[2] == [*QUEUE, "delete", "pod", "--force", "--quiet", *WHERE]
 
 
-@pytest.mark.parametrize("verb", ["create", "wait", "install", "run", "watch", "logs", "status",
-                                  "stop", "delete"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["create", "wait", "install", "check", "run", "watch", "logs",
+                                  "status", "stop", "delete"])  # fmt: skip
 def test_dry_run_calls_nothing(stubs, verb):
-    command = ["--", *COMMAND] if verb in {"run", "watch"} else []
+    command = ["--", *COMMAND] if verb in {"check", "run", "watch"} else []
     done = stubs.run("tpu_vm.sh", verb, "pod", *FLAGS, "--nfs=h:/x", "--dry-run", *command)
     assert done.returncode == 0, done.stderr
     assert stubs.calls == []

@@ -15,7 +15,7 @@ from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import read_record
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.data.mixture import Mixture
-from bert_jax.data.store import TokenStore, read_manifest
+from bert_jax.data.store import TokenStore
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Checkpoints, Report
 from bert_jax.distributed.checkpoint.storage import saved_steps
@@ -94,7 +94,6 @@ def _check_tokenizer(workdir: Path, store: TokenStore) -> None:
             f"the token store {store.path} is damaged: its tokenizer is missing. Build the corpus "
             "again"
         )
-    read_manifest(store.path, load_tokenizer(store.path / "tokenizer"))
     if not (workdir / "tokenizer").exists():
         return
     there = load_tokenizer(workdir / "tokenizer").fingerprint
