@@ -212,6 +212,13 @@ def test_watch_tells_the_reason_from_what_followed(stubs):
     assert watch(stubs).returncode == 4
 
 
+def test_watch_tells_the_first_to_fail_from_those_that_waited_for_it(stubs):
+    script_states(stubs, ["ACTIVE"], ["exit 6; exit 134; exit 137; FAILS"], hosts=["4"])
+    done = watch(stubs)
+    assert done.returncode == 137
+    assert "on host-2" in done.stderr
+
+
 def test_watch_waits_for_the_last_host(stubs):
     progress = ["exit 0; running 9", "exit 0; exit 0"]
     script_states(stubs, ["ACTIVE"] * 9, progress, hosts=["2"])

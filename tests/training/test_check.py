@@ -4,9 +4,11 @@ import threading
 import time
 from types import SimpleNamespace
 
+import fsspec
 import jax
 import pytest
 import small_finetuning
+from gcs_emulator import make_bucket, running_emulator
 from small_run import small_config, write_corpus
 
 from bert_jax.cli.main import main
@@ -106,3 +108,12 @@ def test_chips_that_a_process_does_not_see(monkeypatch, mine, right):
     else:
         with pytest.raises(UserError, match="4 chips here and 8 in all, but 1 process"):
             check._chips()
+
+
+def test_a_work_directory_in_a_bucket(tmp_path):
+    with running_emulator(tmp_path / "log"):
+        make_bucket("checked")
+        assert check._write("gs://checked/run") == "gs://checked/run"
+        assert fsspec.filesystem("gs", use_listings_cache=False).find("gs://checked") == []
+        with pytest.raises(UserError, match="there is no bucket absent"):
+            check._write("gs://absent/run")
