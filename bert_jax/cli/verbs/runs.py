@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import traceback
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,34 +17,6 @@ from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
     from bert_jax.training.run_plan import RunPlan
-
-
-class Demo(Verb):
-    """Train a small model without a download, then let it answer.
-
-    The encoder learns from the documentation of Python and of installed packages. The translator
-    learns French number words from 20,000 pairs, and translates 2,000 others, in about a minute.
-    """
-
-    recipe: Literal["modern", "bert", "translation"] | None = None
-    """Kind of model. modern: rotary positions, norms before the blocks and the optimizer Muon, in
-    about 3 minutes on 2 cores (default). bert: the architecture and the optimizer of 2018, in about
-    6 minutes. translation: French number words to digits, and an HTML page of the attention."""
-    config: Annotated[str | None, "FILE"] = None
-    """Configuration file to use instead of the recipe's configuration file."""
-    workdir: Directory | None = None
-    """Directory to write (default: work/demo, or work/demo_translation for translation)."""
-
-    def __call__(self) -> int:
-        from bert_jax.cli.demo import masked_words, number_words
-
-        if self.recipe == "translation":
-            workdir = self.workdir or Path("work/demo_translation")
-            return number_words.run_demo(self.config or number_words.CONFIG, workdir)
-        recipe = masked_words.RECIPES[self.recipe or "modern"]
-        if self.config:
-            recipe = masked_words.RECIPES["bert"]._replace(config=self.config)
-        return masked_words.run_demo(recipe, self.workdir or Path("work/demo"))
 
 
 class Configured(Verb):
@@ -99,6 +71,8 @@ class Run(Configured, groups.Profiled):
     that restart stopped runs set 75. Ctrl-C on a run of one process always gives 130."""
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
+    check: bool = False
+    """Compare versions, chips, directories, data and a step on all hosts, save nothing and stop."""
     quiet: bool = False
     """Print only warnings and errors."""
     track: tuple[Literal["wandb", "trackio"], ...] = ()
@@ -115,6 +89,7 @@ class Run(Configured, groups.Profiled):
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
+        from bert_jax.training.check import check_hosts
         from bert_jax.training.run.goodput import Clock, process_age
         from bert_jax.training.run.trackers import check_installed
 
@@ -126,7 +101,10 @@ class Run(Configured, groups.Profiled):
         # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
-            processes.join(self.distributed, self.join_timeout)
+            processes.join(self.distributed, self.join_timeout, devices=not self.check)
+            if self.check:
+                check_hosts(self.workdir, cache(lambda: self.planned(config)), self.join_timeout)
+                return 0
             if self.dry_run:
                 plan = self.planned(config)
                 if self.profiler:
