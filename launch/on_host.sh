@@ -8,6 +8,7 @@ on_host.sh: install bert_jax on a machine and keep a training command running th
 
   on_host.sh install [--extra tpu|gpu] [--nfs HOST:/SHARE] [--bucket NAME] [--mount DIR] [--setup COMMAND]
   on_host.sh start [--restarts N] [--pause SECONDS] [--unfinished] -- COMMAND...
+  on_host.sh check -- COMMAND...        runs COMMAND --check here and now; each line begins with the host
   on_host.sh status [-- COMMAND...]     none | running | exit CODE; of COMMAND: also `running STEP`
                           with its newest checkpoint, and `other` where another command runs
   on_host.sh log [--lines N] [--follow]
@@ -131,6 +132,18 @@ start() {
   echo "started; supervisor $!"
 }
 
+# Runs a command with --check here and now. Each line begins with the name of the host.
+check() {
+  [[ ${1:-} != -- ]] || shift
+  cd "$here"
+  export PATH="$here/.venv/bin:$PATH"
+  {
+    ! alive || die "a run is there and has the chips; stop it first: tpu_vm.sh stop"
+    command -v "$1" >/dev/null || die "$1 is not installed there; run tpu_vm.sh install" 127
+    call "$@" --check
+  } 2>&1 | sed -u "s/^/[$(hostname)] /"
+}
+
 supervise() {
   local restarts=$1 pause=$2 tries=0 code=0 stopping='' child='' step newest
   shift 2
@@ -221,7 +234,7 @@ main() {
     shift
   fi
   case $verb in
-    install | start | status | log | stop | supervise) "$verb" "$@" ;;
+    install | start | check | status | log | stop | supervise) "$verb" "$@" ;;
     --help | -h | help) usage ;;
     '') usage >&2 && exit 2 ;;
     *) die "there is no verb $verb (see on_host.sh --help)" ;;

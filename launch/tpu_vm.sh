@@ -9,6 +9,7 @@ tpu_vm.sh: pretrain on a Cloud TPU pod.
   tpu_vm.sh create  NAME [--type v5litepod-16] [--spot] [--slices N]   ask for the pod
   tpu_vm.sh wait    NAME                      until it is there
   tpu_vm.sh install NAME [--nfs HOST:/SHARE]  this checkout's HEAD and its packages on every host
+  tpu_vm.sh check   NAME -- bert-jax pretrain ...   tries every host before the run is paid for
   tpu_vm.sh run     NAME -- bert-jax pretrain ...   on every host that does not run it yet
   tpu_vm.sh watch   NAME ... -- bert-jax pretrain ...   all of the above; again where need be
   tpu_vm.sh logs    NAME [--follow] [--lines N] [--worker K]
@@ -43,7 +44,7 @@ the run
   --dry-run              print the commands and call nothing
 
 Exit code: 0, that of the gcloud command that failed, 2 for wrong arguments, 3 for a request that
-failed; `watch`: that of the run. `watch` is to run where it is not interrupted: tmux on a small VM.
+failed; `watch` and `check`: that of the run. `watch` is to run where it is not interrupted: tmux on a small VM.
 ssh to several hosts needs the key in an agent: ssh-add ~/.ssh/google_compute_engine
 HELP
 }
@@ -190,6 +191,36 @@ install() {
   on_hosts all "$line"
 }
 
+# Runs the command with --check on every host, and ends with the first failure that a host names.
+check() {
+  local answers runs line hosts code=0 failed reason
+  [[ "${command[*]:0:2}" =~ ^bert-jax\ (pretrain|finetune)$ ]] ||
+    die "check needs the command of a run after --, as in: bert-jax pretrain ..."
+  # shellcheck disable=SC2016 # expanded on the host
+  printf -v line 'code=0; %s || code=$?; echo "bert_jax on $(hostname): exit $code"' \
+    "$(host_script check -- "${command[@]}")"
+  if [[ -n $dry_run ]]; then
+    on_hosts all "$line"
+    return
+  fi
+  answers=$(node_states) || die "gcloud does not describe $name" "$?"
+  hosts=$(counted_hosts "$answers")
+  { # shown at once, and kept
+    answers=$(on_hosts all "$line" | while IFS= read -r told; do echo "$told" >&3 && echo "$told"; done) ||
+      code=$?
+  } 3>&1
+  runs=$(states_of_hosts "$answers")
+  if failed=$(grep -m 1 -o 'FAILED .*' <<<"$answers"); then die "the check failed: ${failed#FAILED  }"; fi
+  if failed=$(first_failed "$runs"); then
+    reason=$(grep -F "[${failed%%:*}] " <<<"$answers" | tail -n 1 | cut -d' ' -f2-) ||
+      reason="bert_jax is not there; run: tpu_vm.sh install $name"
+    die "the check failed on ${failed%%:*}: $reason" "${failed##* }"
+  fi
+  ((code == 0)) || die "gcloud does not reach all hosts; see: tpu_vm.sh status $name" "$code"
+  (($(grep -c . <<<"$runs") >= hosts)) || die "not all of $hosts hosts answered; see: tpu_vm.sh status $name" 1
+  say "all of $hosts hosts are ready"
+}
+
 # Starts the run on the hosts that do not run it yet. With `--unfinished`: not where it was done.
 run() {
   local line flags=(--restarts "$restarts")
@@ -240,6 +271,21 @@ asked_of_hosts() {
     "$(host_script status -- "${line[@]}")"
 }
 
+# The number of hosts, from the answer of `node_states`.
+counted_hosts() { awk '{ n += $2 } END { print n ? n : 1 }' <<<"$1"; }
+
+# What the hosts say of the run there, a line `HOST: STATE` for each.
+states_of_hosts() {
+  sed -nE 's/^bert_jax on ([^ ]+: (none|other|running [0-9]+|exit [0-9]+))$/\1/p' <<<"$1" | sort -u
+}
+
+# The first host whose run has failed: 2 to 5, 7 and 8 are reasons; 6 and 134 often follow from them.
+first_failed() {
+  awk '/: exit [1-9]/ { rank = /: exit [2-578]$/ ? 1 : /: exit (6|134)$/ ? 3 : 2
+      if (!best || rank < best) { best = rank; line = $0 } }
+    END { if (!best) exit 1; print line }' <<<"$1"
+}
+
 # Finds out the state of the request and of its nodes, and of the run, a line `HOST: STATE` for each
 # host. Fails where one of them does not answer.
 look() {
@@ -250,11 +296,10 @@ look() {
   active=1
   answers=$(node_states) || return
   nodes=$(cut -f 1 <<<"$answers" | paste -sd ' ' -)
-  hosts=$(awk '{ n += $2 } END { print n ? n : 1 }' <<<"$answers")
+  hosts=$(counted_hosts "$answers")
   [[ $nodes =~ ^READY(\ READY)*$ ]] || return 0
   answers=$(on_hosts all "$(asked_of_hosts)") || code=$?
-  runs=$(sed -nE 's/^bert_jax on ([^ ]+: (none|other|running [0-9]+|exit [0-9]+))$/\1/p' <<<"$answers" |
-    sort -u)
+  runs=$(states_of_hosts "$answers")
   [[ ! $runs =~ exit\ [1-9] ]] || return 0 # the word of one host is enough
   ((code == 0)) || return "$code"
   (($(grep -c . <<<"$runs") >= hosts)) || { say "not all of $hosts hosts answered" && return 1; }
@@ -275,9 +320,7 @@ act_on_runs() {
   local ended step
   step=$(sed -n 's/.*: running //p' <<<"$runs" | sort -n | tail -n 1)
   ((${step:-0} <= newest)) || newest=$step recreates=0
-  # Where several hosts have ended, 2 to 5, 7 and 8 are reasons, and others often what followed from them.
-  if ended=$(grep -E ': exit [2-578]$' <<<"$runs" || grep -E ': exit [1-9]' <<<"$runs"); then
-    ended=${ended%%$'\n'*}
+  if ended=$(first_failed "$runs"); then
     die "the run ended with exit code ${ended##* } on ${ended%%:*}; see: tpu_vm.sh logs $name --worker=all, and start it again with: tpu_vm.sh run" "${ended##* }"
   fi
   case $runs in
@@ -323,7 +366,7 @@ main() {
   checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case $verb in
     --help | -h | help) usage && return ;;
-    create | wait | install | run | watch | logs | status | stop | delete | ssh) shift ;;
+    create | wait | install | check | run | watch | logs | status | stop | delete | ssh) shift ;;
     '') usage >&2 && exit 2 ;;
     *) die "there is no verb $verb (see tpu_vm.sh --help)" ;;
   esac
@@ -385,7 +428,7 @@ main() {
     [[ ${number#*=} =~ ^[0-9]+$ ]] || die "--${number%%=*} is ${number#*=}; it must be a whole number"
   done
   case $verb in
-    run | watch | ssh) ((${#command[@]})) || die "$verb needs a command after --" ;;
+    check | run | watch | ssh) ((${#command[@]})) || die "$verb needs a command after --" ;;
     *) ((${#command[@]} == 0)) || die "$verb takes no command" ;;
   esac
   where=(${project:+"--project=$project"} "--zone=$zone")

@@ -144,6 +144,20 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(made: Made, r
     refused(run(*pretrain(made, made.run, "--config.seed=7", "--dry-run")), "seed", "7 given")
 
 
+def test_a_profile_is_read_from_the_command_line(made: Made, run: Run, tmp_path):
+    answer = run(*pretrain(made, tmp_path / "w", "--profile=2:3"))
+    assert answer.code == 0, answer
+    assert "profile of steps 2 to 3 on cpu: " in answer.out
+    assert (tmp_path / "w" / "profile" / "lines.txt").exists()
+    for given, reason in (("3", "it must be FIRST:LAST"), ("3:9", "end at most at step 4")):
+        for flags in ((), ("--dry-run",)):
+            refused(run(*pretrain(made, tmp_path / "no", f"--profile={given}", *flags)), reason)
+    assert not (tmp_path / "no" / "config.json").exists()
+    folds = ["finetune", "--config=table", "--config.task.folds=3", f"--workdir={tmp_path / 'no'}"]
+    table = ["--config.init=model", "--config.task.train=a.csv", "--profile=2:3"]
+    refused(run(*folds, *table), "--config.task.fold=1")
+
+
 def test_a_quiet_run_prints_warnings_only(made: Made, run: Run, tmp_path):
     warmed = "--config.optimizer.warmup_steps=3"
     answer = run(*pretrain(made, tmp_path / "w", "--quiet", warmed))

@@ -19,6 +19,7 @@ from bert_jax.training.run_plan import (
     Scorer,
     Scores,
     Stage,
+    Trace,
     score_columns,
     together,
 )
@@ -35,19 +36,19 @@ from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.step_queue import StepQueue
 
 
-def carry_out(plan: RunPlan, session: Session) -> Result:
+def carry_out(plan: RunPlan, session: Session, trace: Trace | None = None) -> Result:
     """Run a plan until its last step or a stop signal; if a save exists, resume from the newest."""
     with StopRequest() as stop:
-        return _Run(plan, session).run(stop)
+        return _Run(plan, session, trace).run(stop)
 
 
 class _Run:
     now: Moment
     shown: Means  # since the last printed line
 
-    def __init__(self, plan: RunPlan, session: Session):
+    def __init__(self, plan: RunPlan, session: Session, trace: Trace | None):
         self.plan, self.policy, self.saves = plan, plan.policy, plan.saves
-        self.session, self.clock = session, session.clock
+        self.session, self.clock, self.trace = session, session.clock, trace
         self.steps = made_once(
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
@@ -82,6 +83,8 @@ class _Run:
             with session.telling(
                 self.now.step, plan.objective, num_steps=length, num_devices=devices
             ) as out:
+                if self.trace:
+                    closing.callback(self.trace, None, session, lambda: None)
                 for line in lines:
                     out.say(line)
                 session.event("start", event, num_steps=length)
@@ -140,6 +143,8 @@ class _Run:
                 batch = self._next_batch()
             now.step += 1
             now.state = self.queue.dispatch(now.step, now.state, batch, *stage.settings)
+            if self.trace:
+                self.trace(now.step, self.session, partial(self.queue.flush, now.state))
             due = self._due(now.step)
             if due:
                 self.queue.flush(now.state)

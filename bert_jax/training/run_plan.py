@@ -18,6 +18,7 @@ from bert_jax.distributed.checkpoint.manager import Report
 from bert_jax.objectives.objective import Objective
 from bert_jax.training.progress import Moment
 from bert_jax.training.run.goodput import Clock
+from bert_jax.training.run.session import Session
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.sweep.statistics import Outcome, Trial
 
@@ -237,3 +238,9 @@ class Result:
     """Name of the signal that stopped the run before its end."""
     unlearned: str = ""
     """Message, with advice, if the run is complete and no trial learned anything; otherwise ""."""
+
+
+Trace = Callable[[int | None, Session, Callable[[], None]], None]
+"""Function to call after each step, with a function that waits for the step; None at the end."""
+Profiler = Callable[[RunPlan], Trace]
+"""Function that begins to watch a run; it raises a UserError if the run lacks the steps."""

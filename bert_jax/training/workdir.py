@@ -5,6 +5,7 @@ loss.png (only in pretraining)
 """
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -115,6 +116,7 @@ def begin_workdir(
 
     `ancestors` returns records of the models and data that the run is made from. If it is None, the
     records in an existing config.json stay. Arguments in `record` become entries of config.json.
+    The entry `run_id` is random; it stays when the run restarts, and trackers know the run by it.
 
     Raises:
         UserError: The work directory cannot be written, or the tokenizer does not match its corpus.
@@ -127,9 +129,11 @@ def begin_workdir(
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             file = workdir / "config.json"
-            found = ancestors() if ancestors else None
-            if ancestors is None and file.exists():
-                found = read_json_object(file, max_bytes=MAX_CONFIG_BYTES).get(RECORD)
+            before: dict[str, Any] = {}
+            if file.exists():
+                before = read_json_object(file, max_bytes=MAX_CONFIG_BYTES)
+            found = ancestors() if ancestors else before.get(RECORD)
+            record["run_id"] = before.get("run_id") or secrets.token_hex(4)
             for leftover in workdir.glob("loss.png.tmp-*"):  # left by a run killed while drawing
                 leftover.unlink(missing_ok=True)
             if tokenizer_files is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 _STUB = """#!/usr/bin/env bash
 {{ printf '%s\\x1f' "$(basename "$0")" "$@"; printf '\\x1e'; }} >>"$STUB_CALLS"

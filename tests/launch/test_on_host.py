@@ -83,6 +83,26 @@ def test_stop_lets_the_run_save(stubs):
     assert host(stubs, "stop").stdout == "nothing runs here\n"
 
 
+def test_a_check_runs_here_and_names_the_host_in_each_line(stubs):
+    stubs.add("hostname", "echo host-7")
+    stubs.add("bert-jax", 'echo "ok"; echo "no corpus" >&2; exit 2')
+    done = host(stubs, "check", "--", "bert-jax", "pretrain", "--workdir=a b")
+    assert done.returncode == 2
+    assert sorted(done.stdout.splitlines()) == ["[host-7] no corpus", "[host-7] ok"]
+    assert ["bert-jax", "pretrain", "--workdir=a b", "--check"] in stubs.calls
+    missing = host(stubs, "check", "--", "bert-jix")
+    assert missing.returncode == 127
+    assert (
+        "[host-7] on_host.sh: bert-jix is not installed there; run tpu_vm.sh install"
+        in missing.stdout
+    )
+    start_a_run_that_saves(stubs)
+    refused = host(stubs, "check", "--", "bert-jax", "pretrain")
+    assert refused.returncode == 2
+    assert "a run is there and has the chips" in refused.stdout
+    host(stubs, "stop")
+
+
 def test_the_exit_code_of_another_run_is_not_that_of_this(stubs):
     stubs.add("train", 'exit "$1"')
     host(stubs, "start", "--", "train", "4")

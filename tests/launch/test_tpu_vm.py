@@ -212,6 +212,13 @@ def test_watch_tells_the_reason_from_what_followed(stubs):
     assert watch(stubs).returncode == 4
 
 
+def test_watch_tells_the_first_to_fail_from_those_that_waited_for_it(stubs):
+    script_states(stubs, ["ACTIVE"], ["exit 6; exit 134; exit 137; FAILS"], hosts=["4"])
+    done = watch(stubs)
+    assert done.returncode == 137
+    assert "on host-2" in done.stderr
+
+
 def test_watch_waits_for_the_last_host(stubs):
     progress = ["exit 0; running 9", "exit 0; exit 0"]
     script_states(stubs, ["ACTIVE"] * 9, progress, hosts=["2"])
@@ -320,10 +327,10 @@ def test_status_and_delete(stubs):
     assert stubs.calls[2] == [*QUEUE, "delete", "pod", "--force", "--quiet", *WHERE]
 
 
-@pytest.mark.parametrize("verb", ["create", "wait", "install", "run", "watch", "logs", "status",
-                                  "stop", "delete"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["create", "wait", "install", "check", "run", "watch", "logs",
+                                  "status", "stop", "delete"])  # fmt: skip
 def test_dry_run_calls_nothing(stubs, verb):
-    command = ["--", *COMMAND] if verb in {"run", "watch"} else []
+    command = ["--", *COMMAND] if verb in {"check", "run", "watch"} else []
     done = stubs.run("tpu_vm.sh", verb, "pod", *FLAGS, "--nfs=h:/x", "--dry-run", *command)
     assert done.returncode == 0, done.stderr
     assert stubs.calls == []

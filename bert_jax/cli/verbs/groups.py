@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bert_jax.artefacts.saved.model import SavedModel
     from bert_jax.files.remote import WorkDir
     from bert_jax.model.seq2seq.search import SearchConfig
+    from bert_jax.planning.profile import Profile
 
 
 class OfModel(Verb):
@@ -209,6 +210,20 @@ class Device(Verb):
         from bert_jax.infer.forward import on_device
 
         return on_device(read_model(place), self.device)
+
+
+class Profiled(Verb):
+    """The steps that a profiler traces."""
+
+    profile: Annotated[str, "FIRST:LAST"] = ""
+    """Steps to trace, such as 20:25, into WORKDIR/profile, with the time of each source line."""
+
+    @property
+    def profiler(self) -> "Profile | None":
+        """Profiler of these steps; None without --profile."""
+        from bert_jax.planning.profile import Profile
+
+        return Profile(self.profile) if self.profile else None
 
 
 class Rerank(Verb):

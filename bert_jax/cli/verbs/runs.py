@@ -7,8 +7,7 @@ import logging
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -17,36 +16,7 @@ from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
-    from bert_jax.training.run.goodput import Clock
     from bert_jax.training.run_plan import RunPlan
-
-
-class Demo(Verb):
-    """Train a small model without a download, then let it answer.
-
-    The encoder learns from the documentation of Python and of installed packages. The translator
-    learns French number words from 20,000 pairs, and translates 2,000 others, in about a minute.
-    """
-
-    recipe: Literal["modern", "bert", "translation"] | None = None
-    """Kind of model. modern: rotary positions, norms before the blocks and the optimizer Muon, in
-    about 3 minutes on 2 cores (default). bert: the architecture and the optimizer of 2018, in about
-    6 minutes. translation: French number words to digits, and an HTML page of the attention."""
-    config: Annotated[str | None, "FILE"] = None
-    """Configuration file to use instead of the recipe's configuration file."""
-    workdir: Directory | None = None
-    """Directory to write (default: work/demo, or work/demo_translation for translation)."""
-
-    def __call__(self) -> int:
-        from bert_jax.cli.demo import masked_words, number_words
-
-        if self.recipe == "translation":
-            workdir = self.workdir or Path("work/demo_translation")
-            return number_words.run_demo(self.config or number_words.CONFIG, workdir)
-        recipe = masked_words.RECIPES[self.recipe or "modern"]
-        if self.config:
-            recipe = masked_words.RECIPES["bert"]._replace(config=self.config)
-        return masked_words.run_demo(recipe, self.workdir or Path("work/demo"))
 
 
 class Configured(Verb):
@@ -86,7 +56,7 @@ class Configured(Verb):
             ) from None
 
 
-class Run(Configured):
+class Run(Configured, groups.Profiled):
     """A run in a work directory."""
 
     workdir: RunPlace
@@ -101,38 +71,50 @@ class Run(Configured):
     that restart stopped runs set 75. Ctrl-C on a run of one process always gives 130."""
     dry_run: bool = False
     """Check everything, print the configuration in full and the files to be written, and stop."""
+    check: bool = False
+    """Compare versions, chips, directories, data and a step on all hosts, save nothing and stop."""
     quiet: bool = False
     """Print only warnings and errors."""
-
-    @property
-    def echo(self) -> Callable[[str], None] | None:
-        """Function that receives the lines to print; None prints all of them."""
-        return _print_warning if self.quiet else None
+    track: tuple[Literal["wandb", "trackio"], ...] = ()
+    """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
+    WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
 
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run, without writing anything."""
         raise NotImplementedError
 
-    def trained(self, config: Any, clock: "Clock") -> str:
-        """Train, and return the name of the signal that stopped the run, or an empty string."""
+    def trained(self, config: Any, **options: Any) -> str:
+        """Train, with options of `train`; return the signal that stopped the run, or ""."""
         raise NotImplementedError
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
+        from bert_jax.training.check import check_hosts
         from bert_jax.training.run.goodput import Clock, process_age
+        from bert_jax.training.run.trackers import check_installed
 
         name = type(self).__name__.lower()
         if not Path(self.workdir).name:
             raise UserError(f"--workdir is {self.workdir!r}; name a directory for this run")
         config = self.loaded()
+        check_installed(self.track)
         # Orbax's threads log the traceback of a failed save; the loop raises the error itself.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         try:
-            processes.join(self.distributed, self.join_timeout)
-            if self.dry_run:
-                _print_plan(self.planned(config))
+            processes.join(self.distributed, self.join_timeout, devices=not self.check)
+            if self.check:
+                check_hosts(self.workdir, cache(lambda: self.planned(config)), self.join_timeout)
                 return 0
-            stopped_by = self.trained(config, Clock(age=process_age()))
+            if self.dry_run:
+                plan = self.planned(config)
+                if self.profiler:
+                    self.profiler(plan)
+                _print_plan(plan)
+                return 0
+            clock, echo = Clock(age=process_age()), _print_warning if self.quiet else None
+            stopped_by = self.trained(
+                config, clock=clock, echo=echo, track=self.track, profiler=self.profiler
+            )
         except BaseException as error:
             if label := processes.label():  # with several processes, do not wait for the others
                 if (code := report_error(error, f"{name}, {label}")) is None:
@@ -179,13 +161,11 @@ class Pretrain(Run):
         work = open_workdir(self.workdir)
         return resolve_pretraining(config, work, corpus, branch_from=self.branch_from)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        result = train(
-            config, self.workdir, branch_from=self.branch_from, clock=clock, echo=self.echo
-        )
+        result = train(config, self.workdir, branch_from=self.branch_from, **options)
         return result.stopped_by
 
 
@@ -221,12 +201,12 @@ class Finetune(Run):
         check_finetune_workdir(work, setup.config, setup.fingerprints)
         return resolve_finetuning(setup.config, setup, work)
 
-    def trained(self, config: Any, clock: "Clock") -> str:
+    def trained(self, config: Any, **options: Any) -> str:
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import finetune_folds
         from bert_jax.training.finetune.voice import NothingLearnedError
 
-        result = finetune_folds(config, self.workdir, clock=clock, echo=self.echo)
+        result = finetune_folds(config, self.workdir, **options)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
         return result.stopped_by

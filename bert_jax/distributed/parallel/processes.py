@@ -88,13 +88,14 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     return None if found is None or found.count == 1 else found
 
 
-def join(mode: Mode, timeout_seconds: int = 300) -> None:
+def join(mode: Mode, timeout_seconds: int = 300, *, devices: bool = True) -> None:
     """Join the other processes of the run. If there are none, do nothing.
 
     Afterwards, `jax.devices()` lists all devices of the run. Only process 0 logs more than errors.
     Ctrl-C acts like SIGTERM: all save after the same step and stop. After an error, call `leave`.
 
     Mode "auto" joins a cluster if there is one, "on" requires a cluster, and "off" joins none.
+    If `devices` is false, connect the processes and return before JAX looks for devices.
 
     Raises:
         UserError: The timeout is below 1, a variable is invalid, or mode "on" found no cluster.
@@ -141,6 +142,8 @@ def join(mode: Mode, timeout_seconds: int = 300) -> None:
             f"joining the processes of the run (configured by {cluster.source}) failed: "
             f"{type(failed[0]).__name__}: {line}. To run only on this machine: --distributed=off"
         ) from failed[0]
+    if not nowhere and not devices:
+        return
     if nowhere or jax.process_count() == 1:  # one host with TPU chips is the only process
         _here.joined = False
         return

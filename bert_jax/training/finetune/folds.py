@@ -26,7 +26,7 @@ from bert_jax.training.finetune.evaluate import split_outputs
 from bert_jax.training.finetune.report import write_reports
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.run.goodput import Clock
-from bert_jax.training.run_plan import Result
+from bert_jax.training.run_plan import Profiler, Result
 
 RESULT = "folds.json"
 _SPLIT = "out of fold"
@@ -38,6 +38,8 @@ def finetune_folds(
     *,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
+    track: Sequence[str] = (),
+    profiler: Profiler | None = None,
 ) -> Result:
     """Train the folds one after another, or continue them; then score all predictions together.
 
@@ -51,7 +53,9 @@ def finetune_folds(
             to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
     """
     if not config.task.folds or config.task.fold:
-        return finetune(config, workdir, clock=clock, echo=echo)
+        return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)
+    if profiler:
+        raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
     _check(config, workdir)
     say = echo or print
     home, count = Path(workdir), config.task.folds
@@ -60,7 +64,8 @@ def finetune_folds(
     for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
-        result = finetune(one, place, clock=clock if number == 1 else None, echo=echo)
+        clock = clock if number == 1 else None
+        result = finetune(one, place, clock=clock, echo=echo, track=track)
         if result.stopped_by:
             return dataclasses.replace(result, workdir=workdir)
         unlearned.append(result.unlearned)

@@ -1,7 +1,7 @@
 """Fine-tuning: turns a configuration into a plan, which the training loop carries out."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from bert_jax.training.finetune.voice import (
 from bert_jax.training.loop import carry_out
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Stage
+from bert_jax.training.run_plan import Batches, Policy, Profiler, Result, RunPlan, Stage
 from bert_jax.training.steps import trials
 
 _SAVE_SECONDS = 60.0
@@ -44,6 +44,8 @@ def finetune(
     read: Callable[..., SavedModel] = read_model,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
+    profiler: Profiler | None = None,
+    track: Sequence[str] = (),
 ) -> Result:
     """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
@@ -56,6 +58,8 @@ def finetune(
         clock: Clock that was started with the process; by default, a new clock.
         echo: Function that receives each line to print. By default, lines go to standard output,
             and a terminal shows a progress bar.
+        profiler: Profiler of some steps (see `planning.profile`).
+        track: Packages of experiment trackers that show the metrics, too: `wandb`, `trackio`.
 
     Raises:
         BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).
@@ -76,8 +80,9 @@ def finetune(
             result = Result(work.name, setup.schedule.total_steps, finished=True, outcomes=outcomes)
         else:
             seconds = config.training.stall_seconds
-            session = Session(work, stall_seconds=seconds, clock=clock, echo=echo)
-            result = carry_out(resolve_finetuning(config, setup, work), session)
+            session = Session(work, stall_seconds=seconds, clock=clock, echo=echo, track=track)
+            plan = resolve_finetuning(config, setup, work)
+            result = carry_out(plan, session, profiler and profiler(plan))
         bests = [outcome.best for outcome in result.outcomes]
         wrong = unlearned(bests, setup.task.metric, setup.dev[0].constant_score)
         return dataclasses.replace(result, unlearned=wrong if result.finished else "")

@@ -1,7 +1,7 @@
 """Pretraining: turns a configuration into a plan, which the training loop carries out."""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.voice import PretrainVoice, summary
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
-from bert_jax.training.run_plan import Batches, Policy, Result, RunPlan, Scorer, Stage
+from bert_jax.training.run_plan import Batches, Policy, Profiler, Result, RunPlan, Scorer, Stage
 from bert_jax.training.sweep.statistics import Trial
 from bert_jax.training.workdir import look_into
 
@@ -50,6 +50,8 @@ def train(
     branch_from: str = "",
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
+    profiler: Profiler | None = None,
+    track: Sequence[str] = (),
 ) -> Result:
     """Start a pretraining run, or continue the run in `workdir`, until its last step or a signal.
 
@@ -65,6 +67,8 @@ def train(
         clock: Clock that was started with the process; by default, a new clock.
         echo: Function that receives each line to print. By default, lines go to standard output,
             and a terminal shows a progress bar.
+        profiler: Profiler of some steps (see `planning.profile`).
+        track: Packages of experiment trackers that show the metrics, too: `wandb`, `trackio`.
 
     Raises:
         UserError: Configuration, corpus, devices or work directory conflict; nothing is written.
@@ -75,8 +79,10 @@ def train(
     """
     corpus = corpus or open_corpus(config.data.corpus, config.data)
     with hold_workdir(workdir, echo=echo) as work:
-        session = Session(work, stall_seconds=config.training.stall_seconds, clock=clock, echo=echo)
-        return carry_out(resolve_pretraining(config, work, corpus, read, branch_from), session)
+        seconds = config.training.stall_seconds
+        session = Session(work, stall_seconds=seconds, clock=clock, echo=echo, track=track)
+        plan = resolve_pretraining(config, work, corpus, read, branch_from)
+        return carry_out(plan, session, profiler and profiler(plan))
 
 
 def _batches(

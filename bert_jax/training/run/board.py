@@ -19,10 +19,12 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
+from bert_jax.training.run.trackers import Tracker
+
 _log = logging.getLogger("bert_jax")
 
 
-class Board:
+class Board(Tracker):
     """Event file of a run. If a write fails, a warning is logged, and nothing more is written."""
 
     def __init__(self, directory: Path, *, purge_step: int):
@@ -41,14 +43,9 @@ class Board:
             Event(wall_time=time.time(), step=purge_step, session_log=started),
         )
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add the values that are finite numbers. A list gives one curve for each trial."""
-        scalars = [
-            Summary.Value(tag=tag, simple_value=value)
-            for name, entry in values.items()
-            for tag, value in _curves(name, entry)
-            if isinstance(value, int | float) and math.isfinite(value)
-        ]
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add the metrics of a step."""
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def sync(self) -> None:
@@ -57,7 +54,7 @@ class Board:
             with self._given_up_if_it_fails():
                 os.fsync(self._file)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Close the file."""
         file, self._file = self._file, None
         if file is not None:
@@ -80,11 +77,21 @@ class Board:
             yield
         except OSError as error:
             # No record may follow an incomplete one: TensorBoard accepts it at the end only.
-            self.close()
+            self.finish()
             _log.warning(
                 "%s cannot be written (%s). TensorBoard shows nothing more until the run restarts; "
                 "metrics.jsonl has all metrics", self._directory, error.strerror or error,
             )  # fmt: skip
+
+
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a row of metrics. A list gives one curve for each trial."""
+    return {
+        tag: float(value)
+        for name, entry in row.items()
+        for tag, value in _curves(name, entry)
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def _curves(name: str, value: Any) -> Iterable[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.training.run.events import Events
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.telemetry import Telemetry, peak_flops
+from bert_jax.training.run.trackers import PackageTracker, check_installed
 from bert_jax.training.run.watchdog import Watchdog
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -115,8 +116,15 @@ class Session:
         stall_seconds: float,
         clock: Clock | None = None,
         echo: Callable[[str], None] | None = None,
+        track: Sequence[str] = (),
     ):
-        """Prepare a session. If `stall_seconds` is 0, the watchdog never ends the process."""
+        """Prepare a session. If `stall_seconds` is 0, the watchdog never ends the process.
+
+        Raises:
+            UserError: A package in `track` is not installed.
+        """
+        check_installed(track)
+        self._track = track
         self.work, self.clock = work, clock or Clock()
         self._echo, self._index = echo, jax.process_index()
         self.events = Events(work.local / "events.jsonl", self._index)
@@ -164,6 +172,7 @@ class Session:
             self.work.local, num_steps=num_steps, restored_step=step,
             peak=peak and peak * num_devices, metrics=objective.metrics, goodput=self._goodput,
             echo=self._echo,
+            trackers=[PackageTracker(each, self.work) for each in self._track if self._index == 0],
         ) as self.out:  # fmt: skip
             yield self.out
 

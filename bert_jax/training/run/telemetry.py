@@ -19,9 +19,10 @@ from bert_jax.chips import ACCELERATORS
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.terminal import Intervals
-from bert_jax.training.run.board import Board
+from bert_jax.training.run.board import Board, scalars
 from bert_jax.training.run.events import json_lines
 from bert_jax.training.run.goodput import Clock, Goodput
+from bert_jax.training.run.trackers import Tracker
 
 _FIRST_LINE = 5
 """Number of steps after which a start prints its first progress line."""
@@ -143,12 +144,14 @@ class Telemetry:
         metrics: Sequence[Metric],
         goodput: Goodput,
         echo: Callable[[str], None] | None = None,
+        trackers: Sequence[Tracker] = (),
     ):
         """Open `metrics.jsonl` and `tensorboard/` in `workdir`.
 
         Rows after step `restored_step` are dropped. `peak` is the peak FLOP/s of all devices
         together; without it, no MFU is computed. `goodput` is recorded with each row. `echo`
         receives each line. By default, lines are printed, and a terminal shows a progress bar.
+        The `trackers` receive all metrics, too, and are finished at the end.
         """
         self._active = jax.process_index() == 0
         self._num_steps, self._metrics = num_steps, metrics
@@ -167,6 +170,7 @@ class Telemetry:
             )
         self._log = MetricsLog(workdir / "metrics.jsonl", restored_step)
         self._board = Board(workdir / "tensorboard", purge_step=restored_step + 1)
+        self._trackers = (self._board, *trackers)
 
     def __enter__(self) -> "Telemetry":
         return self
@@ -178,7 +182,8 @@ class Telemetry:
         if self._active:
             self._end_row()
             self._log.close()
-            self._board.close()
+            for tracker in self._trackers:
+                tracker.finish()
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -216,7 +221,8 @@ class Telemetry:
         if row:
             step = row.pop("step")
             self._log.add(step, row)
-            self._board.write(step, row)
+            for tracker in self._trackers:
+                tracker.log(scalars(row), step)
 
     def line_due(self, step: int) -> bool:
         """Return true if a progress line is due: five steps after the start, then at intervals.

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from small_finetuning import (
 from small_run import small_config as pretrain_config
 from small_run import snapshot, write_corpus
 from tensorboard_files import scalars
+from tracker_package import Package
 
 from bert_jax.artefacts.saved import reading, runs
 from bert_jax.artefacts.saved.runs import finetuned_checkpoint
@@ -270,17 +272,16 @@ def test_each_fold_has_a_clock_of_its_own(files, tmp_path, monkeypatch):
     """The clock of the process, start-up included, is the first fold's."""
     clocks: list[Clock | None] = []
 
-    def ended(config: Any, workdir: Path, *, clock: Clock | None, echo: Any) -> Result:
+    def ended(config: Any, workdir: Path, *, clock: Clock | None, echo: Any, track: Any) -> Result:
         assert echo is quiet
+        assert track == ["trackio"]
         clocks.append(clock)
         return Result(workdir, 1, True, stopped_by="SIGTERM" if len(clocks) == 3 else "")
 
     monkeypatch.setattr(folds, "finetune", ended)
     config, clock = small_config(files, task__folds=3), Clock()
-    assert (
-        folds.finetune_folds(config, tmp_path / "work", clock=clock, echo=quiet).stopped_by
-        == "SIGTERM"
-    )
+    options = {"clock": clock, "echo": quiet, "track": ["trackio"]}
+    assert folds.finetune_folds(config, tmp_path / "work", **options).stopped_by == "SIGTERM"
     assert clocks == [clock, None, None]
 
 
@@ -598,16 +599,19 @@ def test_a_run_that_skips_its_bad_steps_ends(files, tmp_path):
     assert kinds == ["start", *["skipped_step"] * 17, "error"]
 
 
-def test_a_run_says_where_its_time_went(files, tmp_path, capsys):
-    """TensorBoard, rates, goodput and status, of a sweep that was stopped and continued."""
+def test_a_run_says_where_its_time_went(files, tmp_path, capsys, monkeypatch):
+    """TensorBoard, a tracker, rates and status, of a sweep that was stopped and continued."""
+    tracker = Package("trackio")
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
     config = small_config(files, sweep={"seeds": 2}, training__log_every_steps=4)
     work, said = tmp_path / "work", []
-    assert not finetune(config, work, echo=at_evaluation(1, terminate)).finished
+    stop = at_evaluation(1, terminate)
+    assert not finetune(config, work, echo=stop, track=["trackio"]).finished
     assert main(["status", str(work)]) == 0
     text = capsys.readouterr().out
     assert "step 6 of 18 (33.3%)" in text
     assert "stopped by a signal" in text
-    assert finetune(config, work, echo=said.append).finished
+    assert finetune(config, work, echo=said.append, track=["trackio"]).finished
     rows = read_metrics(work / "metrics.jsonl")
     assert [row["step"] for row in rows] == [4, 6, 8, 12, 16, 18]  # evaluations at 6, 12 and 18
     assert all(row["perf/tokens_per_second"] > 0 for row in rows)
@@ -617,6 +621,9 @@ def test_a_run_says_where_its_time_went(files, tmp_path, capsys):
     assert any(line.startswith("step 8/18  loss ") for line in said)
     tags = {tag for _, values in scalars(work / "tensorboard") for tag in values}
     assert {"train/loss/trial_0", "train/loss/trial_1", "eval/loss/trial_1", "epoch"} <= tags
+    assert {tag for _, values in tracker.rows for tag in values} == tags
+    assert [step for step, _ in tracker.rows] == [row["step"] for row in rows]
+    assert len({settings["name"] for settings in tracker.opened}) == 1
     assert main(["status", str(work), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["step"], status["num_steps"], status["num_starts"]) == (18, 18, 2)

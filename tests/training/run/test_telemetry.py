@@ -14,6 +14,7 @@ from bert_jax.data.phases import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.training.progress import Means
 from bert_jax.training.run.board import Board
+from bert_jax.training.run.board import scalars as finite
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.run.telemetry import (
@@ -171,13 +172,15 @@ def test_rates_count_what_was_done_since_they_were_asked_for(tmp_path):
 
 def test_board_has_the_numbers(tmp_path):
     board = Board(tmp_path / "tensorboard", purge_step=8)
-    board.write(8, {"train/loss": 0.5, "train/nan": math.nan, "text": "no number"})
-    board.write(9, {"train/loss": 0.25, "perf/mfu": 1})
+    others = {"train/nan": math.nan, "text": "no number"}
+    board.log(finite({"train/loss": 0.5, "data/rows": 3, **others}), 8)
+    board.log({"train/loss": 0.25, "perf/mfu": 1.0}, 9)
     board.sync()
-    board.close()
-    board.write(10, {"train/loss": 0.125})  # closed
+    board.finish()
+    board.log({"train/loss": 0.125}, 10)  # closed
     assert scalars(tmp_path / "tensorboard") == [
-        (8, {}), (8, {"train/loss": 0.5}), (9, {"train/loss": 0.25, "perf/mfu": 1.0}),
+        (8, {}), (8, {"train/loss": 0.5, "data/rows": 3.0}),
+        (9, {"train/loss": 0.25, "perf/mfu": 1.0}),
     ]  # fmt: skip
 
 
@@ -185,10 +188,10 @@ def test_board_is_given_up_with_one_warning(tmp_path, caplog):
     board = Board(tmp_path / "tensorboard", purge_step=1)
     with files_of_at_most(200):
         for step in range(20):  # more than the queue of tensorboardX's thread would hold
-            board.write(step, {"train/loss": 0.5})
+            board.log({"train/loss": 0.5}, step)
         board.sync()
-    board.write(20, {"train/loss": 0.5})
-    board.close()
+    board.log({"train/loss": 0.5}, 20)
+    board.finish()
     assert len(caplog.records) == 1
     assert "TensorBoard shows nothing more" in caplog.text
 
@@ -196,10 +199,10 @@ def test_board_is_given_up_with_one_warning(tmp_path, caplog):
 def test_board_whose_directory_vanishes_or_cannot_be_made(tmp_path, caplog):
     board = Board(tmp_path / "tensorboard", purge_step=1)
     shutil.rmtree(tmp_path / "tensorboard")
-    board.write(1, {"train/loss": 0.5})
+    board.log({"train/loss": 0.5}, 1)
     assert len(caplog.records) == 1
     (tmp_path / "file").write_text("")
-    Board(tmp_path / "file" / "tensorboard", purge_step=1).write(1, {"train/loss": 0.5})
+    Board(tmp_path / "file" / "tensorboard", purge_step=1).log({"train/loss": 0.5}, 1)
     assert len(caplog.records) == 2
 
 
