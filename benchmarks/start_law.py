@@ -11,20 +11,18 @@ the trials; each should have a core for itself (`taskset`).
 """
 
 import argparse
+import dataclasses
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.cli.start.recipe import LENGTH, Size, recipe
-from bert_jax.config.mapping import build
+from bert_jax.cli.start.recipe import Size, recipe, tokens_per_step
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.model.flops import train_flops
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.training import train_wordpiece
-from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.train import train
 
@@ -51,9 +49,9 @@ class Trial(NamedTuple):
 
 GROUPS = {
     "rates": [
-        Trial(*size[:2], 12e12, rate) for rate in (2.0, 1.0, 4.0) for size in (SIZES[1], SIZES[3])
+        Trial(*size, 12e12, rate) for rate in (2.0, 1.0, 4.0) for size in (SIZES[1], SIZES[3])
     ],
-    "law": [Trial(*size[:2], budget) for budget in BUDGETS for size in SIZES],
+    "law": [Trial(*size, budget) for budget in BUDGETS for size in SIZES],
     "epochs": [
         Trial(2, 64, 6e12, megabytes=1), Trial(2, 128, 15e12, megabytes=1),
         Trial(2, 64, 15e12, megabytes=1), Trial(2, 128, 15e12, megabytes=3),
@@ -81,24 +79,22 @@ def corpus_of(out: Path, text: Path, megabytes: int, vocab_size: int) -> Path:
 
 def run(trial: Trial, corpus: Path) -> dict[str, float]:
     """Train, and return steps, tokens, seconds and the held-out loss against the unigram line."""
-    config = build(PretrainConfig, recipe(trial.size, 1000))
+    config = recipe(trial.size, corpus=str(corpus))
     model = config.with_vocabulary(open_corpus(str(corpus)).train.vocab_size).model
-    masked = config.masking.num_predictions(LENGTH)
-    steps = max(20, round(trial.flops / (train_flops(model, LENGTH, masked) * trial.size.rows)))
-    values = recipe(trial.size, steps)
-    values["data"]["corpus"] = str(corpus)
-    values["optimizer"]["learning_rate"] *= trial.rate
-    values["training"]["eval_every_steps"] = 0
-    config = build(PretrainConfig, values)
-    workdir = Path(tempfile.mkdtemp(prefix="law"))
+    (phase,) = config.training.phases
+    masked = config.masking.num_predictions(phase.length)
+    step_flops = train_flops(model, phase.length, masked) * phase.batch_size
+    config = recipe(trial.size, max(20, round(trial.flops / step_flops)), str(corpus))
+    rate = trial.rate * config.optimizer.learning_rate
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=rate)
+    training = dataclasses.replace(config.training, eval_every_steps=0, eval_rows=2048)
+    config = dataclasses.replace(config, optimizer=optimizer, training=training)
     began = time.process_time()
-    try:
-        result = train(config, workdir / "run")
-    finally:
-        shutil.rmtree(workdir)
+    with tempfile.TemporaryDirectory(prefix="law") as workdir:
+        result = train(config, Path(workdir) / "run")
     return {
-        "steps": steps,
-        "tokens": steps * trial.size.rows * LENGTH,
+        "steps": training.num_steps,
+        "tokens": training.num_steps * tokens_per_step(config),
         "gain": result.eval_metrics["eval/nats_below_unigram"],
         "loss": result.eval_metrics["eval/mlm_loss"],
         "seconds": time.process_time() - began,

@@ -33,7 +33,8 @@ from bert_jax.terminal import safe_streams
 VERBS = {
     "": {
         "start": "starting", "pretrain": "runs", "finetune": "runs", "evaluate": "evaluation",
-        "predict": "runs", "export": "exchange", "search": "search", "plan": "runs", "demo": "starting",
+        "predict": "runs", "export": "exchange", "search": "search", "plan": "runs",
+        "demo": "starting",
     },
     "text": {
         "tokenizer": "corpora", "corpus": "corpora", "tfds": "corpora", "inspect": "accounting",

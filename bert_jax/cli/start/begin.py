@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from bert_jax.cli.demo.console import make_once
 from bert_jax.cli.start import law
-from bert_jax.cli.start.choose import Choice, choices
+from bert_jax.cli.start.choose import Choice, Speed, choices
 from bert_jax.cli.start.look import look_at, machine, step_seconds, vocabulary_size
-from bert_jax.cli.start.recipe import LENGTH, SIZES, Size, as_file, recipe, warmup_steps
-from bert_jax.config.mapping import build
+from bert_jax.cli.start.recipe import Size, as_file, recipe, tokens_per_step
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
@@ -26,17 +25,14 @@ from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.training import train_wordpiece
-from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import duration
 
-RECIPE, CHOSEN, CHOICES = "recipe.py", "start.json", "choices.txt"
+RECIPE, CHOICES, _CHOSEN = "recipe.py", "choices.txt", "start.json"
 _PILOT_SHARE, _LEAST_PILOT_STEPS = 0.04, 100
-_LABELS_SHARE = 0.15
-_OTHER_SHARE = 0.05  # evaluations, saves and exports
-_HELDOUT_BYTES = 1e6
-_PLANNED_VOCABULARY = 32_768
+_OTHER_SHARE, _LABELS_SHARE = 0.05, 0.15
+_HELDOUT_BYTES, _SHOWN = 1e6, 4
 
 
 @dataclass(frozen=True)
@@ -51,74 +47,63 @@ class Asked:
     columns: tuple[tuple[str, Any], ...] = ()
     """Fields of the task that name columns and the tables' format."""
 
-    @property
-    def seconds(self) -> float:
-        """Time for everything, in seconds."""
-        return 3600 * self.hours
 
+class Promise(NamedTuple):
+    """Prediction for a run, in nats below the unigram entropy."""
 
-@dataclass(frozen=True)
-class Chosen:
-    """The choice, and what was promised for it."""
-
-    size: Size
-    num_steps: int
-    step_seconds: float
     nats: float
-    """Predicted nats below the unigram entropy."""
     spread: float
-    """Half of the width of the 80% interval around `nats`."""
-    twice: float
-    """Predicted nats with twice the time."""
+    """Half of the width of the 80% interval."""
+
+    def __str__(self) -> str:
+        low, high = self.nats - self.spread, self.nats + self.spread
+        return f"{self.nats:.2f} nats below the unigram line (80%: {low:.2f} to {high:.2f})"
 
 
-def begin(asked: Asked, home: Path) -> Chosen:
+def begin(asked: Asked, home: Path) -> Promise:
     """Choose a recipe, print the choices with their reasons, and write the recipe.
 
-    A second call with the same arguments returns the same choice.
+    A second call with the same arguments keeps the recipe.
 
     Raises:
         UserError: The files cannot be read, or `home` is the work of other arguments.
     """
-    began, path = time.perf_counter(), home / CHOSEN
-    known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {}
-    mine = json.loads(json.dumps(asdict(asked)))
-    if known and known["asked"] != mine:
-        was = ", ".join(f"{name} {known['asked'].get(name)!r}" for name, value in mine.items()
-                        if known["asked"].get(name) != value)  # fmt: skip
-        raise UserError(f"{home} was started with {was}; give another --workdir, or the same again")
-    corpus = prepare(asked, home)
-    if "chosen" in known:
+    began, path, mine = time.perf_counter(), home / _CHOSEN, json.loads(json.dumps(asdict(asked)))
+    known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
+    differ = [f"{name} {was!r}" for name, was in known["asked"].items() if mine.get(name) != was]
+    if differ:
+        raise UserError(
+            f"{home} was started with {', '.join(differ)}; give the same again, or another "
+            "--workdir"
+        )
+    if "promise" in known:
         print((home / CHOICES).read_text("utf-8"), end="")
-        return Chosen(**{**known["chosen"], "size": Size(*known["chosen"]["size"])})
-    home.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps({"asked": mine}).encode())
-    measure = partial(_measured, corpus, home)
-    sizes: Sequence[Size] = SIZES
+        return Promise(*known["promise"])
+    replace_file(path, json.dumps(known).encode())
+    corpus = prepare(asked, home)
+    measure, speeds = partial(_measured, corpus), dict[Size, Speed]()
     if asked.topology:
-        place = parse_topology(asked.topology)
-        measure = partial(_planned, place)
-        sizes = [size._replace(chips=place.num_chips) for size in SIZES]
-    share = 1 - _PILOT_SHARE - _OTHER_SHARE - _LABELS_SHARE * bool(asked.labels)
-    spent = min(time.perf_counter() - began, asked.seconds / 2)
-    seconds = (asked.seconds - spent) * share
-    found = choices(measure, seconds, corpus.train.num_tokens, sizes)
-    pilot = None if asked.topology else _pilot(found[0], asked, corpus, home)
-    best = found[0]
-    off = 0.0 if pilot is None else law.PILOT_WEIGHT * (pilot.reached - pilot.choice.nats)
-    times = {each.size: each.step_seconds for each in found}
-    twice = choices(times.__getitem__, 2 * seconds, best.unique, sizes)
-    chosen = Chosen(
-        best.size, best.num_steps, best.step_seconds,
-        nats=best.nats + off,
-        spread=law.INTERVAL * (law.SPREAD if pilot else law.UNCALIBRATED_SPREAD),
-        twice=twice[0].nats + off,
-    )  # fmt: skip
-    lines = list(_lines(asked, corpus, found, chosen, pilot))
-    _write(home, asked, chosen, lines)
-    replace_file(path, json.dumps({"asked": mine, "chosen": asdict(chosen)}).encode())
+        measure = partial(_predicted, parse_topology(asked.topology), corpus.train.vocab_size)
+    given = 3600 * asked.hours
+    left = given - min(time.perf_counter() - began, given / 2)
+    seconds = left * (1 - _PILOT_SHARE - _OTHER_SHARE - _LABELS_SHARE * bool(asked.labels))
+    unique = corpus.train.num_tokens
+    found = choices(measure, seconds, unique, speeds)
+    pilot = None if asked.topology else _pilot(found[0], _PILOT_SHARE * given, home)
+    off = law.PILOT_WEIGHT * pilot[1] if pilot else 0.0
+    spread = law.SPREAD if pilot else law.UNCALIBRATED_SPREAD
+    promise = Promise(found[0].nats + off, law.INTERVAL * spread)
+    twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
+    lines = list(_lines(asked, found, pilot))
+    lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} hours: {twice:.2f} nats"]
+    config = recipe(found[0].size, found[0].num_steps, str(home / "corpus"), _chips(asked))
+    command = f"bert-jax pretrain --config={home / RECIPE} --workdir={home / 'run'}"
+    title = f"Chosen by `bert-jax start` for {asked.hours:g} hours.\n\n    {command}\n\n"
+    replace_file(home / RECIPE, as_file(config, title + "\n".join(lines) + "\n").encode())
+    replace_file(home / CHOICES, ("\n".join(lines) + "\n").encode())
+    replace_file(path, json.dumps({**known, "promise": promise}).encode())
     print("\n".join(lines))
-    return chosen
+    return promise
 
 
 def prepare(asked: Asked, home: Path) -> Corpus:
@@ -126,110 +111,91 @@ def prepare(asked: Asked, home: Path) -> Corpus:
     sources = resolve_sources(asked.files)
     size = sum(source.size for source in sources)
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
-    print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.described()}")
+    print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.scripts}")
     vocabulary, corpus, vocab_size = home / "tokenizer", home / "corpus", vocabulary_size(size)
 
     def learn() -> str:
         texts = iter_texts(sources, max_bytes=256_000_000)
-        if writing.kind == "unigram":
+        if not writing.spaced:
             train_sentencepiece(texts, vocab_size, model="unigram", progress=True).save(vocabulary)
             return f"vocabulary  {vocab_size:,} pieces: words have no spaces between them"
-        accents = {"strip_accents": False} if writing.keep_accents else {}
+        accents = {"strip_accents": False} if writing.accents else {}
         train_wordpiece(texts, vocab_size, progress=True, **accents).save(vocabulary)
-        kept = ", accents kept: they tell words apart" if accents else ""
-        return f"vocabulary  {vocab_size:,} tokens, lower-cased{kept}"
+        return f"vocabulary  {vocab_size:,} tokens, lower-cased{', with accents' * bool(accents)}"
 
     make_once(vocabulary, learn)
-    rate = min(0.1, max(0.005, _HELDOUT_BYTES / max(size, 1)))
-    tokenizer = load_tokenizer(vocabulary)
-    build_it = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
-    make_once(corpus, lambda: build_it().summary(), is_corpus)
+    rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
+    build = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
+    make_once(corpus, lambda: build().summary(), is_corpus)
     return open_corpus(str(corpus))
 
 
-class Pilot(NamedTuple):
-    """A short run of the chosen size."""
-
-    choice: Choice
-    reached: float
-    """Nats below the unigram entropy that the run reached."""
-
-
-def _pilot(best: Choice, asked: Asked, corpus: Corpus, home: Path) -> Pilot | None:
-    """Run the chosen size for a share of the time; return None if that is too short."""
-    choice = best._replace(num_steps=int(_PILOT_SHARE * asked.seconds / best.step_seconds))
-    if choice.num_steps < _LEAST_PILOT_STEPS or corpus.heldout is None:
-        return None
-    print(f"pilot       {best.size}: {choice.num_steps:,} steps", flush=True)
-    values = recipe(best.size, choice.num_steps, corpus=str(home / "corpus"))
-    result = train(build(PretrainConfig, values), home / "pilot", echo=_progress)
-    if not result.finished:
-        raise KeyboardInterrupt
-    return Pilot(choice, result.eval_metrics["eval/nats_below_unigram"])
+def _measured(corpus: Corpus, size: Size) -> Speed:
+    """Measure the speed of a size on this machine."""
+    config = recipe(size)
+    speed = Speed(step_seconds(config, corpus), tokens_per_step(config))
+    print(f"speed       {size}: {speed.tokens / speed.seconds:,.0f} tokens/s", flush=True)
+    return speed
 
 
-def _progress(line: str) -> None:
-    if line.startswith("step "):
-        print(line, flush=True)
-
-
-def _measured(corpus: Corpus, home: Path, size: Size) -> float:
-    """Measure the seconds of a step on this machine."""
-    seconds = step_seconds(recipe(size, 1000, corpus=str(home / "corpus")), corpus)
-    print(f"speed       {size}: {seconds:.3g} s a step of {size.rows} rows", flush=True)
-    return seconds
-
-
-def _planned(place: Topology, size: Size) -> float:
-    """Predict the seconds of a step on a TPU slice."""
-    config = build(PretrainConfig, recipe(size, 1000)).with_vocabulary(_PLANNED_VOCABULARY)
+def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
+    """Predict the speed of a size on a TPU slice; a size that does not fit takes forever."""
+    config = recipe(size, chips=place.num_chips).with_vocabulary(vocab_size)
     planner = Planner(config, 0, place, cache=default_cache())
     seconds = planner.plan(planner.configured).seconds
-    return math.inf if seconds is None else seconds
+    return Speed(math.inf if seconds is None else seconds, tokens_per_step(config))
+
+
+def _chips(asked: Asked) -> int:
+    return parse_topology(asked.topology).num_chips if asked.topology else 1
+
+
+def _pilot(best: Choice, seconds: float, home: Path) -> tuple[Choice, float] | None:
+    """Run the chosen size for some seconds; return the nats by which the law was too low.
+
+    Return None if there is no time for a pilot.
+    """
+    choice = best._replace(num_steps=int(seconds / best.speed.seconds))
+    if choice.num_steps < _LEAST_PILOT_STEPS:
+        return None
+    print(f"pilot       {choice.num_steps:,} steps", flush=True)
+    config = recipe(choice.size, choice.num_steps, str(home / "corpus"))
+    result = train(config, home / "pilot", echo=lambda line: print(f"  {line}", flush=True))
+    if not result.finished:
+        raise KeyboardInterrupt
+    return choice, result.eval_metrics["eval/nats_below_unigram"] - choice.nats
 
 
 def _lines(
-    asked: Asked, corpus: Corpus, found: Sequence[Choice], chosen: Chosen, pilot: Pilot | None
+    asked: Asked, found: Sequence[Choice], pilot: tuple[Choice, float] | None
 ) -> Iterator[str]:
     """Describe each choice with its reason."""
-    best, seconds = found[0], found[0].seconds
+    best = found[0]
+    epochs, config = best.tokens / best.unique, recipe(best.size, best.num_steps)
     yield f"machine     {asked.topology or machine()}"
     yield "size        the law's best for this time and text (nats below the unigram line):"
-    for each in found[:4]:
-        mark = "*" if each is best else " "
+    for each in found[:_SHOWN]:
         yield (
-            f"          {mark} {each.size!s:9} {each.num_steps:>9,} steps  "
-            f"{each.epochs:>7.1f} epochs  {each.nats:.2f}"
+            f"          {'*' if each is best else ' '} {each.size!s:8} {each.num_steps:>9,} steps  "
+            f"{each.tokens / each.unique:>7.1f} epochs  {each.nats:.2f}"
         )
-    yield f"rows        {best.size.rows} of {LENGTH} tokens a step: small batches, many steps"
+    yield f"batches     {best.speed.tokens:,} tokens: many small steps teach more than few large"
     yield (
-        f"rate        {best.size.learning_rate:g} (Muon), narrow layers take more; warm-up "
-        f"{warmup_steps(best.num_steps):,} steps, decay over the last 40%"
+        f"rate        {config.optimizer.learning_rate:g}, Muon's for this width; warm-up of "
+        f"{config.warmup_steps:,} steps, decay over the last 40%"
     )
     yield (
-        f"time        {duration(seconds)} of pretraining: {best.tokens / 1e6:,.1f} million tokens, "
-        f"{best.epochs:.1f} epochs of {best.unique:,}"
+        f"time        {duration(best.num_steps * best.speed.seconds)} of pretraining: "
+        f"{best.tokens / 1e6:,.1f} million tokens, {epochs:.1f} epochs of {best.unique:,}"
     )
-    if best.epochs > law.MANY_EPOCHS:
+    if epochs > law.MANY_EPOCHS:
         yield (
-            f"Warning: {best.epochs:.0f} epochs; above {law.MANY_EPOCHS} a further epoch hardly "
+            f"Warning: {epochs:.0f} epochs; above {law.MANY_EPOCHS} a further epoch hardly "
             "teaches anything. More text would help, more time will not"
         )
     if pilot:
+        choice, off = pilot
         yield (
-            f"pilot       {pilot.reached:.2f} nats after {pilot.choice.num_steps:,} steps (the law "
-            f"said {pilot.choice.nats:.2f})"
+            f"pilot       {choice.nats + off:.2f} nats after {choice.num_steps:,} steps, where the "
+            f"law said {choice.nats:.2f}"
         )
-    low, high = chosen.nats - chosen.spread, chosen.nats + chosen.spread
-    yield f"promise     {chosen.nats:.2f} nats below the unigram line ({low:.2f} to {high:.2f})"
-    yield f"twice       {2 * asked.hours:g} hours would bring {chosen.twice:.2f} nats"
-
-
-def _write(home: Path, asked: Asked, chosen: Chosen, lines: Sequence[str]) -> None:
-    """Write the recipe, with the choices as its docstring."""
-    values = recipe(chosen.size, chosen.num_steps, corpus=str(home / "corpus"))
-    title = f"{chosen.size} for {asked.hours:g} hours, chosen by `bert-jax start`."
-    command = f"bert-jax pretrain --config={home / RECIPE} --workdir={home / 'run'}"
-    text = "\n".join([title, "", f"    {command}", "", *lines, ""])
-    replace_file(home / RECIPE, as_file(values, text).encode())
-    replace_file(home / CHOICES, ("\n".join(lines) + "\n").encode())

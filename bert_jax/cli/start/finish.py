@@ -1,92 +1,131 @@
-"""The second half of `bert-jax start`: pretraining, fine-tuning, exports and the page."""
+"""The second half of `bert-jax start`: pretraining, fine-tuning, exports and a page."""
 
+import base64
+import html
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.saved.runs import REPORT
-from bert_jax.cli.start.begin import RECIPE, Asked, Chosen
-from bert_jax.cli.start.page import Classifier, Made, write_page
+from bert_jax.cli.start.begin import CHOICES, RECIPE, Asked, Promise
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build
+from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
+from bert_jax.training.finetune.voice import NothingLearnedError
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import duration
 
 PAGE = "start.html"
-_FEWEST_STEPS, _BATCH_SIZE = 300, 32
-_NOTHING_LEARNED = 8
+_FEWEST_STEPS, _BATCH_SIZE, _MOST_EPOCHS, _LEAST_EPOCHS = 300, 32, 20, 3
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}"
+    "pre{background:#f4f6f8;padding:.8rem;overflow-x:auto}img{max-width:100%}"
+    "td{padding:.2rem .8rem}meter{width:14rem}"
+)
 
 
-def finish(asked: Asked, chosen: Chosen, home: Path) -> int:
-    """Carry out the recipe to its end, and write a page; return the exit code.
+def finish(asked: Asked, promise: Promise, home: Path) -> str:
+    """Carry out the recipe to its end, and write a page; what is done already stays.
 
-    The same call continues what a signal stopped. Each part is done once.
+    Return the name of the signal that stopped a run, or an empty string.
 
-    Returns:
-        0; 8 if the classifier learned nothing; 130 or 0 if Ctrl-C or SIGTERM stopped a run.
+    Raises:
+        NothingLearnedError: The classifier is no better than a constant. The page is written.
     """
     began = time.perf_counter()
     result = train(load_config(PretrainConfig, str(home / RECIPE)), home / "run")
     if not result.finished:
-        return 130 if result.stopped_by == "SIGINT" else 0
+        return result.stopped_by
     reached = result.eval_metrics["eval/nats_below_unigram"]
-    exports = {"encoder": _exported(home / "run", home / "export" / "encoder")}
-    classifier = None
+    lines = [f"reached     {reached:.2f} nats; promised: {promise}"]
+    lines += _exported(home, "run", "encoder")
+    scores: list[tuple[str, str, float]] = []
     if asked.labels:
         config = classifier_config(asked, home)
-        found = finetune(config, home / "classifier")
-        if not found.finished:
-            return 130 if found.stopped_by == "SIGINT" else 0
-        classifier = _judged(config, home / "classifier", found.unlearned)
-        exports["classifier"] = _exported(home / "classifier", home / "export" / "classifier")
-    made = Made(asked, chosen, reached, time.perf_counter() - began, exports, classifier)
-    write_page(made, home / PAGE)
-    print("\n".join(made.lines()))
-    print(f"page        {home / PAGE}: open it in a browser")
-    return _NOTHING_LEARNED if classifier and classifier.unlearned else 0
+        result = finetune(config, home / "classifier")
+        if not result.finished:
+            return result.stopped_by
+        lines += _exported(home, "classifier", "classifier")
+        scores = list(_scores(config, home / "classifier"))
+        lines += [f"{metric:11} {score:.3f}  {name}" for name, metric, score in scores]
+    spent = duration(time.perf_counter() - began)
+    lines.append(f"time        {spent} after the choice, of {duration(3600 * asked.hours)} in all")
+    _write_page(asked, lines, scores, home)
+    print("\n".join([*lines, f"page        {home / PAGE}: open it in a browser"]))
+    if result.unlearned:
+        raise NothingLearnedError(result.unlearned)
+    return ""
 
 
 def classifier_config(asked: Asked, home: Path) -> FinetuneConfig:
     """Return the configuration of the classifier: at least 300 steps, rates by the model's size."""
     task = {"kind": "table", "train": asked.labels, "test": asked.test, **dict(asked.columns)}
     values: dict[str, Any] = {"init": str(home / "run"), "task": task}
-    config = build(FinetuneConfig, values)
-    rows = len(set_up(config).train.rows)
-    epochs = min(20.0, max(3.0, math.ceil(_FEWEST_STEPS * _BATCH_SIZE / rows)))
-    values["training"] = {"num_epochs": epochs, "batch_size": _BATCH_SIZE}
+    rows = len(set_up(build(FinetuneConfig, values)).train.rows)
+    epochs = math.ceil(_FEWEST_STEPS * _BATCH_SIZE / rows)
+    epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, epochs))
+    values["training"] = {"num_epochs": float(epochs), "batch_size": _BATCH_SIZE}
     return build(FinetuneConfig, values)
 
 
-def _judged(config: FinetuneConfig, workdir: Path, unlearned: str) -> Classifier:
-    """Return the scores of model, linear model and constant on test data or, without, on dev."""
+def _scores(config: FinetuneConfig, workdir: Path) -> Iterator[tuple[str, str, float]]:
+    """Yield prediction, metric and score of the model, a linear model and a constant.
+
+    The scores are on test data or, without test data, on dev.
+    """
     setup = set_up(config)
     split = (*setup.test, *setup.dev)[0]
     report = read_json_object(workdir / REPORT, max_bytes=1 << 26)
     metric, found = report["metric"], report["splits"][split.name]
-    return Classifier(
-        metric=metric,
-        rows=split.num_scored,
-        split=split.name,
-        model=found["scores"][metric],
-        interval=found["intervals"].get(metric),
-        words=split.linear_score(setup.train),
-        constant=split.constant_score,
-        unlearned=unlearned,
-    )
+    ends = found["intervals"].get(metric)
+    interval = "" if ends is None else ", 95%: {:.3f} to {:.3f}".format(*ends)
+    model = f"this model (on {split.num_scored:,} examples of {split.name}{interval})"
+    yield model, metric, found["scores"][metric]
+    words = split.linear_score(setup.train)
+    if words is not None and math.isfinite(words):
+        yield "TF-IDF and a linear model, same rows", metric, words
+    yield "a constant", metric, split.constant_score
 
 
-def _exported(source: Path, out: Path) -> str:
+def _exported(home: Path, run: str, name: str) -> Iterator[str]:
     """Export a model with its proof, unless that is done; describe the proof."""
+    out = home / "export" / name
     if not out.exists():
-        export(source, "huggingface", out, say=print)
+        export(home / run, "huggingface", out, say=print)
     parity = read_json_object(out / "parity.json", max_bytes=1 << 24)
     gap = max(parity["differences"].values(), default=0.0)
-    readers = [name for name, proof in parity.get("proofs", {}).items() if proof["ran"]]
-    proven = f"read back by {', '.join(readers)}" if readers else "Transformers is not installed"
-    return f"{out}: largest difference {gap:.1e}, {proven}"
+    readers = [reader for reader, proof in parity.get("proofs", {}).items() if proof["ran"]]
+    proven = ", ".join(readers) or "bert_jax itself (Transformers is not installed)"
+    yield f"export      {out}: read back by {proven}, largest difference {gap:.1e}"
+
+
+def _write_page(
+    asked: Asked, lines: list[str], scores: list[tuple[str, str, float]], home: Path
+) -> None:
+    """Write an HTML page that loads nothing: result, scores, pictures and choices."""
+    names = html.escape(", ".join(asked.files))
+    parts = [f"<h1>{names}</h1><h2>Result</h2><pre>{html.escape(chr(10).join(lines))}</pre>"]
+    rows = [
+        f"<tr><td>{html.escape(name)}<td>{html.escape(metric)} {score:.3f}"
+        f"<td><meter value={max(0.0, score):.3f}></meter>"
+        for name, metric, score in scores
+    ]
+    if rows:
+        parts.append(f"<h2>Classifier</h2><table>{''.join(rows)}</table>")
+    for title, path in (("Loss", "run/loss.png"), ("Labels", "classifier/confusion.png")):
+        if (home / path).exists():
+            data = base64.b64encode((home / path).read_bytes()).decode()
+            parts.append(f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">')
+    choices = html.escape((home / CHOICES).read_text("utf-8"))
+    parts.append(f"<h2>Choices</h2><pre>{choices}</pre>")
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{names}</title>'
+    head += '<meta name="viewport" content="width=device-width">'
+    replace_file(home / PAGE, f"{head}<style>{_STYLE}</style>{''.join(parts)}".encode())

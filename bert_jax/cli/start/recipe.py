@@ -1,115 +1,82 @@
-"""The recipes of `bert-jax start`: one shape of network, whose size follows from the time given."""
+"""Sizes of the recipe `configs/pretrain/start.py`, and recipes as configurations and files."""
 
-import math
 import pprint
-import textwrap
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-LENGTH = 128
-"""Number of tokens in a row."""
-_MASKED = 0.3
+from bert_jax.config.command_line import load_config
+from bert_jax.config.mapping import to_dict
+from bert_jax.training.pretrain.config import PretrainConfig
+
+_EVALUATIONS, _LOGGED = 5, 50
+_VOCABULARY, _MASKED = 8192, 0.3  # for the costs of sizes beside each other
 
 
 class Size(NamedTuple):
-    """Number of layers and width of an encoder. The feed-forward network is as wide as the rest."""
+    """Number of layers and width of an encoder."""
 
     num_layers: int
     width: int
-    chips: int = 1
-    """Number of chips of a TPU slice, each of which gets the rows of a step."""
 
     def __str__(self) -> str:
-        return f"{self.num_layers} x {self.width}"
+        return f"{self.num_layers}x{self.width}"
 
     @property
     def parameters(self) -> int:
         """Parameters of the layers: four maps of attention and three of the gated network."""
         return 7 * self.num_layers * self.width**2
 
-    @property
-    def rows(self) -> int:
-        """Number of rows in a step; wide layers have more, because Muon costs a step the same."""
-        return self.chips * (16 if self.width <= 256 else 32)
-
-    @property
-    def learning_rate(self) -> float:
-        """Peak learning rate of Muon."""
-        return float(f"{6e-3 * math.sqrt(128 / self.width):.2g}")
-
-    @property
-    def step_cost(self) -> float:
-        """Operations of a step, for comparing sizes: layers, a vocabulary of 8,192, and Muon."""
-        tokens = self.rows * LENGTH
-        head = self.width * 8192 * _MASKED
+    def cost(self, tokens: int) -> float:
+        """Operations of a step of `tokens` tokens: layers, vocabulary, and Muon's iterations."""
+        head = self.width * _VOCABULARY * _MASKED
         return 6 * tokens * (self.parameters + head) + 30 * self.width * self.parameters
 
-    @property
-    def model(self) -> dict[str, Any]:
-        """Fields of section `model` in which this shape differs from BERT's."""
-        return {
-            "num_layers": self.num_layers,
-            "hidden_dim": self.width,
-            "num_heads": self.width // (32 if self.width <= 256 else 64),
-            "mlp_dim": self.width,
-            "num_positions": LENGTH,
-            "num_types": 0,
-            "norm_order": "pre",
-            "norm_eps": 1e-5,
-            "norm_bias": False,
-            "first_norm": False,
-            "positions": "rope",
-            "gated": True,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "pooler": False,
-            "hidden_dropout_rate": 0.0,
-            "attention_dropout_rate": 0.0,
-            "init_std": round(0.02 * math.sqrt(768 / self.width), 3),
-        }
+
+SIZES = tuple(
+    Size(*each)
+    for each in ((2, 64), (2, 128), (4, 128), (4, 256), (6, 384), (8, 512), (12, 768), (24, 1024))
+)
 
 
-SIZES = (
-    Size(2, 64), Size(2, 128), Size(4, 128), Size(4, 256), Size(6, 384), Size(8, 512),
-    Size(12, 768), Size(24, 1024),
-)  # fmt: skip
+def recipe(size: Size, num_steps: int = 1000, corpus: str = "", chips: int = 1) -> PretrainConfig:
+    """Return the configuration of a run; each chip gets as many rows as one has by default."""
+    config = load_config(PretrainConfig, f"start:{size}")
+    (phase,) = config.training.phases
+    every = max(1, -(-num_steps // _EVALUATIONS))
+    training = replace(
+        config.training,
+        num_steps=num_steps,
+        phases=(replace(phase, batch_size=chips * phase.batch_size),),
+        log_every_steps=max(1, min(100, num_steps // _LOGGED)),
+        eval_every_steps=every,
+    )
+    return replace(
+        config,
+        training=training,
+        data=replace(config.data, corpus=corpus),
+        checkpoint=replace(config.checkpoint, save_every_steps=every),
+    )
 
 
-def recipe(size: Size, num_steps: int, corpus: str = "") -> dict[str, Any]:
-    """Return the configuration of a run, as `get_config` of a file returns it."""
-    every = max(1, math.ceil(num_steps / 5))
-    return {
-        "model": size.model,
-        "data": {"corpus": corpus, "pairing": "none"},
-        "masking": {"rate": _MASKED},
-        "training": {
-            "num_steps": num_steps,
-            "phases": [{"length": LENGTH, "batch_size": size.rows}],
-            "log_every_steps": max(1, min(100, num_steps // 50)),
-            "eval_every_steps": every,
-            "eval_rows": 1024,
-        },
-        "optimizer": {
-            "name": "muon",
-            "learning_rate": size.learning_rate,
-            "schedule": "wsd",
-            "decay_share": 0.4,
-            "warmup_steps": warmup_steps(num_steps),
-        },
-        "checkpoint": {"save_every_steps": every},
-    }
+def tokens_per_step(config: PretrainConfig) -> int:
+    """Return the number of tokens in a step."""
+    (phase,) = config.training.phases
+    return phase.batch_size * phase.length
 
 
-def warmup_steps(num_steps: int) -> int:
-    """Return the number of warm-up steps: a twentieth of the run, and at most 500."""
-    return min(500, max(1, num_steps // 20))
-
-
-def as_file(values: Mapping[str, Any], title: str) -> str:
-    """Write a configuration as a Python file with a docstring."""
-    body = textwrap.indent(
-        pprint.pformat(dict(values), sort_dicts=False, width=90), " " * 4
-    ).strip()
+def as_file(config: PretrainConfig, title: str) -> str:
+    """Write what differs from the defaults as a Python file with a docstring."""
+    changed = _changed(to_dict(config), to_dict(PretrainConfig()))
+    body = pprint.pformat(changed, sort_dicts=False, width=90).replace("\n", "\n    ")
     return (
         f'"""{title}"""\n\n\ndef get_config():\n    """Return the recipe."""\n    return {body}\n'
     )
+
+
+def _changed(values: Any, defaults: Any) -> Any:
+    """Return the entries of nested mappings that differ from their defaults."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], dict):
+        return [_changed(each, defaults[0]) for each in values]
+    if not isinstance(values, dict):
+        return values
+    return {n: _changed(v, defaults.get(n)) for n, v in values.items() if v != defaults.get(n)}

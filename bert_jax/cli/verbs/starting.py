@@ -49,13 +49,13 @@ class Start(groups.Columns):
         names, written = self.named("text", "text_pair", "label")
         columns = tuple(sorted((names | written).items()))
         asked = Asked(self.files, self.hours, self.topology, self.labels, self.test, columns)
-        chosen = begin(asked, self.workdir)
+        promise = begin(asked, self.workdir)
         if not self.go:
             print(f"recipe      {self.workdir / 'recipe.py'}; the same command with --go runs it")
             return 0
         from bert_jax.cli.start.finish import finish
 
-        return finish(asked, chosen, self.workdir)
+        return 130 if finish(asked, promise, self.workdir) == "SIGINT" else 0
 
 
 class Demo(Verb):
