@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from scipy.optimize import least_squares
+
 from bert_jax.cli.start.recipe import Size, recipe, tokens_per_step
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.model.flops import train_flops
@@ -101,6 +104,36 @@ def run(trial: Trial, corpus: Path) -> dict[str, float]:
     }
 
 
+def fit(done: dict[Trial, dict[str, float]], unique: dict[int, int]) -> None:
+    """Print the constants of the law, and how far each run is from it, in nats."""
+    runs = [(t, r) for t, r in done.items() if t.rate == 1]
+    size = np.array([t.size.parameters for t, _ in runs], float)
+    tokens = np.array([r["tokens"] for _, r in runs], float)
+    text = np.array([unique[t.megabytes] for t, _ in runs], float)
+    gain = np.array([r["gain"] for _, r in runs])
+    level = np.array([unique[t.megabytes] for t, _ in runs])  # each corpus has a limit of its own
+    corpora = sorted(set(level.tolist()))
+
+    def predicted(values: np.ndarray) -> np.ndarray:
+        log_size, size_power, log_text, text_power, repeats, *limits = values
+        more = np.maximum(tokens / text - 1, 0)
+        useful = np.where(more > 0, text * (1 + repeats * (1 - np.exp(-more / repeats))), tokens)
+        limit = np.array(limits)[[corpora.index(each) for each in level]]
+        return (
+            limit
+            - np.exp(log_size - size_power * np.log(size))
+            - np.exp(log_text - text_power * np.log(useful))
+        )
+
+    guess = [4.0, 0.3, 6.0, 0.4, 15.0, *[5.0] * len(corpora)]
+    found = least_squares(lambda v: predicted(v) - gain, guess, loss="soft_l1", f_scale=0.05)
+    log_size, size_power, log_text, text_power, repeats, *limits = found.x
+    print(f"size {np.exp(log_size):.4g} / N^{size_power:.4g}; text {np.exp(log_text):.4g} / "
+          f"T^{text_power:.4g}; repeats {repeats:.3g}; limits {np.round(limits, 3)}")  # fmt: skip
+    for (trial, _), off in zip(runs, predicted(found.x) - gain, strict=True):
+        print(f"{trial.size} {trial.flops:.2g} {trial.megabytes or ''}: {off:+.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of corpora and trials")
@@ -108,6 +141,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--group", choices=GROUPS, help="group of trials; default: all")
     parser.add_argument("--turn", default="0/1", help="N/M: trial N of every M")
+    parser.add_argument("--fit", action="store_true", help="print the constants of the law")
     parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +151,7 @@ def main() -> None:
     for number, trial in enumerate(each for group in groups for each in GROUPS[group]):
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         done = {Trial(**row["trial"]): row["result"] for row in rows}
-        if trial not in done and not options.table and number % turns == turn:
+        if trial not in done and not (options.table or options.fit) and number % turns == turn:
             corpus = corpus_of(options.out, options.text, trial.megabytes, options.vocab_size)
             done[trial] = run(trial, corpus)
             with path.open("a") as file:
@@ -130,6 +164,10 @@ def main() -> None:
                 f"{values['gain']:.3f} |",
                 flush=True,
             )
+    if options.fit:
+        there = {trial.megabytes for trial in done}
+        stores = {n: corpus_of(options.out, options.text, n, options.vocab_size) for n in there}
+        fit(done, {n: open_corpus(str(path)).train.num_tokens for n, path in stores.items()})
 
 
 if __name__ == "__main__":
