@@ -66,7 +66,7 @@ def test_the_readme_is_short_and_begins_with_two_commands():
     assert [word for word in words if word.startswith("make ")] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.glob("**/*.md")], ids=str)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.glob("**/*.md")], ids=lambda page: page.stem)
 def test_no_link_is_named_like_a_file(page: Path) -> None:
     text = _CODE.sub("", page.read_text())
     assert not re.findall(r"\[[\w./-]+\.md\]\(", text)
