@@ -66,13 +66,18 @@ def test_the_readme_is_short_and_begins_with_two_commands():
     assert [word for word in words if word.startswith("make ")] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS.glob("**/*.md")], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *DOCS.glob("**/*.md")], ids=lambda page: page.stem
+)
 def test_no_link_is_named_like_a_file(page: Path) -> None:
     text = _CODE.sub("", page.read_text())
     assert not re.findall(r"\[[\w./-]+\.md\]\(", text)
 
 
-@pytest.mark.parametrize("page", sorted({*DOCS.glob("**/*.md")} - {DOCS / "index.md", *HISTORY}))
+ENDING = sorted({*DOCS.glob("**/*.md")} - {DOCS / "index.md", *HISTORY})
+
+
+@pytest.mark.parametrize("page", ENDING, ids=lambda page: page.stem)
 def test_a_page_ends_with_two_or_three_next_steps(page: Path) -> None:
     _, _, steps = page.read_text().partition("\n## Next\n\n")
     items = steps.splitlines()
