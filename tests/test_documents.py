@@ -1,13 +1,26 @@
-"""Links between the pages of the repository; `make docs` checks those of the site again."""
+"""The pages of the repository: links, next steps, and what the pages for beginners name.
+
+`make docs` checks the links of the site again.
+"""
 
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bert_jax.cli import main
+from bert_jax.config.mapping import to_dict
+from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.pretrain.config import PretrainConfig
+
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
+HISTORY = [DOCS / "decisions.md", DOCS / "experiments.md"]
+PROBLEMS = DOCS / "guide" / "troubleshooting.md"
+FIRST = [ROOT / "README.md", DOCS / "index.md", DOCS / "guide" / "language.md", PROBLEMS]
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -33,7 +46,7 @@ def test_the_api_page_names_what_there_is_in_the_order_of_tasks():
     text = (ROOT / "docs" / "site" / "api.md").read_text()
     parts = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
     assert list(parts) == [
-        "Pretrain", "Fine-tune", "Use", "Export and import", "Plan", "Data", "Errors",
+        "Pretrain", "Fine-tune", "Use", "Export and import", "Plan", "Data", "Errors", "Next",
     ]  # fmt: skip
     first = {title: re.findall(r"autofunction:: (\S+)", part) for title, part in parts.items()}
     assert [names for names in first.values() if names] == [
@@ -44,3 +57,73 @@ def test_the_api_page_names_what_there_is_in_the_order_of_tasks():
     named += [("bert_jax", name.partition(".")[2]) for names in first.values() for name in names]
     for module, member in named:
         assert not member or callable(getattr(importlib.import_module(module), member)), member
+
+
+def test_the_readme_is_short_and_begins_with_two_commands():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    words = [line.partition(" #")[0].strip() for line in lines[:30]]
+    assert [word for word in words if word.startswith("make ")] == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *DOCS.glob("**/*.md")], ids=lambda page: page.stem
+)
+def test_no_link_is_named_like_a_file(page: Path) -> None:
+    text = _CODE.sub("", page.read_text())
+    assert not re.findall(r"\[[\w./-]+\.md\]\(", text)
+
+
+ENDING = sorted({*DOCS.glob("**/*.md")} - {DOCS / "index.md", *HISTORY})
+
+
+@pytest.mark.parametrize("page", ENDING, ids=lambda page: page.stem)
+def test_a_page_ends_with_two_or_three_next_steps(page: Path) -> None:
+    _, _, steps = page.read_text().partition("\n## Next\n\n")
+    items = steps.splitlines()
+    assert 2 <= len(items) <= 3
+    assert all(item.startswith("- ") and _LINK.search(item) for item in items), items
+
+
+@pytest.mark.parametrize("page", HISTORY, ids=lambda page: page.stem)
+def test_history_is_not_in_the_search(page: Path) -> None:
+    assert page.read_text().startswith("---\nnosearch: true\n---\n")
+
+
+def test_terms_are_sorted_and_lead_to_a_page() -> None:
+    page = DOCS / "guide" / "glossary.md"
+    _, *terms = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    assert terms.pop().startswith("Next")
+    names = [term.partition("\n")[0] for term in terms]
+    assert names == sorted(names, key=str.casefold)
+    assert [term for term in terms if not _LINK.search(term)] == []
+
+
+def test_the_page_of_problems_has_each_exit_code() -> None:
+    listed = re.findall(r"^ {4}(\d+) ", main.__doc__ or "", re.MULTILINE)
+    assert re.findall(r"^\| (\d+) \|", PROBLEMS.read_text(), re.MULTILINE) == listed
+
+
+@pytest.mark.parametrize("page", FIRST, ids=lambda page: page.stem)
+def test_fields_and_options_exist(page: Path) -> None:
+    text = page.read_text()
+    for field in re.findall(r"--config\.([\w.\[\]]+)", text):
+        assert any(has(to_dict(each()), field) for each in (PretrainConfig, FinetuneConfig)), field
+    known = {"--json", "--help", "--fields", "--version", "--config"}
+    for name in main.MODULES:
+        known |= {
+            f"--{each.replace('_', '-')}" for each in main.verb_class(name).__dataclass_fields__
+        }
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known
+
+
+def has(config: Any, field: str) -> bool:
+    """Whether a configuration, as nested mappings and lists, has a field."""
+    for name in re.findall(r"\w+", field):
+        if isinstance(config, list | tuple):
+            config = config[int(name)]
+        elif name in config:
+            config = config[name]
+        else:
+            return False
+    return True

@@ -5,7 +5,7 @@ import importlib.metadata
 project = "bert_jax"
 copyright = "the authors of bert_jax"
 release = importlib.metadata.version("bert_jax")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"bert_jax {release}"
 
