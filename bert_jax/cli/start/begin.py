@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ _HELDOUT_BYTES, _SHOWN = 1e6, 4
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for."""
+    """Arguments of the command line."""
 
     files: tuple[str, ...]
     hours: float
@@ -68,7 +68,8 @@ def begin(asked: Asked, home: Path) -> Promise:
     Raises:
         UserError: The files cannot be read, or `home` is the work of other arguments.
     """
-    began, path, mine = time.perf_counter(), home / _CHOSEN, json.loads(json.dumps(asdict(asked)))
+    began, path = time.perf_counter(), home / _CHOSEN
+    mine = {"files": list(asked.files), "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
     differ = [f"{name} {was!r}" for name, was in known["asked"].items() if mine.get(name) != was]
     if differ:
