@@ -14,7 +14,7 @@ from bert_jax.config.mapping import build
 from bert_jax.data.pairs import LABELS
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
-from bert_jax.files.remote import open_workdir
+from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.objectives.objective import Shown
 from bert_jax.tasks.rows import NO_LABEL, Batch
 from bert_jax.tasks.task import HeadKind, LabelSpec
@@ -23,7 +23,8 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import check_finetune_workdir
 from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.pretrain.corpus import open_corpus, phase_stores, recorded_corpus
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus, phase_stores, recorded_corpus
 from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.workdir import refuse_other_run
@@ -45,7 +46,27 @@ def replay_batch(
     Raises:
         UserError: There is no run, the step is outside the run, or the corpus is not the run's.
     """
-    work = open_workdir(workdir)
+    config, phase, stores, stream = open_batches(open_workdir(workdir), step, corpus)
+    batch = stream.batch(step)
+    stream.wait_for_checks()
+    objective = step_config(config, stores, phase).objective
+    shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
+    assert stores.train.path is not None  # `open_corpus` sets it
+    tokenizer = load_tokenizer(stores.train.path / "tokenizer")
+    return describe_batch(
+        batch,
+        shown,
+        tokenizer,
+        pairing=config.data.pairing,
+        max_rows=max_rows,
+        first_row=stream.first_row(step),
+    )
+
+
+def open_batches(
+    work: WorkDir, step: int, corpus: str | None = None
+) -> tuple[PretrainConfig, int, Corpus, ExampleStream]:
+    """Open a run's configuration, the phase of `step`, text and batches: see `replay_batch`."""
     config = read_config(work.local)
     if not 0 <= step < config.training.num_steps:
         raise UserError(
@@ -61,20 +82,7 @@ def replay_batch(
     refuse_other_run(work, config, config, (), there)
     config = config.with_vocabulary(store.vocab_size)
     stream = ExampleStream(store, config.data, config.phases, config.seed, texts)
-    batch = stream.batch(step)
-    stream.wait_for_checks()
-    objective = step_config(config, stores, phase).objective
-    shown = objective.shown(objective.prepare(jax.tree.map(jnp.asarray, batch), config.seed))
-    assert store.path is not None  # `open_corpus` sets it
-    tokenizer = load_tokenizer(store.path / "tokenizer")
-    return describe_batch(
-        batch,
-        shown,
-        tokenizer,
-        pairing=config.data.pairing,
-        max_rows=max_rows,
-        first_row=stream.first_row(step),
-    )
+    return config, phase, stores, stream
 
 
 def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) -> str:

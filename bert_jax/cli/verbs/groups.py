@@ -97,6 +97,13 @@ class Plot(Verb):
         return place
 
 
+class Diagnosis(Verb):
+    """The tests for causes of a plateau."""
+
+    diagnose: bool = False
+    """Test a pretraining run for causes of a high loss. The tests compute, and read the corpus."""
+
+
 class IntoDirectory(Verb):
     """The directory that a verb writes."""
 

@@ -266,7 +266,7 @@ class Plan(Configured, groups.Plot, groups.Json):
         )  # fmt: skip
 
 
-class Status(groups.OfRun, groups.Plot, groups.Json):
+class Status(groups.OfRun, groups.Plot, groups.Diagnosis, groups.Json):
     """Print a run's progress, the use of its time, and its errors.
 
     $ bert-jax status work/tiny
@@ -281,23 +281,28 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
         work = open_workdir(self.workdir)
         width = min(shutil.get_terminal_size().columns, 110)
         if is_finetuning(work.local):
-            if self.plot is not None:
+            if self.diagnose or self.plot is not None:
                 raise UserError(
-                    f"{self.workdir} holds a fine-tuning run, but --plot is for pretraining. A "
-                    "fine-tuning run draws its picture, statistics.png, at its end. Leave --plot "
-                    "out"
+                    f"{self.workdir} holds a fine-tuning run, but --plot and --diagnose are for "
+                    "pretraining: fine-tuning draws statistics.png at its end, and has no unigram "
+                    "entropy and no random weights to compare with. Leave the option out"
                 )
             finetuning = finetune_status(work)
             self.show(dataclasses.asdict(finetuning), finetune_lines(finetuning, width=width))
             return 0
-        found = pretrain_status(work)
+        found, diagnosed, causes = pretrain_status(work), dict[str, Any](), list[str]()
+        if self.diagnose:
+            from bert_jax.cli.inspection.diagnose import diagnosis
+
+            diagnosed, causes = diagnosis(work)
         picture = self.draw(partial(redraw, work.local, found), work, "loss.png")
         if self.json:
-            print(json.dumps(dataclasses.asdict(found), indent=2))
+            print(json.dumps(dataclasses.asdict(found) | diagnosed, indent=2))
         else:
             plain = not sys.stdout.isatty()
             colours = getattr(sys.stdout, "unescaped", sys.stdout)  # see `terminal.Escaping`
-            print("\n".join(pretrain_lines(found, width=width, plain=plain)), file=colours)
+            lines = pretrain_lines(found, width=width, plain=plain)
+            print("\n".join([*lines, *causes]), file=colours)
             if picture:
                 print(f"\nloss curve  {picture}")
         return 0
