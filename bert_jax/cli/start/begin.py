@@ -124,7 +124,11 @@ def begin(asked: Asked, home: Path) -> Promise:
 
 
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
-    """Learn the vocabulary and build the corpus, unless they exist, and open the corpus."""
+    """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
+
+    Raises:
+        UserError: The text cannot be read, or has too few documents; then neither is left.
+    """
     size = sum(source.size for source in sources)
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
     print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.scripts}")
@@ -143,7 +147,16 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
     built = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
     make_once(corpus, lambda: built().summary(), is_corpus)
-    return open_corpus(str(corpus))
+    found = open_corpus(str(corpus))
+    if found.heldout is None:
+        for made in (vocabulary, corpus):
+            shutil.rmtree(made)
+        raise UserError(
+            f"{', '.join(source.name for source in sources[:3])}: with fewer than four documents, "
+            "none is held out to measure what was learned. Separate documents by blank lines, or "
+            "give more files"
+        )
+    return found
 
 
 def _measured(corpus: Corpus, size: Size) -> Speed:
