@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from bert_jax.cli.start import law
 from bert_jax.cli.start.choose import Choice, Speed, choices
 from bert_jax.cli.start.look import look_at, machine, step_seconds, vocabulary_size
 from bert_jax.cli.start.recipe import Size, as_file, recipe, tokens_per_step
+from bert_jax.config.mapping import build
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -22,9 +25,11 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.planning.compile import default_cache
 from bert_jax.planning.planner import Planner
 from bert_jax.planning.topology import Topology, parse_topology
+from bert_jax.tasks.opening import open_task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.training import train_wordpiece
+from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import duration
@@ -46,6 +51,11 @@ class Asked:
     test: str = ""
     columns: tuple[tuple[str, Any], ...] = ()
     """Fields of the task that name columns and the tables' format."""
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Fields of the classifier's task."""
+        return {"kind": "table", "train": self.labels, "test": self.test, **dict(self.columns)}
 
 
 class Promise(NamedTuple):
@@ -71,7 +81,10 @@ def begin(asked: Asked, home: Path) -> Promise:
     began, path = time.perf_counter(), home / _CHOSEN
     mine = {"files": list(asked.files), "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
-    differ = [f"{name} {was!r}" for name, was in known["asked"].items() if mine.get(name) != was]
+    # Until the choice is made, only vocabulary and corpus depend on the arguments.
+    fixed = list(mine) if "promise" in known else ["files"]
+    was = known["asked"]
+    differ = [f"{name} {was.get(name)!r}" for name in fixed if mine[name] != was.get(name)]
     if differ:
         raise UserError(
             f"{home} was started with {', '.join(differ)}; give the same again, or another "
@@ -80,8 +93,12 @@ def begin(asked: Asked, home: Path) -> Promise:
     if "promise" in known:
         print((home / CHOICES).read_text("utf-8"), end="")
         return Promise(*known["promise"])
-    replace_file(path, json.dumps(known).encode())
-    corpus = prepare(asked, home)
+    sources = resolve_sources(asked.files)
+    replace_file(path, json.dumps({"asked": mine}).encode())
+    corpus = prepare(sources, home)
+    if asked.labels:  # a mistake in the tables shows before hours of pretraining
+        task, tokenizer = build(FinetuneConfig, {"task": asked.task}).task, home / "tokenizer"
+        open_task(task, load_tokenizer(tokenizer), task.length).test_splits()
     measure, speeds = partial(_measured, corpus), dict[Size, Speed]()
     if asked.topology:
         measure = partial(_predicted, parse_topology(asked.topology), corpus.train.vocab_size)
@@ -102,14 +119,17 @@ def begin(asked: Asked, home: Path) -> Promise:
     title = f"Chosen by `bert-jax start` for {asked.hours:g} hours.\n\n    {command}\n\n"
     replace_file(home / RECIPE, as_file(config, title + "\n".join(lines) + "\n").encode())
     replace_file(home / CHOICES, ("\n".join(lines) + "\n").encode())
-    replace_file(path, json.dumps({**known, "promise": promise}).encode())
+    replace_file(path, json.dumps({"asked": mine, "promise": promise}).encode())
     print("\n".join(lines))
     return promise
 
 
-def prepare(asked: Asked, home: Path) -> Corpus:
-    """Learn the vocabulary and build the corpus, unless they exist, and open the corpus."""
-    sources = resolve_sources(asked.files)
+def prepare(sources: Sequence[Source], home: Path) -> Corpus:
+    """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
+
+    Raises:
+        UserError: The text cannot be read, or has too few documents; then neither is left.
+    """
     size = sum(source.size for source in sources)
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
     print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.scripts}")
@@ -126,9 +146,18 @@ def prepare(asked: Asked, home: Path) -> Corpus:
 
     make_once(vocabulary, learn)
     rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
-    build = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
-    make_once(corpus, lambda: build().summary(), is_corpus)
-    return open_corpus(str(corpus))
+    built = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
+    make_once(corpus, lambda: built().summary(), is_corpus)
+    found = open_corpus(str(corpus))
+    if found.heldout is None:
+        for made in (vocabulary, corpus):
+            shutil.rmtree(made)
+        raise UserError(
+            f"{', '.join(source.name for source in sources[:3])}: with fewer than four documents, "
+            "none is held out to measure what was learned. Separate documents by blank lines, or "
+            "give more files"
+        )
+    return found
 
 
 def _measured(corpus: Corpus, size: Size) -> Speed:
@@ -161,6 +190,7 @@ def _pilot(best: Choice, seconds: float, home: Path) -> tuple[Choice, float] | N
         return None
     print(f"pilot       {choice.num_steps:,} steps", flush=True)
     config = recipe(choice.size, choice.num_steps, str(home / "corpus"))
+    shutil.rmtree(home / "pilot", ignore_errors=True)  # one that was stopped had other steps
     result = train(config, home / "pilot", echo=lambda line: print(f"  {line}", flush=True))
     if not result.finished:
         raise KeyboardInterrupt

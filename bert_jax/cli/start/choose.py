@@ -1,5 +1,6 @@
 """The choice of size and steps for a time, from the law and the measured speed of a step."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -59,13 +60,15 @@ def choices(
     while True:
         if best not in known:
             known[best] = measure(best)
-        base = min(known, key=lambda size: abs(size.parameters - best.parameters))
+        runs = [size for size in known if math.isfinite(known[size].seconds)] or [best]
+        base = min(runs, key=lambda size: abs(size.parameters - best.parameters))
         speeds = {size: known.get(size) or _estimated(size, base, known[base]) for size in sizes}
         found = [
             Choice(size, max(1, int(seconds / speed.seconds)), speed, unique)
             for size, speed in speeds.items()
         ]
-        found.sort(key=lambda choice: -choice.nats)
+        # Sizes that cannot make a step in this time come last, the fastest first.
+        found.sort(key=lambda choice: (max(seconds, choice.speed.seconds), -choice.nats))
         if found[0].size in known:
             return found
         best = found[0].size

@@ -67,8 +67,7 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
 
 def classifier_config(asked: Asked, home: Path) -> FinetuneConfig:
     """Return the configuration of the classifier: at least 300 steps, rates by the model's size."""
-    task = {"kind": "table", "train": asked.labels, "test": asked.test, **dict(asked.columns)}
-    values: dict[str, Any] = {"init": str(home / "run"), "task": task}
+    values: dict[str, Any] = {"init": str(home / "run"), "task": asked.task}
     rows = len(set_up(build(FinetuneConfig, values)).train.rows)
     epochs = math.ceil(_FEWEST_STEPS * _BATCH_SIZE / rows)
     epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, epochs))

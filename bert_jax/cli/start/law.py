@@ -20,17 +20,17 @@ INTERVAL = 1.2816
 """Number of standard deviations on each side of an 80% interval."""
 
 
-def useful_tokens(tokens: float, unique: float) -> float:
+def useful_tokens(tokens: int, unique: int) -> float:
     """Return the number of tokens of new text that would teach as much as `tokens` with repeats.
 
     `unique` is the number of tokens of the text; the first reading of each counts in full.
     """
     if tokens <= unique:
-        return tokens
+        return float(tokens)
     return unique * (1 + REPEATS * (1 - math.exp(-(tokens / unique - 1) / REPEATS)))
 
 
-def nats_below_unigram(parameters: int, tokens: float, unique: float) -> float:
+def nats_below_unigram(parameters: int, tokens: int, unique: int) -> float:
     """Predict the held-out masked-LM loss of a run, as nats below the unigram entropy.
 
     Args:

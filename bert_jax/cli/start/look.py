@@ -51,7 +51,7 @@ def look_at(texts: Iterable[str]) -> Writing:
     return Writing(", ".join(shares), unspaced < 0.2 * total, accented > 0.005 * total)
 
 
-def vocabulary_size(text_bytes: float) -> int:
+def vocabulary_size(text_bytes: int) -> int:
     """Return a size with which most tokens occur hundreds of times."""
     return next(size for bound, size in _VOCABULARIES.items() if text_bytes < bound)
 

@@ -67,6 +67,7 @@ def tokens_per_step(config: PretrainConfig) -> int:
 def as_file(config: PretrainConfig, title: str) -> str:
     """Write what differs from the defaults as a Python file with a docstring."""
     changed = _changed(to_dict(config), to_dict(PretrainConfig()))
+    title = title.replace("\\", r"\\").replace('"', r"\"")
     body = pprint.pformat(changed, sort_dicts=False, width=90).replace("\n", "\n    ")
     return (
         f'"""{title}"""\n\n\ndef get_config():\n    """Return the recipe."""\n    return {body}\n'

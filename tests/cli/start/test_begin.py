@@ -1,0 +1,300 @@
+"""From a text and a time to a recipe: choices, promise, pilot, refusals; with pretended speeds."""
+
+import dataclasses
+import json
+import math
+import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from small_finetuning import write_table
+from small_run import snapshot
+from started import pretend_speeds, speed_of, write_text
+
+from bert_jax.cli.main import main
+from bert_jax.cli.start import begin, law
+from bert_jax.cli.start.begin import CHOICES, RECIPE, Asked
+from bert_jax.cli.start.choose import choices
+from bert_jax.cli.start.recipe import SIZES, tokens_per_step
+from bert_jax.config.command_line import load_config
+from bert_jax.data.corpus.sources import resolve_sources
+from bert_jax.errors import UserError
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.run_plan import Result
+
+STEP = speed_of(SIZES[0]).seconds / 3600
+"""Hours of a step of the smallest size."""
+SHORT, LONG = 50 * STEP, 20_000 * STEP
+"""Hours without and with time for a pilot."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A text, its vocabulary and its corpus."""
+    home = tmp_path_factory.mktemp("prepared")
+    begin.prepare(resolve_sources([write_text(home / "text.txt")]), home)
+    return home
+
+
+@pytest.fixture
+def text(prepared):
+    return str(prepared / "text.txt")
+
+
+@pytest.fixture
+def home(prepared, tmp_path):
+    """A directory with vocabulary and corpus, in which nothing has been asked for."""
+    for name in ("tokenizer", "corpus"):
+        shutil.copytree(prepared / name, tmp_path / "home" / name)
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch):
+    """Sizes whose speed was measured, of the three smallest. A pilot fails."""
+    monkeypatch.setattr(begin, "choices", partial(choices, sizes=SIZES[:3]))
+    monkeypatch.setattr(begin, "train", lambda *_, **__: pytest.fail("a pilot ran"))
+    return pretend_speeds(monkeypatch)
+
+
+def piloted(patch, nats, finished=True):
+    """Pretend that pilots reach these nats; return the list to which their settings are added."""
+    runs = []
+
+    def train(config, workdir, *, echo):
+        assert not Path(workdir).exists(), "a stopped pilot has other steps"
+        Path(workdir).mkdir()
+        runs.append(config)
+        scores = {"eval/nats_below_unigram": nats} if finished else {}
+        return Result(workdir, 1, finished, eval_metrics=scores, stopped_by="SIGINT")
+
+    patch.setattr(begin, "train", train)
+    return runs
+
+
+def test_a_recipe_is_written_once_and_kept(text, home, measured, monkeypatch, capsys):
+    asked = Asked((text,), SHORT)
+    promise = begin.begin(asked, home)
+    said = capsys.readouterr().out
+    config = load_config(PretrainConfig, str(home / RECIPE))
+    assert config.data.corpus == str(home / "corpus")
+    assert config.model.hidden_dim in {size.width for size in measured}
+    assert 1 <= config.training.num_steps <= 50
+    assert f"{config.training.num_steps:,} steps" in (home / CHOICES).read_text()
+    assert f"promise     {promise}" in said
+    assert f"twice       {2 * SHORT:g} hours: " in said
+    assert f"bert-jax pretrain --config={home / RECIPE}" in (home / RECIPE).read_text()
+    assert (home / CHOICES).read_text() in said
+    before = snapshot(home)
+    monkeypatch.setattr(begin, "prepare", lambda *_: pytest.fail("was prepared again"))
+    number = len(measured)
+    assert begin.begin(asked, home) == promise
+    assert capsys.readouterr().out == (home / CHOICES).read_text()
+    assert len(measured) == number
+    assert snapshot(home) == before
+
+
+def test_twice_the_time_promises_at_least_as_much(text, home, capsys):
+    promise = begin.begin(Asked((text,), SHORT), home)
+    (line,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("twice"))
+    assert float(line.split()[-2]) >= round(promise.nats, 2)
+    assert promise.spread == pytest.approx(law.INTERVAL * law.UNCALIBRATED_SPREAD)
+
+
+def test_the_time_for_a_classifier_is_kept(text, home, tmp_path):
+    labels = write_table(tmp_path / "labels.csv", 60, 0)
+    shutil.copytree(home, tmp_path / "with")
+    begin.begin(Asked((text,), LONG / 50), home)
+    begin.begin(Asked((text,), LONG / 50, labels=labels), tmp_path / "with")
+    steps = [
+        load_config(PretrainConfig, str(place / RECIPE)).training.num_steps
+        for place in (home, tmp_path / "with")
+    ]
+    assert steps[1] < steps[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hours": 9.0}, r"hours [\d.e-]+; give the same again"),
+        ({"files": ("other.txt",)}, r"files \['.*text.txt'\]"),
+        ({"topology": "v5e:1x1"}, "topology ''"),
+        ({"labels": "rows.csv"}, "labels ''"),
+        ({"columns": (("text", "review"),)}, r"columns \[\]"),
+    ],
+)
+def test_other_arguments_are_refused_after_the_choice(text, home, changes, said):
+    asked = Asked((text,), SHORT)
+    begin.begin(asked, home)
+    before = snapshot(home)
+    with pytest.raises(UserError, match=f"home was started with {said}"):
+        begin.begin(dataclasses.replace(asked, **changes), home)
+    assert snapshot(home) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"topology": "v9:4x4"}, "there is no chip 'v9'"),
+        ({"labels": "missing.csv"}, "missing.csv"),
+        ({"labels": "labels.csv", "test": "missing.csv"}, "missing.csv"),
+        ({"labels": "labels.csv", "columns": (("label", "stars"),)}, "stars"),
+    ],
+)
+def test_a_mistake_shows_before_a_speed_is_measured_and_can_be_corrected(
+    text, home, tmp_path, monkeypatch, measured, wrong, said
+):
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "labels.csv", 60, 0)
+    asked = Asked((text,), SHORT)
+    with pytest.raises(UserError, match=said):
+        begin.begin(dataclasses.replace(asked, **wrong), home)
+    assert not measured
+    assert not (home / RECIPE).exists()
+    begin.begin(dataclasses.replace(asked, labels="labels.csv"), home)
+    assert json.loads((home / "start.json").read_text())["asked"]["labels"] == "labels.csv"
+
+
+def test_another_text_is_refused_even_before_the_choice(text, home, tmp_path):
+    """Vocabulary and corpus are those of the first."""
+    with pytest.raises(UserError, match="missing"):
+        begin.begin(Asked((text,), SHORT, labels=str(tmp_path / "missing.csv")), home)
+    with pytest.raises(UserError, match="home was started with files"):
+        begin.begin(Asked((write_text(tmp_path / "other.txt"),), SHORT), home)
+
+
+def test_a_text_that_is_missing_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(UserError, match="none.txt"):
+        begin.begin(Asked((str(tmp_path / "none.txt"),), SHORT), tmp_path / "home")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "empty"),
+        (" \n\n", "holds no text"),
+        ("One line.\nAnother line.\n", r"text\.txt: with fewer than four documents"),
+    ],
+)
+def test_a_text_of_nothing_is_refused_until_there_is_some(tmp_path, content, said):
+    file, home = tmp_path / "text.txt", tmp_path / "home"
+    file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        begin.begin(Asked((str(file),), SHORT), home)
+    assert [path.name for path in home.iterdir()] == ["start.json"]
+    write_text(file)
+    begin.begin(Asked((str(file),), SHORT), home)
+    assert (home / RECIPE).exists()
+
+
+def test_many_epochs_are_warned_of(text, home, tmp_path, monkeypatch):
+    piloted(monkeypatch, 0.0)
+    begin.begin(Asked((text,), SHORT), home)
+    assert "Warning" not in (home / CHOICES).read_text()
+    shutil.rmtree(tmp_path / "home")
+    begin.begin(Asked((text,), 50 * LONG), home)
+    assert f"; above {law.MANY_EPOCHS} a further epoch hardly" in (home / CHOICES).read_text()
+
+
+def test_a_pilot_moves_and_narrows_the_promise(text, home, tmp_path, monkeypatch):
+    promises = []
+    for number, nats in enumerate((1.0, 2.0)):
+        runs = piloted(monkeypatch, nats)
+        place = tmp_path / f"{number}"
+        shutil.copytree(home, place)
+        promises.append(begin.begin(Asked((text,), LONG), place))
+        (pilot,) = runs
+        final = load_config(PretrainConfig, str(place / RECIPE))
+        assert pilot.model == final.model
+        assert pilot.data.corpus == str(place / "corpus")
+        assert 100 <= pilot.training.num_steps < final.training.num_steps / 10
+        said = (place / CHOICES).read_text()
+        assert f"pilot       {nats:.2f} nats after {pilot.training.num_steps:,} steps" in said
+    first, second = promises
+    assert first.spread == second.spread == pytest.approx(law.INTERVAL * law.SPREAD)
+    assert second.nats - first.nats == pytest.approx(law.PILOT_WEIGHT, abs=0.01)
+
+
+def test_a_pilot_that_a_signal_stops_is_run_again_by_the_same_command(text, home, monkeypatch):
+    asked = Asked((text,), LONG)
+    piloted(monkeypatch, 1.0, finished=False)
+    with pytest.raises(KeyboardInterrupt):
+        begin.begin(asked, home)
+    assert not (home / RECIPE).exists()
+    runs = piloted(monkeypatch, 1.0)
+    begin.begin(asked, home)
+    assert len(runs) == 1
+    assert (home / RECIPE).exists()
+
+
+def test_a_slice_is_predicted_and_has_rows_for_each_chip(text, home, monkeypatch, measured):
+    """What does not fit is not chosen; there is no pilot, for the machine is another."""
+
+    class Planned:
+        configured = "as configured"
+
+        def __init__(self, config, phase, topology, *, cache):
+            assert (phase, config.model.vocab_size > 0) == (0, True)
+            self.config, self.chips = config, topology.num_chips
+
+        def plan(self, settings):
+            assert settings == self.configured
+            rows = self.config.training.phases[0].batch_size
+            assert rows % self.chips == 0
+            model = self.config.model
+            fits = model.hidden_dim <= 128
+            return SimpleNamespace(seconds=model.num_layers * 1e-3 if fits else None)
+
+    monkeypatch.setattr(begin, "Planner", Planned)
+    monkeypatch.setattr(begin, "choices", choices)
+    for chips, name in ((1, "v5e:1x1"), (16, "v5e:4x4")):
+        place = home.parent / f"{chips}"
+        shutil.copytree(home, place)
+        promise = begin.begin(Asked((text,), 1.0, topology=name), place)
+        config = load_config(PretrainConfig, str(place / RECIPE))
+        assert config.model.hidden_dim <= 128
+        assert tokens_per_step(config) == chips * 2048
+        assert config.training.num_steps > 100_000
+        assert f"machine     {name}" in (place / CHOICES).read_text()
+        assert math.isfinite(promise.nats)
+        assert promise.spread == pytest.approx(law.INTERVAL * law.UNCALIBRATED_SPREAD)
+    assert not measured
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--topology=v5e:1x1", "--go"], "--go trains on this machine, and --topology"),
+        (["--test=rows.csv"], "--test scores a classifier; give --labels too"),
+        (["--hours=0"], "--hours"),
+        (["--columns=words=review"], "--columns has 'words=review'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(text, tmp_path, capsys, arguments, said):
+    assert main(["start", text, f"--workdir={tmp_path / 'home'}", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_names_the_recipe_and_how_to_go_on(text, home, capsys):
+    argv = ["start", text, f"--hours={SHORT}", f"--workdir={home}"]
+    assert main(argv) == 0
+    first = capsys.readouterr().out
+    assert first.endswith(f"recipe      {home / RECIPE}; the same command with --go runs it\n")
+    assert main(argv) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == first.splitlines()[-1]
+    assert main([*argv[:2], "--hours=7", argv[3]]) == 2
+    assert "was started with hours" in capsys.readouterr().err
+
+
+def test_an_unspaced_text_gets_pieces_and_accents_are_kept(tmp_path, monkeypatch, capsys):
+    """The vocabulary follows from the look."""
+    for name, line in (("ไทย", "pieces"), ("été", "with accents"), ("plain", "lower-cased\n")):
+        file = tmp_path / f"{line.strip()}.txt"
+        words = [f"{name}{number % 7}" for number in range(4000)]
+        file.write_text("\n\n".join(" ".join(words[n : n + 40]) + "." for n in range(0, 4000, 40)))
+        begin.prepare(resolve_sources([str(file)]), tmp_path / line.strip())
+        assert line in capsys.readouterr().out
