@@ -35,7 +35,7 @@ from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import duration
 
 RECIPE, CHOICES, _CHOSEN = "recipe.py", "choices.txt", "start.json"
-_PILOT_SHARE, _LEAST_PILOT_STEPS = 0.04, 100
+_PILOT_SHARE = 0.04
 _OTHER_SHARE, _LABELS_SHARE = 0.05, 0.15
 _HELDOUT_BYTES, _SHOWN = 1e6, 4
 
@@ -186,7 +186,7 @@ def _pilot(best: Choice, seconds: float, home: Path) -> tuple[Choice, float] | N
     Return None if there is no time for a pilot.
     """
     choice = best._replace(num_steps=int(seconds / best.speed.seconds))
-    if choice.num_steps < _LEAST_PILOT_STEPS:
+    if choice.tokens < law.LEAST_TOKENS:
         return None
     print(f"pilot       {choice.num_steps:,} steps", flush=True)
     config = recipe(choice.size, choice.num_steps, str(home / "corpus"))

@@ -7,14 +7,16 @@ Muennighoff et al. (2023, equation 5).
 
 import math
 
-REPEATS = 15.0
+REPEATS = 14.0
 """Number of epochs beyond the first after which repeated text has taught most of what it can."""
 MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
-_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 5.0, 60.0, 0.3, 600.0, 0.4
+_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 17.7, 0.35, 269.0, 0.334
+LEAST_TOKENS = 1_000_000
+"""Number of tokens below which a run has hardly left the unigram line, and the law is wrong."""
 PILOT_WEIGHT = 0.8
 """Share of a pilot's deviation from the law that remains at the end of the run."""
-SPREAD, UNCALIBRATED_SPREAD = 0.1, 0.4
+SPREAD, UNCALIBRATED_SPREAD = 0.12, 0.4
 """Standard deviations of what a run reaches around its prediction, with and without a pilot."""
 INTERVAL = 1.2816
 """Number of standard deviations on each side of an 80% interval."""
