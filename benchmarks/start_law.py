@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from bert_jax.cli.start.law import REPEATS
 from bert_jax.cli.start.recipe import Size, recipe, tokens_per_step
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.model.flops import train_flops
@@ -110,8 +111,9 @@ def run(trial: Trial, corpus: Path) -> dict[str, float]:
 def fit(done: dict[Trial, dict[str, float]], unique: dict[int, int]) -> None:
     """Print the constants of the law, and how far each run is from it, in nats.
 
-    Runs that have hardly left the unigram line are left out. Few sizes and short runs leave two
-    constants undetermined: the power of the size and the limit of the whole text are given.
+    Runs that have hardly left the unigram line are left out. The runs are
+    too few and too short for three constants, which are given: the power of the size, the limit of
+    the whole text, and how much repeated text teaches.
     """
     runs = [(t, r) for t, r in done.items() if t.rate == 1 and r["gain"] > _LEFT_THE_LINE]
     size = np.array([t.size.parameters for t, _ in runs], float)
@@ -122,18 +124,18 @@ def fit(done: dict[Trial, dict[str, float]], unique: dict[int, int]) -> None:
     part = np.array([[t.megabytes == each for each in parts] for t, _ in runs], float)
 
     def off(values: np.ndarray) -> np.ndarray:
-        log_size, log_text, text_power, log_repeats, *more = values
-        repeats, again = np.exp(log_repeats), np.maximum(tokens / text - 1, 0)
-        useful = np.where(again > 0, text * (1 + repeats * (1 - np.exp(-again / repeats))), tokens)
+        log_size, log_text, text_power, *more = values
+        again = np.maximum(tokens / text - 1, 0)
+        useful = np.where(again > 0, text * (1 + REPEATS * (1 - np.exp(-again / REPEATS))), tokens)
         of_size = np.exp(log_size - _SIZE_POWER * np.log(size))
         of_text = np.exp(log_text - text_power * np.log(useful))
         return _LIMIT + part @ np.array(more) - of_size - of_text - gain
 
-    guess = [3.0, 5.0, 0.3, 3.0, *[0.0] * len(parts)]
+    guess = [3.0, 5.0, 0.3, *[0.0] * len(parts)]
     found = least_squares(off, guess, loss="soft_l1", f_scale=0.05).x
     print(
         f"limit {_LIMIT}, size {np.exp(found[0]):.4g} / N^{_SIZE_POWER}, text "
-        f"{np.exp(found[1]):.4g} / T^{found[2]:.4g}, repeats {np.exp(found[3]):.3g}"
+        f"{np.exp(found[1]):.4g} / T^{found[2]:.4g}, repeats {REPEATS}"
     )
     for (trial, _), each in zip(runs, off(found), strict=True):
         print(f"{trial.size} {trial.flops:.2g} {trial.megabytes or ''}: {each:+.3f}")
