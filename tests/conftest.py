@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import jax
 import psutil
 import pytest
 from compiling import xla_flags
+from jax._src.lib import xla_client
 from matplotlib.figure import Figure
 from signature_checks import check_signatures
 
@@ -114,6 +116,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
         faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that must be without libtpu in a new process, if libtpu is loaded in this one."""
+    if not pyfuncitem.get_closest_marker("without_libtpu"):
+        return None
+    if not xla_client.pjrt_plugin_loaded("tpu"):
+        return None
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    environ = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    done = subprocess.run(
+        [*command, pyfuncitem.nodeid], cwd=pyfuncitem.config.rootpath, env=environ, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 _PNG = bytes.fromhex(

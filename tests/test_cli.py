@@ -144,6 +144,7 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(made: Made, r
     refused(run(*pretrain(made, made.run, "--config.seed=7", "--dry-run")), "seed", "7 given")
 
 
+@pytest.mark.without_libtpu
 def test_a_profile_is_read_from_the_command_line(made: Made, run: Run, tmp_path):
     answer = run(*pretrain(made, tmp_path / "w", "--profile=2:3"))
     assert answer.code == 0, answer

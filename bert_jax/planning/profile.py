@@ -1,12 +1,12 @@
 """Profiles of training steps: a trace, and the measured time of each source line."""
 
-import importlib.util
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import jax
+from jax._src.lib import xla_client  # type: ignore[attr-defined]  # no public way to ask
 
 from bert_jax.chips import ACCELERATORS, Chip
 from bert_jax.errors import UserError
@@ -38,8 +38,8 @@ class Profile:
         self._mesh = plan.mesh
         if self.last > plan.num_steps:
             raise UserError(f"--profile ends at {self.last}; end at most at step {plan.num_steps}")
-        looked = jax.default_backend() != "tpu" and not getattr(jax.config, "jax_platforms", None)
-        if looked and importlib.util.find_spec("libtpu"):  # JAX loaded it, in search of a TPU
+        # JAX has loaded libtpu in search of a TPU, or for a plan; its profiler would then crash.
+        if jax.default_backend() != "tpu" and xla_client.pjrt_plugin_loaded("tpu"):
             raise UserError("--profile: libtpu crashes without TPU; set JAX_PLATFORMS=cpu or cuda")
         # Else a program from the cache on disk may name the lines of an older source file.
         jax.config.update("jax_compilation_cache_include_metadata_in_key", True)

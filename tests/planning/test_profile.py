@@ -1,6 +1,5 @@
 """Profiles: runs that write one, and traces of TPUs and GPUs, which are made here."""
 
-import importlib.util
 import json
 import re
 from collections import Counter
@@ -61,6 +60,7 @@ def check_files(lines: list[str]) -> set[str]:
     return {row[4] for row in rows}
 
 
+@pytest.mark.without_libtpu
 def test_a_run_is_profiled_and_learns_the_same(tmp_path, reused_steps):
     corpus = write_corpus(tmp_path / "corpus")
     config = small_config(
@@ -92,6 +92,7 @@ def test_a_run_is_profiled_and_learns_the_same(tmp_path, reused_steps):
     assert len(list((profiled / "profile").glob("plugins/profile/*"))) == 1
 
 
+@pytest.mark.without_libtpu
 def test_a_fine_tuning_is_profiled(tmp_path, monkeypatch):
     small_finetuning.compile_once(monkeypatch)
     files = small_finetuning.write_files(tmp_path / "files")
@@ -125,6 +126,7 @@ class Listener(Session):
         self.clock, self.alive = Clock(), lambda what: None
 
 
+@pytest.mark.without_libtpu
 def test_a_run_that_ends_early_has_a_profile_of_its_steps(tmp_path):
     def train_step(x):
         return layers.gelu(x @ x)
@@ -141,6 +143,7 @@ def test_a_run_that_ends_early_has_a_profile_of_its_steps(tmp_path):
     assert [line.partition(":")[0] for line in said].count("all lines") == 1
 
 
+@pytest.mark.without_libtpu
 def test_a_trace_that_cannot_be_read_is_said_and_the_run_goes_on(tmp_path, monkeypatch):
     said: list[str] = []
     trace = Profile("2:2")(ShortPlan(2, mesh_of_one()))
@@ -159,19 +162,18 @@ def test_ranges_that_are_refused(given):
         Profile(given)
 
 
-def test_a_profile_after_the_last_step_is_refused():
+def test_a_profile_after_the_last_step_is_refused(monkeypatch):
+    monkeypatch.setattr(profile.xla_client, "pjrt_plugin_loaded", lambda name: False)
     with pytest.raises(UserError, match="--profile ends at 13; end at most at step 12"):
         Profile("3:13")(ShortPlan(12, mesh_of_one()))
 
 
 def test_libtpu_without_a_tpu_is_refused(monkeypatch):
-    plan = ShortPlan(12, mesh_of_one())
-    settings = SimpleNamespace(jax_platforms=None, update=lambda *_: None)
-    monkeypatch.setattr(profile.jax, "config", settings)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "libtpu")
+    plan, loaded = ShortPlan(12, mesh_of_one()), ["tpu"]
+    monkeypatch.setattr(profile.xla_client, "pjrt_plugin_loaded", loaded.__contains__)
     with pytest.raises(UserError, match="set JAX_PLATFORMS=cpu or cuda"):
         Profile("3:4")(plan)
-    settings.jax_platforms = "cpu"
+    loaded.clear()
     assert callable(Profile("3:4")(plan))
 
 
