@@ -166,7 +166,7 @@ def test_another_text_is_refused_even_before_the_choice(text, home, tmp_path):
 
 
 def test_a_text_that_is_missing_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(UserError, match="none.txt"):
+    with pytest.raises(UserError, match=r"none\.txt"):
         begin.begin(Asked((str(tmp_path / "none.txt"),), SHORT), tmp_path / "home")
     assert not list(tmp_path.iterdir())
 

@@ -1,6 +1,7 @@
 """The best size for a time, of which few speeds are measured; with pretended speeds."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from started import speed_of
@@ -52,7 +53,7 @@ def test_all_sizes_have_the_same_time(hours):
 
 def test_more_time_never_chooses_less():
     best = [chosen(hours)[0][0] for hours in HOURS]
-    assert all(a.nats <= b.nats for a, b in zip(best, best[1:], strict=False))
+    assert all(a.nats <= b.nats for a, b in pairwise(best))
     assert best[0].size.parameters < best[-1].size.parameters
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -18,9 +19,9 @@ def test_the_first_reading_of_each_token_counts_in_full():
 
 def test_repeats_teach_less_and_less_up_to_a_bound():
     found = [law.useful_tokens(epochs * UNIQUE, UNIQUE) for epochs in range(1, 400)]
-    gains = [after - before for before, after in zip(found, found[1:], strict=False)]
+    gains = [after - before for before, after in pairwise(found)]
     assert all(gain >= 0 for gain in gains)
-    assert all(after <= before for before, after in zip(gains, gains[1:], strict=False))
+    assert all(after <= before for before, after in pairwise(gains))
     assert gains[0] < UNIQUE
     limit = law.useful_tokens(10**9 * UNIQUE, UNIQUE)
     assert limit == pytest.approx((1 + law.REPEATS) * UNIQUE)

@@ -1,6 +1,5 @@
 """What a text is written in, and the speed of a real step."""
 
-import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -11,17 +10,11 @@ from small_run import write_corpus
 from bert_jax.cli.start import look
 from bert_jax.cli.start.recipe import Size, recipe
 from bert_jax.distributed.parallel.sharding import make_mesh
-from bert_jax.training.steps.step import make_train_step
 
 ENGLISH = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 THAI = "ภาษาไทยเป็นภาษาที่เขียนโดยไม่เว้นวรรคระหว่างคำ"
 JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 FRENCH = "Été comme hiver, l'élève espère réussir à lire ce livre où il a été question de forêts. "
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +24,7 @@ def corpus(tmp_path_factory):
         (FRENCH, "Latin 100%", True, True),
         (THAI, "Thai 100%", False, False),
         (JAPANESE, "Hiragana ", False, False),
-        ("Все счастливые семьи похожи друг на друга. ", "Cyrillic 100%", True, False),
+        ("모든 행복한 가정은 서로 닮았다. ", "Hangul 100%", True, False),
     ],
 )
 def test_a_text_shows_its_scripts_spaces_and_accents(text, first, spaced, accents):
@@ -75,26 +68,34 @@ def test_the_machine_has_a_name():
     assert look.machine().endswith(" CPU cores")
 
 
+def test_a_step_of_a_recipe_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(look, "make_mesh", lambda mesh: make_mesh(mesh, jax.devices()[:1]))
+    monkeypatch.setattr(look, "_MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(look, "_LEAST_STEPS", 1)
+    assert look.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) > 0
+
+
 @pytest.mark.parametrize(
     ("least", "enough", "seconds"),
     [(3, 0.0, 2.0), (1, 7.5, 2.0), (1, 8.5, 3.0)],
 )
 def test_steps_are_timed_without_the_first_until_it_is_enough(
-    corpus, monkeypatch, least, enough, seconds
+    tmp_path, monkeypatch, least, enough, seconds
 ):
     """The first compiles; the median of the others counts."""
     took = iter([100.0, 1.0, 5.0, 2.0, 4.0, 3.0])
-    now = [0.0]
 
     def clock() -> Iterator[float]:
-        while True:
-            yield now[0]
-            now[0] += next(took)
-            yield now[0]
+        now = 0.0
+        for each in took:
+            yield now
+            now += each
+            yield now
 
     monkeypatch.setattr(look, "time", SimpleNamespace(perf_counter=clock().__next__))
-    monkeypatch.setattr(look, "make_mesh", lambda mesh: make_mesh(mesh, jax.devices()[:1]))
-    monkeypatch.setattr(look, "make_train_step", functools.cache(make_train_step))
+    monkeypatch.setattr(look, "jitted_init", lambda *_: lambda key: None)
+    monkeypatch.setattr(look, "make_train_step", lambda *_: lambda state, batch: (state, {}))
+    monkeypatch.setattr(look, "place_batch", lambda batch, mesh: batch)
     monkeypatch.setattr(look, "_MEASURED_SECONDS", enough)
     monkeypatch.setattr(look, "_LEAST_STEPS", least)
-    assert look.step_seconds(recipe(Size(2, 64)), corpus) == seconds
+    assert look.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) == seconds

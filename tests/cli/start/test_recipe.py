@@ -1,5 +1,8 @@
 """Every size as a configuration and as a file that says the same."""
 
+import ast
+from itertools import pairwise
+
 import pytest
 
 from bert_jax.cli.start.recipe import SIZES, Size, as_file, recipe, tokens_per_step
@@ -16,10 +19,9 @@ def test_a_recipe_written_as_a_file_is_read_back(tmp_path, size):
     file, title = tmp_path / "recipe.py", "Chosen for 3 hours.\n\nsize  2x64\n"
     file.write_text(as_file(config, title))
     assert to_dict(load_config(PretrainConfig, str(file))) == to_dict(config)
-    names = dict[str, object]()
-    exec(file.read_text(), names)
-    assert names["__doc__"] == title
-    assert names["get_config"].__doc__
+    tree = ast.parse(file.read_text())
+    assert ast.get_docstring(tree, clean=False) == title
+    assert ast.get_docstring(tree.body[1])
     assert config.model.hidden_dim == size.width
     assert config.model.num_layers == size.num_layers
     assert config.data.corpus == CORPUS
@@ -40,9 +42,7 @@ def test_no_title_breaks_the_file(tmp_path, title):
     config = recipe(SIZES[0])
     file.write_text(as_file(config, title))
     assert to_dict(load_config(PretrainConfig, str(file))) == to_dict(config)
-    names = dict[str, object]()
-    exec(file.read_text(), names)
-    assert names["__doc__"] == title
+    assert ast.get_docstring(ast.parse(file.read_text()), clean=False) == title
 
 
 def test_each_chip_gets_the_rows_of_one():
@@ -64,8 +64,7 @@ def test_a_run_of_any_length_is_logged_evaluated_and_saved(num_steps):
 
 
 def test_larger_sizes_have_more_parameters_cost_more_and_learn_slower():
-    sizes = list(SIZES)
-    for smaller, larger in zip(sizes, sizes[1:], strict=False):
+    for smaller, larger in pairwise(SIZES):
         assert larger.parameters > smaller.parameters
         assert larger.cost(2048) > smaller.cost(2048)
         rates = [recipe(size).optimizer.learning_rate for size in (smaller, larger)]

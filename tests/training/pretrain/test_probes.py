@@ -9,8 +9,10 @@ from small_run import small_config, write_corpus
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
-from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.pretrain.train import train
+from bert_jax.files.remote import open_workdir
+from bert_jax.training.finetune.config import FinetuneConfig, FinetuneOptimizerConfig
+from bert_jax.training.pretrain.probes import Probe
+from bert_jax.training.pretrain.train import resolve_pretraining, train
 from bert_jax.training.run.telemetry import read_metrics
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
@@ -70,6 +72,18 @@ def test_probes_score_the_encoder_and_change_nothing(corpus, tmp_path):
     assert not (tmp_path / "with" / "resume").exists()
     record = json.loads((tmp_path / "with" / "config.json").read_text())
     assert [probe["num_steps"] for probe in record["config"]["training"]["probes"]] == [12, 3]
+
+
+def test_a_recipe_without_a_rate_is_one_run_with_the_rate_of_the_width(corpus, tmp_path):
+    """Few rows make a sweep in fine-tuning, but a probe is a single run."""
+    given = {"recipe": recipe(tmp_path, "numbers", optimizer={}), "num_steps": 2}
+    config = small_config(**SHORT, training__probes=[given])
+    plan = resolve_pretraining(config, open_workdir(tmp_path / "work"), corpus)
+    (probe,) = (scorer for scorer in plan.scorers if isinstance(scorer, Probe))
+    setup, _, _ = probe._of_stages[0]
+    assert [trial.learning_rate for trial in setup.schedule.waves[0]] == [
+        FinetuneOptimizerConfig.rate_of(config.model.hidden_dim)
+    ]
 
 
 @pytest.mark.parametrize(
