@@ -1,7 +1,6 @@
 """Causes of a plateau in pretraining, each by a test of the newest checkpoint and its batches.
 
-The limits of `judge` were set on runs with planted faults, and tested on other such runs: see
-benchmarks/diagnose.py.
+The limits were set on runs with planted faults, and tested on others: benchmarks/diagnose.py.
 """
 
 import math
@@ -178,8 +177,7 @@ def _texts(stream: ExampleStream, phase: int, at: int, unknown: int) -> Iterator
     texts = np.lib.stride_tricks.sliding_window_view(tokens, _WINDOW, axis=1)[is_text]
     _, lengths = np.unique(np.nonzero(real)[0] << 16 | segments[real], return_counts=True)
     yield 1 - len(np.unique(texts, axis=0)) / max(1, len(texts))
-    yield float((tokens[real] == unknown).mean())
-    yield float(1 - real.mean())
+    yield from (float((tokens[real] == unknown).mean()), float(1 - real.mean()))
     yield float(lengths[lengths <= _SHORT].sum() / lengths.sum())
 
 
@@ -194,15 +192,15 @@ def judge(e: Evidence) -> list[dict[str, str]]:
     update, growth = (max(1e-9, *each) for each in zip(*relative, strict=True))
     slopes, whole = [part.gradient for part in e.parts], update * e.full_steps
     slope = min(slopes) / max(1e-30, *slopes)
-    uneven = max(part.uneven for part in e.parts if part.uneven is not None)
+    uneven = max(0.0, *(part.uneven for part in e.parts if part.uneven is not None))
     largest = min(part.largest for part in e.parts if part.largest is not None)
     kind = "uniform" if uneven < 1e-5 else "saturated"
     corpus, rate = "set data.corpus to a corpus", "set optimizer.learning_rate (or a phase's) to"
     tests = (
-        (e.repeats > 0.5, "data", f"{e.repeats:.0%} of the texts of {_WINDOW} tokens are repeated",
-         "below 20%", f"{corpus} of more text, without duplicates (--drop-duplicates near)"),
         (e.unknown > 0.05, "data", f"{e.unknown:.1%} of the tokens are [UNK]",
          "below 1%", f"{corpus} whose tokenizer was trained on its text"),
+        (e.repeats > 0.5, "data", f"{e.repeats:.0%} of the texts of {_WINDOW} tokens are repeated",
+         "below 20%", f"{corpus} of more text, without duplicates (--drop-duplicates near)"),
         (e.padding > 0.5, "data", f"{e.padding:.0%} of the positions are padding",
          "below 20%", f"{corpus} of longer documents, or data.pairing to none"),
         (e.short > 0.5, "data", f"{e.short:.0%} of the tokens are in texts of up to {_SHORT}",
@@ -214,8 +212,8 @@ def judge(e: Evidence) -> list[dict[str, str]]:
         (start_loss > uniform + 1 or not 0.1 <= scale <= 8, "initial scale",
          f"weights of {scale:.2g} times BERT's size at this width; loss {start_loss:.2f} nats",
          f"0.2 to 3 times; {uniform:.2f} nats", f"set model.init_std to {best_std:.2g}"),
-        # Adam's first updates are larger than its later updates.
-        (update > (0.1 if e.step >= 10 else 0.4) or (growth > 3 and slope < 1e-3), "learning rate",
+        (update > (0.1 if e.step >= 10 else 0.4)  # Adam's first updates are larger
+         or (growth > 3 and slope < 1e-3), "learning rate",
          f"too high: at the peak, {e.rate:g}, updates are up to {update:.2g} times the initial "
          f"weights; growth {growth:.2g}; smallest gradient {slope:.2g} times the largest",
          "up to 0.05; 3; above 0.001", f"{rate} {min(e.rate / 3, e.rate / update / 50):.1g}"),
@@ -234,9 +232,9 @@ def diagnosis(work: WorkDir) -> tuple[dict[str, Any], list[str]]:
     evidence = measure(work)
     findings, parts = judge(evidence), [part._asdict() for part in evidence.parts]
     texts = ["{cause}: {measured} (normal: {normal}); {remedy}".format(**f) for f in findings]
-    texts = texts or ["healthy: the tests of data, masking, weights, rate and attention pass"]
-    lines = [line for text in texts for line in textwrap.wrap(text, 98, subsequent_indent="  ")]
+    healthy = ["healthy: the tests of data, masking, weights, rate and attention pass"]
+    wrapped = (textwrap.wrap(text, 98, subsequent_indent="  ") for text in texts or healthy)
     rows = [[p.name, *("-" if x is None else f"{x:.2g}" for x in p[1:])] for p in evidence.parts]
     found = {"findings": findings, **evidence._asdict(), "parts": parts}
-    title = f"diagnosis of step {evidence.step:,}, loss {evidence.loss:.3f} nats"
-    return {"diagnosis": found}, ["", title, *lines, *table_lines([Part._fields, *rows])]
+    title = ["", f"diagnosis of step {evidence.step:,}, loss {evidence.loss:.3f} nats"]
+    return {"diagnosis": found}, sum(wrapped, title) + table_lines([Part._fields, *rows])
