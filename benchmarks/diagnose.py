@@ -39,7 +39,7 @@ from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.steps.bad_step import BadStepError
-from bert_jax.training.steps.state import abstract_state
+from bert_jax.training.steps.state import abstract_state, jitted_init
 
 TINY = (
     "model.num_layers=2", "model.hidden_dim=64", "model.num_heads=2", "model.mlp_dim=128",
@@ -189,7 +189,7 @@ def _with_scaled(params: Any, scale: float) -> Any:
 
 @contextlib.contextmanager
 def _scaled_start(scale: float) -> Iterator[None]:
-    made = saves.jitted_init
+    made = jitted_init
 
     def init(*settings: Any) -> Any:
         start = made(*settings)
@@ -204,6 +204,7 @@ def _scale_end(workdir: Path, scale: float) -> None:
     directory, stores = workdir / "checkpoints", open_corpus(config.data.corpus)
     abstract = abstract_state(step_config(config, stores), make_mesh(config.mesh))
     restored = load_newest(directory, abstract)
+    assert restored is not None
     shutil.rmtree(directory / str(restored.step))
     checkpoints = Checkpoints(directory, config.retention)
     state = restored.state._replace(params=_with_scaled(restored.state.params, scale))
