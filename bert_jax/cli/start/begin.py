@@ -28,6 +28,7 @@ from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.tasks.opening import open_task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
@@ -42,7 +43,7 @@ _HELDOUT_BYTES, _SHOWN = 1e6, 4
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks for."""
+    """Arguments of the command."""
 
     files: tuple[str, ...]
     hours: float
@@ -136,12 +137,16 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
 
     def learn() -> str:
         texts = iter_texts(sources, max_bytes=256_000_000)
-        if not writing.spaced:
-            train_sentencepiece(texts, vocab_size, model="unigram", progress=True).save(vocabulary)
-            return f"vocabulary  {vocab_size:,} pieces: words have no spaces between them"
-        accents = {"strip_accents": False} if writing.accents else {}
-        train_wordpiece(texts, vocab_size, progress=True, **accents).save(vocabulary)
-        return f"vocabulary  {vocab_size:,} tokens, lower-cased{', with accents' * bool(accents)}"
+        learned: Tokenizer
+        if writing.spaced:
+            accents = {"strip_accents": False} if writing.accents else {}
+            learned = train_wordpiece(texts, vocab_size, progress=True, **accents)
+            kind = "tokens, lower-cased" + ", with accents" * bool(accents)
+        else:
+            learned = train_sentencepiece(texts, vocab_size, model="unigram", progress=True)
+            kind = "pieces: words have no spaces between them"
+        learned.save(vocabulary)
+        return f"vocabulary  {learned.vocab_size:,} {kind}"
 
     make_once(vocabulary, learn)
     rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
