@@ -28,6 +28,7 @@ from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.tasks.opening import open_task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
@@ -79,6 +80,7 @@ def begin(asked: Asked, home: Path) -> Promise:
         UserError: The files cannot be read, or `home` is the work of other arguments.
     """
     began, path = time.perf_counter(), home / _CHOSEN
+    place = parse_topology(asked.topology) if asked.topology else None
     mine = {"files": list(asked.files), "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
     # Until the choice is made, only vocabulary and corpus depend on the arguments.
@@ -100,8 +102,8 @@ def begin(asked: Asked, home: Path) -> Promise:
         task, tokenizer = build(FinetuneConfig, {"task": asked.task}).task, home / "tokenizer"
         open_task(task, load_tokenizer(tokenizer), task.length).test_splits()
     measure, speeds = partial(_measured, corpus), dict[Size, Speed]()
-    if asked.topology:
-        measure = partial(_predicted, parse_topology(asked.topology), corpus.train.vocab_size)
+    if place:
+        measure = partial(_predicted, place, corpus.train.vocab_size)
     given = 3600 * asked.hours
     left = given - min(time.perf_counter() - began, given / 2)
     seconds = left * (1 - _PILOT_SHARE - _OTHER_SHARE - _LABELS_SHARE * bool(asked.labels))
@@ -114,7 +116,9 @@ def begin(asked: Asked, home: Path) -> Promise:
     twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
     lines = list(_lines(asked, found, pilot))
     lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} hours: {twice:.2f} nats"]
-    config = recipe(found[0].size, found[0].num_steps, str(home / "corpus"), _chips(asked))
+    config = recipe(
+        found[0].size, found[0].num_steps, str(home / "corpus"), place.num_chips if place else 1
+    )
     command = f"bert-jax pretrain --config={home / RECIPE} --workdir={home / 'run'}"
     title = f"Chosen by `bert-jax start` for {asked.hours:g} hours.\n\n    {command}\n\n"
     replace_file(home / RECIPE, as_file(config, title + "\n".join(lines) + "\n").encode())
@@ -137,12 +141,16 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
 
     def learn() -> str:
         texts = iter_texts(sources, max_bytes=256_000_000)
-        if not writing.spaced:
-            train_sentencepiece(texts, vocab_size, model="unigram", progress=True).save(vocabulary)
-            return f"vocabulary  {vocab_size:,} pieces: words have no spaces between them"
-        accents = {"strip_accents": False} if writing.accents else {}
-        train_wordpiece(texts, vocab_size, progress=True, **accents).save(vocabulary)
-        return f"vocabulary  {vocab_size:,} tokens, lower-cased{', with accents' * bool(accents)}"
+        learned: Tokenizer
+        if writing.spaced:
+            accents = {"strip_accents": False} if writing.accents else {}
+            learned = train_wordpiece(texts, vocab_size, progress=True, **accents)
+            kind = "tokens, lower-cased" + ", with accents" * bool(accents)
+        else:
+            learned = train_sentencepiece(texts, vocab_size, model="unigram", progress=True)
+            kind = "pieces: words have no spaces between them"
+        learned.save(vocabulary)
+        return f"vocabulary  {learned.vocab_size:,} {kind}"
 
     make_once(vocabulary, learn)
     rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
@@ -174,10 +182,6 @@ def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
     planner = Planner(config, 0, place, cache=default_cache())
     seconds = planner.plan(planner.configured).seconds
     return Speed(math.inf if seconds is None else seconds, tokens_per_step(config))
-
-
-def _chips(asked: Asked) -> int:
-    return parse_topology(asked.topology).num_chips if asked.topology else 1
 
 
 def _pilot(best: Choice, seconds: float, home: Path) -> tuple[Choice, float] | None:

@@ -21,6 +21,7 @@ from bert_jax.cli.start.recipe import SIZES, tokens_per_step
 from bert_jax.config.command_line import load_config
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.run_plan import Result
 
@@ -297,4 +298,7 @@ def test_an_unspaced_text_gets_pieces_and_accents_are_kept(tmp_path, monkeypatch
         words = [f"{name}{number % 7}" for number in range(4000)]
         file.write_text("\n\n".join(" ".join(words[n : n + 40]) + "." for n in range(0, 4000, 40)))
         begin.prepare(resolve_sources([str(file)]), tmp_path / line.strip())
-        assert line in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert line in said
+        learned = load_tokenizer(tmp_path / line.strip() / "tokenizer").vocab_size
+        assert f"vocabulary  {learned:,} " in said
