@@ -85,11 +85,11 @@ def test_stop_lets_the_run_save(stubs):
 
 def test_a_check_runs_here_and_names_the_host_in_each_line(stubs):
     stubs.add("hostname", "echo host-7")
-    stubs.add("bert-jax", 'echo "ok"; echo "no corpus" >&2; exit 2')
-    done = host(stubs, "check", "--", "bert-jax", "pretrain", "--workdir=a b")
+    stubs.add("train", 'echo "ok"; echo "no corpus" >&2; exit 2')
+    done = host(stubs, "check", "--", "train", "--workdir=a b")
     assert done.returncode == 2
     assert sorted(done.stdout.splitlines()) == ["[host-7] no corpus", "[host-7] ok"]
-    assert ["bert-jax", "pretrain", "--workdir=a b", "--check"] in stubs.calls
+    assert ["train", "--workdir=a b", "--check"] in stubs.calls
     missing = host(stubs, "check", "--", "bert-jix")
     assert missing.returncode == 127
     assert (
@@ -97,7 +97,7 @@ def test_a_check_runs_here_and_names_the_host_in_each_line(stubs):
         in missing.stdout
     )
     start_a_run_that_saves(stubs)
-    refused = host(stubs, "check", "--", "bert-jax", "pretrain")
+    refused = host(stubs, "check", "--", "train")
     assert refused.returncode == 2
     assert "a run is there and has the chips" in refused.stdout
     host(stubs, "stop")

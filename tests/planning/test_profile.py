@@ -282,6 +282,7 @@ def test_the_prediction_stands_beside_the_time_of_a_tpu(tmp_path, monkeypatch):
         client=SimpleNamespace(live_executables=lambda: loaded),
     )  # fmt: skip
     mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1, "tensor": 1}, local_devices=[device])
+    monkeypatch.setattr(profile.xla_client, "pjrt_plugin_loaded", lambda name: False)
     monkeypatch.setattr(profile.jax, "devices", lambda: [device])
     monkeypatch.setattr(profile.jax.profiler, "start_trace", lambda path, **_: None)
 
