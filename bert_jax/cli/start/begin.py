@@ -153,7 +153,8 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
         return f"vocabulary  {learned.vocab_size:,} {kind}"
 
     make_once(vocabulary, learn)
-    rate, tokenizer = min(0.1, max(0.005, _HELDOUT_BYTES / size)), load_tokenizer(vocabulary)
+    tokenizer = load_tokenizer(vocabulary)
+    rate = min(0.1, max(0.005, _HELDOUT_BYTES / max(size, 1)))
     built = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
     make_once(corpus, lambda: built().summary(), is_corpus)
     found = open_corpus(str(corpus))
