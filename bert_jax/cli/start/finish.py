@@ -27,7 +27,7 @@ PAGE = "start.html"
 _FEWEST_STEPS, _BATCH_SIZE, _MOST_EPOCHS, _LEAST_EPOCHS = 300, 32, 20, 3
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}"
-    "pre{background:#f4f6f8;padding:.8rem;overflow-x:auto}img{max-width:100%}"
+    "pre{background:#f4f6f8;padding:.8rem;white-space:pre-wrap}img{max-width:100%}"
     "td{padding:.2rem .8rem}meter{width:14rem}"
 )
 
