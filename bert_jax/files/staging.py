@@ -225,15 +225,16 @@ class StagedDirectory:
         for folder, _, names in os.walk(self.path):
             for name in (*names, ""):
                 sync(Path(folder, name))
-        if self.target.exists() and any(self.target.iterdir()):
-            old = self.target.with_name(f"{self.target.name}.old-{os.getpid()}")
-            self.target.rename(old)
-            self.path.rename(self.target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            self.path.rename(self.target)
-        sync(self.target.parent)
-        self._committed = True
+        with signals_wait():  # else the old target may stay beside the new one
+            if self.target.exists() and any(self.target.iterdir()):
+                old = self.target.with_name(f"{self.target.name}.old-{os.getpid()}")
+                self.target.rename(old)
+                self.path.rename(self.target)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                self.path.rename(self.target)
+            sync(self.target.parent)
+            self._committed = True
 
     def close(self) -> None:
         """Release the lock and remove `path` unless it is committed or resumable. Call once."""

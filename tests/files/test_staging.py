@@ -160,3 +160,20 @@ def test_what_a_killed_writer_left_beside_a_file_is_removed(tmp_path):
         file.write(b"first")
     assert (tmp_path / "x").read_bytes() == b"first"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", young.name, other.name]
+
+
+def test_a_signal_while_the_old_directory_is_removed_leaves_only_the_new_one(tmp_path, monkeypatch):
+    def remove(path, **options):
+        signal.raise_signal(signal.SIGTERM)
+        rmtree(path, **options)
+
+    fill(tmp_path / "out", "first")
+    rmtree, before = shutil.rmtree, signal.signal(signal.SIGTERM, end)
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    try:
+        with pytest.raises(SystemExit):
+            fill(tmp_path / "out", "second", overwrite=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "kind").read_text() == "second"
