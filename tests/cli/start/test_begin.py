@@ -160,7 +160,7 @@ def test_a_mistake_shows_before_a_speed_is_measured_and_can_be_corrected(
         begin.begin(dataclasses.replace(asked, **wrong), home)
     assert not measured
     assert not (home / RECIPE).exists()
-    begin.begin(dataclasses.replace(asked, labels="labels.csv"), home)
+    begin.begin(dataclasses.replace(asked, labels="labels.csv", hours=2 * SHORT), home)
     assert (home / RECIPE).exists()
 
 
