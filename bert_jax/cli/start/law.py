@@ -12,11 +12,11 @@ REPEATS = 15.0
 MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
 _LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 18.5, 0.35, 294.0, 0.34
-LEAST_TOKENS = 1_000_000
-"""Number of tokens below which a run has hardly left the unigram line, and the law is wrong."""
-PILOT_WEIGHT = 0.8
+LEAST_TOKENS = 3_000_000
+"""Number of tokens of the shortest pilot: one of a million says nothing of the end of a run."""
+PILOT_WEIGHT = 0.5
 """Share of a pilot's deviation from the law that remains at the end of the run."""
-SPREAD, UNCALIBRATED_SPREAD = 0.12, 0.4
+SPREAD, UNCALIBRATED_SPREAD = 0.25, 0.3
 """Standard deviations of what a run reaches around its prediction, with and without a pilot."""
 INTERVAL = 1.2816
 """Number of standard deviations on each side of an 80% interval."""
