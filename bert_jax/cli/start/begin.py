@@ -26,6 +26,7 @@ from bert_jax.planning.compile import default_cache
 from bert_jax.planning.planner import Planner
 from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.task import Task
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -99,8 +100,7 @@ def begin(asked: Asked, home: Path) -> Promise:
     replace_file(path, json.dumps({"asked": mine}).encode())
     corpus = prepare(sources, home)
     if asked.labels:  # a mistake in the tables shows before hours of pretraining
-        task, tokenizer = build(FinetuneConfig, {"task": asked.task}).task, home / "tokenizer"
-        open_task(task, load_tokenizer(tokenizer), task.length).test_splits()
+        open_labels(asked, home).test_splits()
     measure, speeds = partial(_measured, corpus), dict[Size, Speed]()
     if place:
         measure = partial(_predicted, place, corpus.train.vocab_size)
@@ -167,6 +167,12 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
             "give more files"
         )
     return found
+
+
+def open_labels(asked: Asked, home: Path) -> Task:
+    """Open the tables of the classifier. Raise a UserError if a file or a column is wrong."""
+    task = build(FinetuneConfig, {"task": asked.task}).task
+    return open_task(task, load_tokenizer(home / "tokenizer"), task.length)
 
 
 def _measured(corpus: Corpus, size: Size) -> Speed:

@@ -6,17 +6,16 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.saved.runs import REPORT
-from bert_jax.cli.start.begin import CHOICES, RECIPE, Asked, Promise
+from bert_jax.cli.start.begin import CHOICES, RECIPE, Asked, Promise, open_labels
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.finetune.voice import NothingLearnedError
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -49,12 +48,13 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
     lines += _exported(home, "run", "encoder")
     scores: list[tuple[str, str, float]] = []
     if asked.labels:
-        config = classifier_config(asked, home)
+        task = open_labels(asked, home)
+        config = classifier_config(asked, home, len(task.train_split().rows))
         result = finetune(config, home / "classifier")
         if not result.finished:
             return result.stopped_by
         lines += _exported(home, "classifier", "classifier")
-        scores = list(_scores(config, home / "classifier"))
+        scores = list(_scores(task, home / "classifier"))
         lines += [f"{metric:11} {score:.3f}  {name}" for name, metric, score in scores]
     spent = duration(time.perf_counter() - began)
     lines.append(f"time        {spent} after the choice, of {duration(3600 * asked.hours)} in all")
@@ -65,30 +65,28 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
     return ""
 
 
-def classifier_config(asked: Asked, home: Path) -> FinetuneConfig:
-    """Return the configuration of the classifier: at least 300 steps, rates by the model's size."""
-    values: dict[str, Any] = {"init": str(home / "run"), "task": asked.task}
-    rows = len(set_up(build(FinetuneConfig, values)).train.rows)
-    epochs = math.ceil(_FEWEST_STEPS * _BATCH_SIZE / rows)
+def classifier_config(asked: Asked, home: Path, num_rows: int) -> FinetuneConfig:
+    """Return the configuration of the classifier: about 300 steps or more, in 3 to 20 epochs."""
+    epochs = math.ceil(_FEWEST_STEPS * _BATCH_SIZE / num_rows)
     epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, epochs))
-    values["training"] = {"num_epochs": float(epochs), "batch_size": _BATCH_SIZE}
+    training = {"num_epochs": float(epochs), "batch_size": _BATCH_SIZE}
+    values = {"init": str(home / "run"), "task": asked.task, "training": training}
     return build(FinetuneConfig, values)
 
 
-def _scores(config: FinetuneConfig, workdir: Path) -> Iterator[tuple[str, str, float]]:
+def _scores(task: Task, workdir: Path) -> Iterator[tuple[str, str, float]]:
     """Yield prediction, metric and score of the model, a linear model and a constant.
 
     The scores are on test data or, without test data, on dev.
     """
-    setup = set_up(config)
-    split = (*setup.test, *setup.dev)[0]
+    split = (*task.test_splits(), *task.dev_splits())[0]
     report = read_json_object(workdir / REPORT, max_bytes=1 << 26)
     metric, found = report["metric"], report["splits"][split.name]
     ends = found["intervals"].get(metric)
     interval = "" if ends is None else ", 95%: {:.3f} to {:.3f}".format(*ends)
     model = f"this model (on {split.num_scored:,} examples of {split.name}{interval})"
     yield model, metric, found["scores"][metric]
-    words = split.linear_score(setup.train)
+    words = split.linear_score(task.train_split())
     if words is not None and math.isfinite(words):
         yield "TF-IDF and a linear model, same rows", metric, words
     yield "a constant", metric, split.constant_score

@@ -96,7 +96,9 @@ class Carried:
         for name in ("train", "finetune"):
             patch.setattr(finish, name, self._trained)
         patch.setattr(finish, "export", self._exported)
-        patch.setattr(finish, "classifier_config", lambda asked, home: FinetuneConfig())
+        task = SimpleNamespace(train_split=lambda: SimpleNamespace(rows=range(60)))
+        patch.setattr(finish, "open_labels", lambda asked, home: task)
+        patch.setattr(finish, "classifier_config", lambda asked, home, num_rows: FinetuneConfig())
         scores = [("this model", "accuracy", 0.9), ("a constant", "accuracy", -0.1)]
         patch.setattr(finish, "_scores", lambda config, workdir: iter(scores))
 
@@ -173,12 +175,9 @@ def test_a_classifier_that_learned_nothing_is_told_after_the_page(home, monkeypa
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(60, 20), (960, 10), (1000, 10), (10**6, 3)])
-def test_a_classifier_trains_300_steps_within_3_to_20_epochs(home, monkeypatch, rows, epochs):
-    monkeypatch.setattr(
-        finish, "set_up", lambda _: SimpleNamespace(train=SimpleNamespace(rows=range(rows)))
-    )
+def test_a_classifier_trains_300_steps_within_3_to_20_epochs(home, rows, epochs):
     asked = replace(ASKED, test="test.csv", columns=(("text", "review"), ("header", True)))
-    config = finish.classifier_config(asked, home)
+    config = finish.classifier_config(asked, home, rows)
     assert config.training.num_epochs == epochs
     assert (config.training.batch_size, config.init) == (32, str(home / "run"))
     assert config.optimizer.learning_rate == 0  # by the model's width
