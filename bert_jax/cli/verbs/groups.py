@@ -228,9 +228,11 @@ class Profiled(Verb):
     @property
     def profiler(self) -> "Profile | None":
         """Profiler of these steps; None without --profile."""
+        if not self.profile:
+            return None
         from bert_jax.planning.profile import Profile
 
-        return Profile(self.profile) if self.profile else None
+        return Profile(self.profile)
 
 
 class Rerank(Verb):

@@ -89,7 +89,6 @@ class Run(Configured, groups.Profiled):
 
     def __call__(self) -> int:
         from bert_jax.distributed.parallel import processes
-        from bert_jax.training.check import check_hosts
         from bert_jax.training.run.goodput import Clock, process_age
         from bert_jax.training.run.trackers import check_installed
 
@@ -103,12 +102,14 @@ class Run(Configured, groups.Profiled):
         try:
             processes.join(self.distributed, self.join_timeout, devices=not self.check)
             if self.check:
+                from bert_jax.training.check import check_hosts
+
                 check_hosts(self.workdir, cache(lambda: self.planned(config)), self.join_timeout)
                 return 0
             if self.dry_run:
                 plan = self.planned(config)
-                if self.profiler:
-                    self.profiler(plan)
+                if profiler := self.profiler:
+                    profiler(plan)
                 _print_plan(plan)
                 return 0
             clock, echo = Clock(age=process_age()), _print_warning if self.quiet else None
