@@ -1,8 +1,8 @@
 """The law behind the choices of `bert-jax start`: what size, text and repetition bring, in nats.
 
-Fitted to the runs of benchmarks/start_law.py; docs/experiments.md has the table and the fit. The
-form is that of Hoffmann et al. (2022, equation 2), with the tokens of repeated text counted as in
-Muennighoff et al. (2023, equation 5).
+The law was fitted to the runs of benchmarks/start_law.py; docs/experiments.md has the table and the
+fit. Hoffmann et al. (2022, equation 2) give its form, and Muennighoff et al. (2023, equation 5)
+count the tokens of repeated text.
 """
 
 import math
