@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 CLONES = ROOT / "work" / "pages"
-_FENCE = re.compile(
+FENCE = re.compile(
     r"(?P<skip><!-- not run: [^\n]*-->\n+)?^```(?P<kind>[^`\n]*)\n(?P<text>.*?)^```$", re.M | re.S
 )
 _BEGINS, _FAILED = "@@ block ", "@@ failed "
@@ -52,7 +52,7 @@ def blocks(page: str) -> list[Block]:
     """Find the blocks that are run."""
     found: list[Block] = []
     follows = False
-    for match in _FENCE.finditer(page):
+    for match in FENCE.finditer(page):
         kind, text, place = match["kind"].strip(), match["text"], match.start("text")
         if kind == "text" and follows:
             found[-1] = found[-1]._replace(prints=text, place=place)
@@ -116,6 +116,14 @@ def environment(found: Sequence[Block], clone: Path) -> dict[str, str]:
     return variables
 
 
+def clone_to(name: str) -> Path:
+    """Clone the last commit into a fresh directory."""
+    clone = CLONES / name
+    shutil.rmtree(clone, ignore_errors=True)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    return clone
+
+
 def run_page(page: Path, gifts: dict[str, Path], write: bool) -> list[str]:
     """Run a page, report minutes, and return what is wrong with it."""
     text = page.read_text("utf-8")
@@ -123,9 +131,7 @@ def run_page(page: Path, gifts: dict[str, Path], write: bool) -> list[str]:
     if "<!-- needs: data -->" in text and not os.environ.get("BERT_JAX_DATA"):
         print(f"{page.name}: skipped, BERT_JAX_DATA is not set")
         return []
-    clone = CLONES / page.stem
-    shutil.rmtree(clone, ignore_errors=True)
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    clone = clone_to(page.stem)
     for name, path in gifts.items():
         (clone / name).symlink_to(path.resolve(strict=True))
     outputs, problem = run_blocks(found, clone)

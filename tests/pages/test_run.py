@@ -131,7 +131,7 @@ def test_lines_are_compared_in_order_without_numbers(expected, printed, missing)
 def test_a_failing_command_is_named_with_page_and_line(at, tmp_path, last):
     page = f"# A page\n\n```bash\necho begun\n```\n\n```bash\ncd .\n{last}\necho after\n```\n"
     (problem,) = at(page)
-    code, failed = (1, "cat") if "cat" in last else (3, "(printf half; exit 3)")
+    code, failed = (1, "cat") if "cat" in last else (3, "( printf half; exit 3 )")
     assert problem == f"{tmp_path / 'home' / 'page.md'}:7: exit code {code}: {failed}"
 
 
