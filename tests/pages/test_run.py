@@ -79,6 +79,16 @@ def test_blocks_are_found_with_their_lines_and_what_they_print():
     assert PAGE[second.place :].startswith("python True\n...\n")
 
 
+RECIPES = sorted((Path(__file__).parents[2] / "docs" / "recipes").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_a_recipe_has_commands_and_marks_every_block(page):
+    text = page.read_text()
+    assert run.blocks(text)
+    assert "" not in [match["kind"] for match in run.FENCE.finditer(text)]  # it would not be run
+
+
 def test_text_belongs_to_the_block_directly_before_it():
     page = "```bash\ntrue\n```\n```csv\na,b\n```\n```text\na\n```\n"
     assert [block.prints for block in run.blocks(page)] == [""]
