@@ -32,75 +32,57 @@ class Tile(NamedTuple):
     """Number of programs, which take turns at blocks of tokens; None for a program per block."""
 
 
-FORWARD = Tile(4096, 4)
-BACKWARD = Tile(4096, 4, 512)
+FORWARD, BACKWARD = Tile(4096, 4), Tile(4096, 4, 512)
+
+_Array = Float[Array, "B L D"]
 
 
-class _Plan(NamedTuple):
-    """Constants for which a kernel is compiled."""
-
-    rate: float
-    """Dropout rate."""
-    eps: float
-
-
-def supports(x: Float[Array, "B L D"], norm: Norm, layout: OnMesh) -> bool:
+def supports(x: _Array, norm: Norm, layout: OnMesh) -> bool:
     """Return true if the kernels run on the GPUs of `layout`, for activations like `x`.
 
-    The kernels need half precision, an NVIDIA GPU since Ampere and a layer norm with a bias. They do
-    not run where the compiler splits arrays, as it does along the mesh axis `tensor`.
+    The kernels need half precision, a GPU since Ampere and a layer norm with a bias. They do not
+    run where the compiler splits arrays, as it does along the mesh axis `tensor`.
     """
-    local = layout is None or layout.is_local
-    is_half = x.dtype in (jnp.bfloat16, jnp.float16)
-    if plgpu is None or norm.bias is None or not is_half or not local:
+    local, is_half = layout is None or layout.is_local, x.dtype in (jnp.bfloat16, jnp.float16)
+    if plgpu is None or norm.bias is None or not local or not is_half:
         return False
     return library.before_ampere(library.local_gpu().capability) is None
 
 
 def normed_residual(
-    residual: Float[Array, "B L D"],
-    y: Float[Array, "B L D"],
-    affine: Affine,
-    norm: Norm,
-    rate: float,
-    stream: Stream,
-    site: Number,
-) -> Float[Array, "B L D"]:
-    """Return norm(residual + dropout(y + bias)) on one device, with the bias of `affine`.
+    x: _Array, y: _Array, affine: Affine, norm: Norm, rate: float, stream: Stream, site: Number
+) -> _Array:
+    """Return norm(x + dropout(y + bias)) on one device, with the bias of `affine`.
 
     Only a differentiated call runs the kernels. XLA computes any other call, and keeps no sum.
     """
     if stream is None:
         rate, stream = 0.0, DropoutStream(jnp.uint32(0), jnp.zeros(len(y), jnp.uint32))
     words = jnp.stack([stream.seed, jnp.asarray(site)]).astype(jnp.uint32)
-    bias = None if affine.bias is None else affine.bias[...]
-    vectors = bias, norm.scale[...], norm.bias[...]
-    return _normed(_Plan(rate, norm.eps), residual, y, *vectors, words, stream.row_index)
+    vectors = (None if v is None else v[...] for v in (affine.bias, norm.scale, norm.bias))
+    return _normed(rate, norm.eps, x, y, *vectors, words, stream.row_index)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normed(plan: _Plan, residual, y, bias, scale, shift, words, row_index):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _normed(rate, eps, x, y, bias, scale, shift, words, row_index):
     y = y if bias is None else add_bias(y, bias)
-    y = dropout(y, plan.rate, DropoutStream(words[0], row_index), words[1])
-    return layer_norm(residual + y, scale, shift, plan.eps)
+    y = dropout(y, rate, DropoutStream(words[0], row_index), words[1])
+    return layer_norm(x + y, scale, shift, eps)
 
 
-def _forward(plan: _Plan, residual, y, bias, scale, shift, words, row_index):
+def _forward(rate, eps, x, y, bias, scale, shift, words, row_index):
     """Return the result and the residuals, of which only the sum has the size of `y`."""
-    operands = (residual, y, bias, scale, shift, words, row_index)
-    whole = jax.ShapeDtypeStruct(y.shape, y.dtype)
-    token = jax.ShapeDtypeStruct(y.shape[:2], jnp.float32)
-    shapes = [whole, whole, token, token]
-    out, *kept = _call(plan, FORWARD, _forward_kernel, "norm_forward", operands, shapes)
+    shapes = [(y.shape, y.dtype)] * 2 + [(y.shape[:2], jnp.float32)] * 2
+    kernel, operands = partial(_forward_kernel, rate, eps), (x, y, bias, scale, shift)
+    out, *kept = _call(FORWARD, kernel, "norm_forward", (*operands, words, row_index), shapes)
     return out, (*kept, bias, scale, words, row_index)
 
 
-def _backward(plan: _Plan, residuals, gradient):
-    whole = jax.ShapeDtypeStruct(gradient.shape, gradient.dtype)
-    sums = jax.ShapeDtypeStruct((BACKWARD.programs, 3, gradient.shape[-1]), jnp.float32)
-    operands = (gradient, *residuals)
-    shapes = [whole, whole, sums]
-    dx, dy, sums = _call(plan, BACKWARD, _backward_kernel, "norm_backward", operands, shapes)
+def _backward(rate, eps, residuals, gradient):
+    shapes = [(gradient.shape, gradient.dtype)] * 2
+    shapes += [((BACKWARD.programs, 3, gradient.shape[-1]), jnp.float32)]
+    kernel, operands = partial(_backward_kernel, rate), (gradient, *residuals)
+    dx, dy, sums = _call(BACKWARD, kernel, "norm_backward", operands, shapes)
     dscale, dshift, dbias = sums.sum(0)
     return dx, dy, None if residuals[3] is None else dbias, dscale, dshift, None, None
 
@@ -108,88 +90,85 @@ def _backward(plan: _Plan, residuals, gradient):
 _normed.defvjp(_forward, _backward)
 
 
-def _call(plan: _Plan, tile: Tile, kernel, name: str, operands, shapes):
+def _call(tile: Tile, kernel, name: str, operands, shapes):
     """Run a kernel over blocks of tokens; without CUDA, Pallas interprets it."""
-    rows, length, width = shapes[0].shape
+    rows, length, width = shapes[0][0]
     block = max(1, tile.entries // pl.next_power_of_2(width))
     blocks = pl.cdiv(rows * length, block)
     programs = tile.programs or blocks
 
     def run(*refs):
-        """Run the kernel with a function from a step to the indices of the step's entries."""
         program = pl.program_id(0)
 
         def at(step):
-            first = (program + step * programs) * block
-            tokens = first + jnp.arange(block)[:, None]
-            features = jnp.arange(pl.next_power_of_2(width))[None, :]
+            """Return the indices of the entries of this program's block number `step`."""
+            tokens = (program + step * programs) * block + jnp.arange(block)[:, None]
             row, position = (f(tokens, np.int32(length)) for f in (jax.lax.div, jax.lax.rem))
-            return row, position, features
+            return row, position, jnp.arange(pl.next_power_of_2(width))[None, :]
 
-        kernel(plan, at, pl.cdiv(blocks, programs), *refs)
+        kernel(at, pl.cdiv(blocks, programs), *refs)
 
+    shapes = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     call = partial(pl.pallas_call, run, grid=(programs,), out_shape=shapes, name=name)
     # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
-    params = plgpu.CompilerParams(num_warps=tile.warps)
-    return jax.lax.platform_dependent(
-        *operands, cuda=call(compiler_params=params), default=call(interpret=True)
-    )
+    compiled = call(compiler_params=plgpu.CompilerParams(num_warps=tile.warps))
+    return jax.lax.platform_dependent(*operands, cuda=compiled, default=call(interpret=True))
 
 
-def _forward_kernel(plan: _Plan, at, steps, *refs):
+def _forward_kernel(rate, eps, at, _, *refs):
     """Write the normalised sum, the sum, and its mean and inverse standard deviation."""
-    residual, y, bias, scale, shift, *names, out_ref, x_ref, mean_ref, inverse_ref = refs
+    x, y, bias, scale, shift, *names, out_ref, sum_ref, mean_ref, inverse_ref = refs
     row, position, features = here = at(0)
-    width = x_ref.shape[-1]
-    y = _load(y, *here)
-    y = y if bias is None else y + _vector(bias)
-    y = _dropped(plan, y, names, here)
-    x = (_load(residual, *here) + y).astype(x_ref.dtype)
-    wide = x.astype(jnp.float32)
+    width = x.shape[-1]
+    y = _load(y, *here) if bias is None else _load(y, *here) + _vector(bias)
+    sums = (_load(x, *here) + _dropped(rate, y, names, here)).astype(sum_ref.dtype)
+    wide = sums.astype(jnp.float32)
     mean = wide.sum(1, keepdims=True) / width
     centred = jnp.where(features < width, wide - mean, 0.0)
-    inverse = jax.lax.rsqrt((centred * centred).sum(1, keepdims=True) / width + plan.eps)
-    out = centred * (inverse * _vector(scale)) + _vector(shift)
-    _store(out_ref, out, *here)
-    _store(x_ref, x, *here)
+    inverse = jax.lax.rsqrt((centred * centred).sum(1, keepdims=True) / width + eps)
+    _store(out_ref, centred * (inverse * _vector(scale)) + _vector(shift), *here)
+    _store(sum_ref, sums, *here)
     _store(mean_ref, mean, row, position)
     _store(inverse_ref, inverse, row, position)
 
 
-def _backward_kernel(plan: _Plan, at, steps, *refs):
-    """Write the gradients of `residual` and `y`, and this program's sums for the vectors."""
-    gradients, xs, means, inverses, _, scales, *names, dx_ref, dy_ref, sums_ref = refs
-    width, features = sums_ref.shape[-1], at(0)[2]
-    scale = _vector(scales)
+def _backward_kernel(rate, at, steps, *refs):
+    """Write the gradients of `x` and `y`, and this program's sums for scale, shift and bias."""
+    gradients, xs, means, inverses, _, scale, *names, dx_ref, dy_ref, sums_ref = refs
+    program, scale, width = pl.program_id(0), _vector(scale), xs.shape[-1]
 
     def add(step, sums):
         row, position, _ = here = at(step)
         gradient, x = (_load(ref, *here).astype(jnp.float32) for ref in (gradients, xs))
         mean, inverse = (_load(ref, row, position) for ref in (means, inverses))
         normal, scaled = (x - mean) * inverse, gradient * scale
-        mean = scaled.sum(1, keepdims=True) / width
         slope = (scaled * normal).sum(1, keepdims=True) / width
-        dx = (scaled - mean - normal * slope) * inverse
-        dy = _dropped(plan, dx, names, here)
+        dx = (scaled - scaled.sum(1, keepdims=True) / width - normal * slope) * inverse
+        dy = _dropped(rate, dx, names, here)
         _store(dx_ref, dx, *here)
         _store(dy_ref, dy, *here)
         parts = gradient * normal, gradient, dy
         return [total + part.sum(0) for total, part in zip(sums, parts, strict=True)]
 
-    program, start = pl.program_id(0), [jnp.zeros(features.shape[1], jnp.float32)] * 3
+    start = [jnp.zeros(scale.shape[1], jnp.float32)] * 3
     for n, total in enumerate(jax.lax.fori_loop(0, steps, add, start)):
-        _store(sums_ref, total[None, :], program, n, features)
+        _store(sums_ref, total[None, :], program, n, at(0)[2])
 
 
-def _dropped(plan: _Plan, y, names, at):
+def _dropped(rate, y, names, at):
     """Apply dropout with the mask of `keep_mask` (B, L, D)."""
-    if not plan.rate:
+    if not rate:
         return y
     words, row_index = names
     row, *places = at
     places = [place.astype(jnp.uint32) for place in places]
-    kept = keep_at(plan.rate, words[0], words[1], _load(row_index, row), *places)
-    return jnp.where(kept, y * np.float32(1 / (1 - plan.rate)), 0.0)
+    kept = keep_at(rate, words[0], words[1], _load(row_index, row), *places)
+    return jnp.where(kept, y * np.float32(1 / (1 - rate)), 0.0)
+
+
+def _vector(ref):
+    # As a row of two axes from the start, Triton would lay out whole blocks anew.
+    return _load(ref, jnp.arange(pl.next_power_of_2(ref.shape[0])))[None, :]
 
 
 def _load(ref, *at):
@@ -197,12 +176,8 @@ def _load(ref, *at):
     return plgpu.load(ref.at[at], mask=_inside(ref, at), other=0)
 
 
-def _vector(ref):
-    return _load(ref, jnp.arange(pl.next_power_of_2(ref.shape[0])))[None, :]
-
-
 def _store(ref, x, *at):
-    """Store entries of `x` whose indices are in the array, in the type of the array."""
+    """Store the entries whose indices are in the array, in the type of the array."""
     plgpu.store(ref.at[at], x.astype(ref.dtype), mask=_inside(ref, at))
 
 
