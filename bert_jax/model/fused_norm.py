@@ -121,13 +121,12 @@ def _forward_kernel(rate, eps, at, _, *refs):
     row, position, features = here = at(0)
     width = x.shape[-1]
     y = _load(y, *here) if bias is None else _load(y, *here) + _vector(bias)
-    sums = (_load(x, *here) + _dropped(rate, y, names, here)).astype(sum_ref.dtype)
-    wide = sums.astype(jnp.float32)
+    wide = _load(x, *here).astype(jnp.float32) + _dropped(rate, y, names, here)
     mean = wide.sum(1, keepdims=True) / width
     centred = jnp.where(features < width, wide - mean, 0.0)
     inverse = jax.lax.rsqrt((centred * centred).sum(1, keepdims=True) / width + eps)
     _store(out_ref, centred * (inverse * _vector(scale)) + _vector(shift), *here)
-    _store(sum_ref, sums, *here)
+    _store(sum_ref, wide, *here)
     _store(mean_ref, mean, row, position)
     _store(inverse_ref, inverse, row, position)
 
