@@ -15,8 +15,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from bert_jax.model.attention import library
-from bert_jax.model.attention.triton import plgpu
+from bert_jax.model.attention import library, triton
 from bert_jax.model.dropout import DropoutStream, Number, Stream, dropout, keep_at
 from bert_jax.model.layers import Affine, Norm, add_bias, layer_norm
 from bert_jax.model.layout import OnMesh
@@ -44,7 +43,7 @@ def supports(x: _Array, norm: Norm, layout: OnMesh) -> bool:
     run where the compiler splits arrays, as it does along the mesh axis `tensor`.
     """
     local, is_half = layout is None or layout.is_local, x.dtype in (jnp.bfloat16, jnp.float16)
-    if plgpu is None or norm.bias is None or not local or not is_half:
+    if triton.plgpu is None or norm.bias is None or not local or not is_half:
         return False
     return library.before_ampere(library.local_gpu().capability) is None
 
@@ -111,7 +110,7 @@ def _call(tile: Tile, kernel, name: str, operands, shapes):
     shapes = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     call = partial(pl.pallas_call, run, grid=(programs,), out_shape=shapes, name=name)
     # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
-    compiled = call(compiler_params=plgpu.CompilerParams(num_warps=tile.warps))
+    compiled = call(compiler_params=triton.plgpu.CompilerParams(num_warps=tile.warps))
     return jax.lax.platform_dependent(*operands, cuda=compiled, default=call(interpret=True))
 
 
@@ -159,9 +158,8 @@ def _dropped(rate, y, names, at):
     if not rate:
         return y
     words, row_index = names
-    row, *places = at
-    places = [place.astype(jnp.uint32) for place in places]
-    kept = keep_at(rate, words[0], words[1], _load(row_index, row), *places)
+    places = (place.astype(jnp.uint32) for place in at[1:])
+    kept = keep_at(rate, words[0], words[1], _load(row_index, at[0]), *places)
     return jnp.where(kept, y * np.float32(1 / (1 - rate)), 0.0)
 
 
@@ -172,12 +170,12 @@ def _vector(ref):
 
 def _load(ref, *at):
     """Load the entries at these indices, and zeros for indices beyond the array."""
-    return plgpu.load(ref.at[at], mask=_inside(ref, at), other=0)
+    return triton.plgpu.load(ref.at[at], mask=_inside(ref, at), other=0)
 
 
 def _store(ref, x, *at):
     """Store the entries whose indices are in the array, in the type of the array."""
-    plgpu.store(ref.at[at], x.astype(ref.dtype), mask=_inside(ref, at))
+    triton.plgpu.store(ref.at[at], x.astype(ref.dtype), mask=_inside(ref, at))
 
 
 def _inside(ref, at):

@@ -120,7 +120,8 @@ def times_by_line(
     parts = [program.computations.values() for program in programs]
     every = [[i for part in each for i in part.instructions.values()] for each in parts]
     # The name of a kernel is the name of its instruction, with underscores in place of . and -.
-    named = [{_kernel_name(i.name): i for i in each} | {i.name: i for i in each} for each in every]
+    kernels = [{re.sub("[.-]", "_", i.name): i for i in each} for each in every]
+    named = [own | {i.name: i for i in each} for own, each in zip(kernels, every, strict=True)]
     found = [Counter[str]() for _ in programs]
     for times in runs.values():
         # Programs for other shapes have the same name, but other operations.
@@ -132,7 +133,3 @@ def times_by_line(
                 phase, line = phase_of(own.op_name), programs[number].source(own) or "(compiler)"
                 found[number][f"{line} [{phase}]" if phase else line] += ns
     return found
-
-
-def _kernel_name(instruction: str) -> str:
-    return re.sub("[.-]", "_", instruction)
