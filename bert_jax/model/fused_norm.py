@@ -15,10 +15,15 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from bert_jax.model.attention import library, triton
+from bert_jax.model.attention import library
 from bert_jax.model.dropout import DropoutStream, Number, Stream, dropout, keep_at
 from bert_jax.model.layers import Affine, Norm, add_bias, layer_norm
 from bert_jax.model.layout import OnMesh
+
+try:
+    from jax.experimental.pallas import triton as plgpu
+except ImportError:  # see `attention.triton`
+    plgpu = None  # type: ignore[assignment]
 
 
 class Tile(NamedTuple):
@@ -43,7 +48,7 @@ def supports(x: _Array, norm: Norm, layout: OnMesh) -> bool:
     run where the compiler splits arrays, as it does along the mesh axis `tensor`.
     """
     local, is_half = layout is None or layout.is_local, x.dtype in (jnp.bfloat16, jnp.float16)
-    if triton.plgpu is None or norm.bias is None or not local or not is_half:
+    if plgpu is None or norm.bias is None or not local or not is_half:
         return False
     return library.before_ampere(library.local_gpu().capability) is None
 
@@ -110,7 +115,7 @@ def _call(tile: Tile, kernel, name: str, operands, shapes):
     shapes = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     call = partial(pl.pallas_call, run, grid=(programs,), out_shape=shapes, name=name)
     # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
-    compiled = call(compiler_params=triton.plgpu.CompilerParams(num_warps=tile.warps))
+    compiled = call(compiler_params=plgpu.CompilerParams(num_warps=tile.warps))
     return jax.lax.platform_dependent(*operands, cuda=compiled, default=call(interpret=True))
 
 
@@ -170,12 +175,12 @@ def _vector(ref):
 
 def _load(ref, *at):
     """Load the entries at these indices, and zeros for indices beyond the array."""
-    return triton.plgpu.load(ref.at[at], mask=_inside(ref, at), other=0)
+    return plgpu.load(ref.at[at], mask=_inside(ref, at), other=0)
 
 
 def _store(ref, x, *at):
     """Store the entries whose indices are in the array, in the type of the array."""
-    triton.plgpu.store(ref.at[at], x.astype(ref.dtype), mask=_inside(ref, at))
+    plgpu.store(ref.at[at], x.astype(ref.dtype), mask=_inside(ref, at))
 
 
 def _inside(ref, at):

@@ -13,7 +13,7 @@ from flax import nnx
 
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, partition_spec
 from bert_jax.model import encoder, fused_norm
-from bert_jax.model.attention import library, triton
+from bert_jax.model.attention import library
 from bert_jax.model.attention.library import Gpu
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, dropout
@@ -164,7 +164,7 @@ def test_what_the_kernels_need(on_gpu, monkeypatch):
     monkeypatch.setattr(library, "local_gpu", lambda: Gpu((7, 5), None))
     assert not supports(half(jnp.bfloat16), norm, None)
     monkeypatch.setattr(library, "local_gpu", lambda: H100)
-    monkeypatch.setattr(triton, "plgpu", None)
+    monkeypatch.setattr(fused_norm, "plgpu", None)
     assert not supports(half(jnp.bfloat16), norm, None)
 
 
