@@ -56,17 +56,6 @@ def identify(text: str) -> tuple[str, float]:
     return str(language), float(probability)
 
 
-def check_language(code: str) -> None:
-    """Raise a UserError if py3langid does not know the language code."""
-    known = _identifier()[1]
-    if code not in known:
-        hint = suggestion(code, sorted(known))
-        raise UserError(
-            f"--language is {code!r}, which py3langid does not know.{hint} Give one of the "
-            f"{len(known)} ISO 639 codes that it knows, such as en, de or zh."
-        )
-
-
 MIN_SIMILARITY = 0.5
 
 
@@ -92,8 +81,12 @@ class CleaningConfig:
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
         resolve_filters(self.filters)
-        if self.language:
-            check_language(self.language)
+        if self.language and self.language not in (known := _identifier()[1]):
+            hint = suggestion(self.language, sorted(known))
+            raise UserError(
+                f"--language is {self.language!r}, which py3langid does not know.{hint} Give one "
+                f"of the {len(known)} ISO 639 codes that it knows, such as en, de or zh."
+            )
         if not 0 < self.language_threshold <= 1:
             raise UserError(
                 f"--language {self.language}:{self.language_threshold:g}: the probability must be "
@@ -222,20 +215,12 @@ class Drops(NamedTuple):
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
-    def is_filtered(self, number: int) -> bool:
-        """Return true if a filter drops the document."""
-        return bool(self.filtered[_rows(self.filtered, number)].size)
-
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
         """Return (is exact, task and index of the document kept); None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
         return None
-
-    def dropped_paragraphs(self, number: int) -> list[int]:
-        """Return the indices, ascending, of the paragraphs to leave out of a document."""
-        return self.paragraphs[_rows(self.paragraphs[:, 0], number), 1].tolist()
 
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
@@ -300,16 +285,18 @@ class Cleaner:
             text = "\n".join(kept)
         if self._passages is not None and not (text := self._without(text, self._passages)):
             return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
-        if self._drops is None:
+        if (drops := self._drops) is None:
             return self._unwanted(text) or text
-        if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
+        is_filtered = drops.filtered[_rows(drops.filtered, number)].size
+        if is_filtered and (unwanted := self._unwanted(text)):
             return unwanted
-        if duplicate := self._drops.duplicate(number):
+        if duplicate := drops.duplicate(number):
             exact, task, first = duplicate
             reason = "duplicate" if exact else "near-duplicate"
             return Dropped(reason, f"document {first} of task {task} is kept instead")
         paragraphs = text.split("\n")
-        for paragraph in reversed(self._drops.dropped_paragraphs(number)):
+        dropped = drops.paragraphs[_rows(drops.paragraphs[:, 0], number), 1]
+        for paragraph in reversed(dropped.tolist()):
             self.report.lines["duplicate-paragraph"] += 1
             del paragraphs[paragraph]
         return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs occur earlier")
