@@ -143,7 +143,10 @@ class Goodput:
         for start in self._earlier:
             _lose(start, restored_step)
         while len(self._earlier) >= _MAX_STARTS:
-            self._earlier[:2] = [_sum(*self._earlier[:2])]
+            a, b = self._earlier[:2]
+            both = {"seconds": total_seconds([a, b]), "down": down_seconds([a, b])}
+            both |= {"begin": a.begin, "first_step": a.first_step, "count": a.count + b.count}
+            self._earlier[:2] = [replace(b, **both)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
         self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)
@@ -234,13 +237,6 @@ def _lose(start: Start, restored_step: int) -> None:
     start.seconds[_PRODUCTIVE] = productive - lost
     start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
     start.kept_step = kept
-
-
-def _sum(a: Start, b: Start) -> Start:
-    return replace(
-        b, begin=a.begin, first_step=a.first_step, seconds=total_seconds([a, b]),
-        count=a.count + b.count, down=down_seconds([a, b]),
-    )  # fmt: skip
 
 
 def _start(row: dict[str, Any]) -> Start:
