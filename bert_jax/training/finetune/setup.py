@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -111,6 +111,13 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     }
     if teacher:
         fingerprints["distil.teacher"] = start.teacher_digest
+    digest = hashlib.sha256()
+    for rows in (split.rows for split in (train, *dev)):
+        labels = () if rows.labels is None else rows.labels
+        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    fingerprints["task"] = digest.hexdigest()
+    fingerprints |= {f"task.{split.name}": split.fingerprint for split in test}
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -135,23 +142,9 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
         task=task,
         initial=initial,
         start=start,
-        fingerprints={
-            **fingerprints,
-            "task": rows_fingerprint((train, *dev)),
-            **{f"task.{split.name}": split.fingerprint for split in test},
-        },
+        fingerprints=fingerprints,
         train=train,
         dev=dev,
         test=test,
         batches=batches,
     )
-
-
-def rows_fingerprint(splits: Iterable[Split]) -> str:
-    """Return the SHA-256 of the tokens and labels of all splits."""
-    digest = hashlib.sha256()
-    for rows in (split.rows for split in splits):
-        labels = () if rows.labels is None else rows.labels
-        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

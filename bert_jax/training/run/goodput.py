@@ -141,7 +141,14 @@ class Goodput:
         self._failing = False
         self._earlier = [] if path is None else read_starts(path)
         for start in self._earlier:
-            _lose(start, restored_step)
+            kept = max(start.first_step, restored_step)
+            if kept >= start.kept_step:
+                continue
+            productive = start.seconds.get(_PRODUCTIVE, 0.0)
+            lost = productive * (start.kept_step - kept) / (start.kept_step - start.first_step)
+            start.seconds[_PRODUCTIVE] = productive - lost
+            start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
+            start.kept_step = kept
         while len(self._earlier) >= _MAX_STARTS:
             a, b = self._earlier[:2]
             both = {"seconds": total_seconds([a, b]), "down": down_seconds([a, b])}
@@ -225,18 +232,6 @@ def down_seconds(starts: Sequence[Start]) -> float:
     """Add up the seconds between the starts."""
     gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
     return sum(gaps, sum((start.down for start in starts), 0.0))
-
-
-def _lose(start: Start, restored_step: int) -> None:
-    """Move time from `productive` to `lost`, for the steps after `restored_step`."""
-    kept = max(start.first_step, restored_step)
-    if kept >= start.kept_step:
-        return
-    productive = start.seconds.get(_PRODUCTIVE, 0.0)
-    lost = productive * (start.kept_step - kept) / (start.kept_step - start.first_step)
-    start.seconds[_PRODUCTIVE] = productive - lost
-    start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
-    start.kept_step = kept
 
 
 def _start(row: dict[str, Any]) -> Start:
