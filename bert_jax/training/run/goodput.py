@@ -151,9 +151,9 @@ class Goodput:
             start.kept_step = kept
         while len(self._earlier) >= _MAX_STARTS:
             a, b = self._earlier[:2]
-            both = {"seconds": total_seconds([a, b]), "down": down_seconds([a, b])}
-            both |= {"begin": a.begin, "first_step": a.first_step, "count": a.count + b.count}
-            self._earlier[:2] = [replace(b, **both)]
+            seconds, down = total_seconds([a, b]), down_seconds([a, b])
+            b = replace(b, begin=a.begin, first_step=a.first_step, count=a.count + b.count)
+            self._earlier[:2] = [replace(b, seconds=seconds, down=down)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
         self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)

@@ -19,17 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
+from bert_jax.data.corpus.overlap import ngrams
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-from bert_jax.data.corpus.overlap.ngrams import (
-    BANDS,
-    NGRAM,
-    ROWS,
-    SHINGLE,
-    NgramTable,
-    hash_text,
-    normalised_words,
-    word_hashes,
-)
 from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import replace_file, staged_file
 
@@ -128,12 +119,14 @@ class CleaningConfig:
         found |= {name: True for name in flags if getattr(self, name)}
         if self.near_duplicates is not None:
             found["near_duplicates"] = {
-                "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
-                "rows": ROWS, "rensa": metadata.version("rensa"),
+                "similarity": self.near_duplicates, "shingle": ngrams.SHINGLE,
+                "bands": ngrams.BANDS, "rows": ngrams.ROWS, "rensa": metadata.version("rensa"),
             }  # fmt: skip
         if self.without:
             sets = map(read_evaluation, self.without)
-            found["without"] = [{"name": s.name, "sha256": s.digest, "ngram": NGRAM} for s in sets]
+            found["without"] = [
+                {"name": s.name, "sha256": s.digest, "ngram": ngrams.NGRAM} for s in sets
+            ]
         return found
 
 
@@ -160,7 +153,7 @@ class CleaningReport:
         if self.samples_limit:
             sample = {
                 "reason": reason, "detail": detail, "source": source, "document": number,
-                "hash": f"{hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
+                "hash": f"{ngrams.hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
             }  # fmt: skip
             self._keep(reason, [sample])
 
@@ -301,11 +294,11 @@ class Cleaner:
             del paragraphs[paragraph]
         return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs occur earlier")
 
-    def _without(self, text: str, passages: NgramTable) -> str:
+    def _without(self, text: str, passages: ngrams.NgramTable) -> str:
         """Leave out each paragraph that holds all or part of an n-gram of the evaluation texts."""
         lines = text.split("\n")
-        words = [normalised_words(line) for line in lines]
-        covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
+        words = [ngrams.normalised_words(line) for line in lines]
+        covered = passages.covered(ngrams.word_hashes(list(itertools.chain.from_iterable(words))))
         if not covered.any():
             return text
         of_lines = np.split(covered, np.cumsum(list(map(len, words)))[:-1])
@@ -329,9 +322,9 @@ class Cleaner:
 
 
 @functools.lru_cache(1)
-def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
+def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> ngrams.NgramTable:
     """Return the n-grams of evaluation texts. `digests`, part of the cache key, detects changes."""
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}
-    return NgramTable(map(normalised_words, texts))
+    return ngrams.NgramTable(map(ngrams.normalised_words, texts))
