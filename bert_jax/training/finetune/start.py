@@ -109,8 +109,7 @@ def with_head(
     pools = network == "classification" and model.pooler
     if pools and not (initial.has_pooler or config.reinitialise):
         _log.warning(
-            "%s has no pooler, but this task needs one: it starts with random weights",
-            initial.name,
+            "%s has no pooler, but this task needs one: it starts with random weights", initial.name
         )
     why, pooling = "", config.pooling
     if network != "classification":
@@ -263,11 +262,7 @@ def query_length(splits: Iterable[Rows]) -> int:
 
 
 def with_teacher(
-    config: DistillationConfig,
-    objective: Objective,
-    initial: SavedModel,
-    task: Task,
-    read: Read,
+    config: DistillationConfig, objective: Objective, initial: SavedModel, task: Task, read: Read
 ) -> tuple[Distilled, SavedModel]:
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 

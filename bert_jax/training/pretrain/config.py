@@ -205,9 +205,7 @@ class PretrainConfig(Bounded):
             for at, phase in enumerate(self.training.phases)
         )
         return replace(
-            self,
-            model=self.model_of(number),
-            training=replace(self.training, phases=phases),
+            self, model=self.model_of(number), training=replace(self.training, phases=phases)
         )
 
     def _thetas(self, number: int) -> dict[str, Any]:

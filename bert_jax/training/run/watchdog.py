@@ -125,8 +125,5 @@ def _arm_backstop(seconds: float) -> None:
 
 
 def _print(text: str) -> None:
-    with (
-        contextlib.suppress(OSError),
-        open(_STDERR, "w", closefd=False, errors="replace") as file,
-    ):
+    with contextlib.suppress(OSError), open(_STDERR, "w", closefd=False, errors="replace") as file:
         file.write(text)

@@ -106,10 +106,7 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
 
 
 def _group_table(
-    groups: Sequence[Group],
-    columns: Sequence[str],
-    scale: float,
-    best: Mapping[str, float],
+    groups: Sequence[Group], columns: Sequence[str], scale: float, best: Mapping[str, float]
 ) -> list[str]:
     """Lay out `columns` of each group. A star marks the `best` rate of each initialisation."""
 
