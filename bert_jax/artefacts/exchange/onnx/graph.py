@@ -384,6 +384,12 @@ class Graph:
         return self.op("Concat", arcs, found, axis=-1, name="logits")
 
 
+def output_names(saved: SavedModel) -> dict[str, str]:
+    """Return the names, here and in the graph, of the outputs that `logits_of` can have."""
+    names = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
+    return names | logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
+
+
 def logit_names(saved: SavedModel) -> dict[str, str]:
     """Return the output name of each pretraining head that a model has."""
     names = {head: name for name, head in LOGITS.items()}

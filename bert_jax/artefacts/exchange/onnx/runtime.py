@@ -22,7 +22,7 @@ import numpy as np
 
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.exported_files import card_fields, write_description
-from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
+from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, Graph, output_names
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, needs_package
 from bert_jax.tasks.retrieval.metrics import unit
@@ -76,8 +76,6 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
     except Exception as error:  # onnxruntime raises a dozen types
         raise proof.ProofFailedError(f"onnxruntime cannot load {GRAPH}: {error}") from error
     names = [output.name for output in session.get_outputs()]
-    names_of = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
-    names_of |= logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
     inputs = {each.name for each in session.get_inputs()}
 
     def run(batch):
@@ -91,7 +89,9 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
         if "start_logits" in arrays:
             ends = arrays["start_logits"], arrays["end_logits"]
             arrays["logits"] = np.stack(ends, axis=-1)
-        return {ours: arrays[theirs] for ours, theirs in names_of.items() if theirs in arrays}
+        return {
+            ours: arrays[theirs] for ours, theirs in output_names(saved).items() if theirs in arrays
+        }
 
     return run
 
