@@ -30,7 +30,8 @@ def written(saved: SavedModel, format: str, out: Path, *outputs: str) -> ModuleT
 def check_of(out: Path) -> ModuleType:
     """The check.py of an export, as a module of its own."""
     spec = importlib.util.spec_from_file_location("check", out / "conformance" / "check.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""check.py with Transformers and sentence-transformers, and consumers that are broken on purpose."""
+"""check.py with Transformers and sentence-transformers, and consumers broken on purpose."""
 
 import json
 import subprocess

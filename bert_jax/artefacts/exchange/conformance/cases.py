@@ -25,9 +25,9 @@ PAIR = ("Who wrote it?", "Ada wrote the book.")
 def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) -> None:
     """Write texts, inputs, outputs of `logits_of`, and check.py for software that loads a format.
 
-    `proven` is the result of the format's proof. An output's tolerance is 1e-4, times its largest
-    number if that exceeds 1, but at least twice the largest difference of the proof. No software
-    loads Orbax, an adapter without its base, and the searches of StableHLO.
+    `proven` is the result of the proof. An output's tolerance is 1e-4, times its largest number if
+    that exceeds 1, or twice the proof's largest difference if that is more. Orbax, adapters and the
+    searches of StableHLO get no check.py.
 
     Raises:
         ProofFailedError: `tokenizer.json` gives other token ids than the model's tokenizer.
@@ -50,17 +50,17 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
         sides = [inputs] if isinstance(inputs, proof.Batch) else inputs
         given = dict(zip(names, [ids.tolist() for side in sides for ids in side], strict=False))
         about["inputs"] = [n for n in given if "type" not in n or saved.config.num_types > 1]
-        batch = {"prompt": prompt, "prompt_name": key if prompt else None, "texts": list(rows)}
-        about["batches"][key] = batch | given
+        about["batches"][key] = {"name": key, "prompt": prompt, "texts": list(rows), **given}
         found = _named(saved, format, proof.logits_of(saved, inputs), proven["differences"])
         for name, array in found.items():
-            new = {"per_token": array.ndim > 2, "tolerance": least}
-            output = about["outputs"].setdefault(name, new)
+            entry = about["outputs"].setdefault(
+                name, {"per_token": array.ndim > 2, "tolerance": least}
+            )
             for number, row in enumerate(array):
-                tokens = int(inputs.segment_ids[number].sum()) * output["per_token"]
+                tokens = int(inputs.segment_ids[number].sum()) * entry["per_token"]
                 values = arrays[f"{key}/{number}/{name}"] = check.checked(row, tokens)
                 scaled = proof.TOLERANCE * float(np.abs(values).max())
-                output["tolerance"] = max(output["tolerance"], scaled)
+                entry["tolerance"] = max(entry["tolerance"], scaled)
     files.write_json(directory / "cases.json", about)
     np.savez_compressed(directory / "expected.npz", **arrays)  # type: ignore[arg-type]
     if format not in ("orbax", "peft") and (saved.network is None or format == "huggingface"):
@@ -70,13 +70,13 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
 def _texts(saved: SavedModel, length: int) -> dict[str, tuple[str, list[tuple[str, ...]]]]:
     """Return, for each batch, the prompt before its texts and the texts, each alone or a pair."""
     long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
-    mixed: list[tuple[str, ...]] = [(text,) for text in MIXED]
+    mixed: list[tuple[str, ...]] = [*((text,) for text in MIXED), PAIR]
     found = {"mixed": ("", mixed), "long": ("", [(long,), ("Yes",)])}
-    if (vectors := saved.embedding) is None:
-        mixed.append(PAIR)
-        return found
-    prompts = {"query": vectors.query_prefix, "document": vectors.document_prefix}
-    return found | {kind: (prompt, mixed[1:4]) for kind, prompt in prompts.items() if prompt}
+    if (vectors := saved.embedding) is not None:
+        mixed.remove(PAIR)
+        prompts = {"query": vectors.query_prefix, "document": vectors.document_prefix}
+        found |= {kind: (prompt, mixed[1:4]) for kind, prompt in prompts.items() if prompt}
+    return found
 
 
 def _rows(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:

@@ -1,12 +1,8 @@
 """Export as an ONNX graph of standard operators (opset 20), for any batch size and length.
 
 This package builds the graph of an encoder node by node from our parameters. Inputs and outputs
-have the names that Hugging Face's tools expect:
-
-    session = onnxruntime.InferenceSession("DIR/model.onnx")
-    session.run(["logits"], {"input_ids": ..., "token_type_ids": ..., "attention_mask": ...})
-
-A model without token types has no input `token_type_ids`.
+have the names that Hugging Face's tools expect. A model without token types has no input
+`token_type_ids`.
 
 The export needs `onnx`, and the proof needs `onnxruntime` (pip install 'bert_jax[onnx]').
 `quantize` replaces a proven graph with a graph of 8-bit weights, and measures the loss of accuracy.
@@ -75,7 +71,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types
         raise proof.ProofFailedError(f"onnxruntime cannot load {GRAPH}: {error}") from error
-    names = [output.name for output in session.get_outputs()]
+    names, names_of = [output.name for output in session.get_outputs()], output_names(saved)
     inputs = {each.name for each in session.get_inputs()}
 
     def run(batch):
@@ -89,9 +85,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
         if "start_logits" in arrays:
             ends = arrays["start_logits"], arrays["end_logits"]
             arrays["logits"] = np.stack(ends, axis=-1)
-        return {
-            ours: arrays[theirs] for ours, theirs in output_names(saved).items() if theirs in arrays
-        }
+        return {ours: arrays[theirs] for ours, theirs in names_of.items() if theirs in arrays}
 
     return run
 
