@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-chaos test-parity mutants lint docs gpu format clean
+.PHONY: help demo test test-slow test-chaos test-parity mutants lint docs recipes walk gpu format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -14,8 +14,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing bert_jax into $(VENV) (about 955 MB, once)"
-	$(PIP) --editable .
+	@echo "Installing bert_jax into $(VENV) (about 1 GB, once)"
+	$(PIP) --editable '.[baseline]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -67,6 +67,13 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract betwee
 docs: $(VENV)/.installed-docs  ## the documentation site, in work/site; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs/site docs work/site
 	@echo "work/site/index.html"
+
+recipes: $(VENV)/.installed-dev $(VENV)/.installed-docs  ## run the pages of docs/recipes as they are written, and one as a notebook: about 40 minutes
+	$(BIN)/python tests/pages/run.py docs/recipes/*.md
+	$(BIN)/python tests/pages/notebook.py docs/recipes/own_text.md
+
+walk: $(VENV)/.installed  ## follow README.md from top to bottom, on 3 MB of text and 600 labelled rows: 70 minutes or more
+	$(BIN)/python tests/pages/walk.py
 
 # What is measured on GPUs, with an interpreter that is there: the environment's if there is one, or PYTHON=...
 PART ?= all

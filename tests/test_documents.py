@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 HISTORY = [DOCS / "decisions.md", DOCS / "experiments.md"]
 PROBLEMS = DOCS / "guide" / "troubleshooting.md"
-FIRST = [ROOT / "README.md", DOCS / "index.md", DOCS / "guide" / "language.md", PROBLEMS]
+FIRST = [ROOT / "README.md", DOCS / "index.md", DOCS / "recipes" / "own_text.md", PROBLEMS]
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -47,6 +47,21 @@ def test_hosted_checks_run_each_python_that_is_claimed():
     assert said in (ROOT / "CONTRIBUTING.md").read_text()
 
 
+def test_pages_are_run_every_night():
+    jobs = read(".github/workflows/ci.yml")["jobs"]
+    assert jobs["pages"]["if"] == "github.event_name == 'schedule'"
+    commands = [step["run"] for step in jobs["pages"]["steps"] if "run" in step]
+    assert commands == ["make recipes", "make walk"]
+    assert jobs["pages"]["steps"][-1]["if"] == "always()"  # one says nothing of the other
+    targets = (ROOT / "Makefile").read_text()
+    run = re.findall(r"^\t.*(tests/pages/\w+\.py) (docs/recipes/\S+)", targets, re.MULTILINE)
+    assert ("tests/pages/run.py", "docs/recipes/*.md") in run
+    assert all((ROOT / script).exists() for script, _ in run)
+    (notebook,) = [page for script, page in run if script == "tests/pages/notebook.py"]
+    assert (ROOT / notebook).exists()
+    assert "tests/pages/walk.py" in targets
+
+
 @pytest.mark.parametrize(
     ("form", "asked"),
     [
