@@ -17,8 +17,7 @@ from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import make_row
 
 MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
-"""Texts of the proof: none, a word, English, French, Greek, Russian, Arabic, Hindi, Thai, Chinese,
-Korean, emoji, and upper case within words."""
+"""No text, a word, and texts of the proof: eight scripts, accents, emoji, upper case in words."""
 PAIR = ("Who wrote it?", "Ada wrote the book.")
 
 
@@ -32,7 +31,7 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
     Raises:
         ProofFailedError: `tokenizer.json` gives other token ids than the model's tokenizer.
     """
-    directory, arrays = out / "conformance", dict[str, np.ndarray]()
+    directory, arrays, outputs = out / "conformance", dict[str, np.ndarray](), dict[str, Any]()
     directory.mkdir()
     longest = max(512, 6 * saved.config.local_window)  # three windows, each to both sides
     length = min(saved.max_length, saved.config.num_positions, longest)
@@ -40,8 +39,8 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
     least = max(proof.TOLERANCE, 2 * max(gaps, default=0.0))
     about: dict[str, Any] = {
         "format": format, "class": files.class_name(saved), "max_length": length,
-        "objective": saved.outputs and saved.outputs.objective,
-        "embedding": saved.embedding and to_dict(saved.embedding), "outputs": {}, "batches": {},
+        "objective": saved.outputs and saved.outputs.objective, "outputs": outputs, "batches": {},
+        "embedding": saved.embedding and to_dict(saved.embedding),
     }  # fmt: skip
     names = [*check.INPUTS, *(f"decoder_{name}" for name in check.INPUTS)]
     for key, (prompt, texts) in _texts(saved, length).items():
@@ -53,9 +52,7 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
         about["batches"][key] = {"name": key, "prompt": prompt, "texts": list(rows), **given}
         found = _named(saved, format, proof.logits_of(saved, inputs), proven["differences"])
         for name, array in found.items():
-            entry = about["outputs"].setdefault(
-                name, {"per_token": array.ndim > 2, "tolerance": least}
-            )
+            entry = outputs.setdefault(name, {"per_token": array.ndim > 2, "tolerance": least})
             for number, row in enumerate(array):
                 tokens = int(inputs.segment_ids[number].sum()) * entry["per_token"]
                 values = arrays[f"{key}/{number}/{name}"] = check.checked(row, tokens)
