@@ -11,16 +11,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, runtime_c
 import numpy as np
 from typing_extensions import override
 
-from bert_jax.config.bounds import (
-    AtLeast,
-    AtMost,
-    Bounded,
-    Count,
-    Fraction,
-    Natural,
-    NonNegative,
-    Or,
-)
+from bert_jax.config import bounds
 from bert_jax.data import packing, pair_packing, pairs
 from bert_jax.data.pair_packing import MIN_TARGET_LENGTH
 from bert_jax.data.phases import MixtureConfig
@@ -32,7 +23,7 @@ MAX_LENGTH = 65535
 
 
 @dataclass(frozen=True)
-class DataConfig(Bounded, section="data"):
+class DataConfig(bounds.Bounded, section="data"):
     """Corpora of the run, and settings for making and reading examples."""
 
     RENAMED: ClassVar = {"objective": "pairing"}
@@ -42,30 +33,32 @@ class DataConfig(Bounded, section="data"):
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora to mix, with weights, instead of the training text of `corpus`. The tokenizer and the
     held-out text of `corpus` are still used."""
-    mixture_temperature: Fraction = 0.0
+    mixture_temperature: bounds.Fraction = 0.0
     """Exponent in the share of a corpus, which is proportional to weight x tokens^exponent. 0 uses
     only the weights, 1 mixes by size, and XLM-R uses 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
     """Content of a row. nsp: next-sentence pairs. sop: sentence-order pairs. none: consecutive
     text. translation: sources and targets from a corpus of pairs."""
-    target_length: Annotated[int, AtLeast(MIN_TARGET_LENGTH), AtMost(MAX_LENGTH), Or(0)] = 0
+    target_length: Annotated[
+        int, bounds.AtLeast(MIN_TARGET_LENGTH), bounds.AtMost(MAX_LENGTH), bounds.Or(0)
+    ] = 0
     """Target tokens per row, for translation. 0 means the length of the phase."""
-    short_rate: Fraction = 0.1
+    short_rate: bounds.Fraction = 0.1
     """Share of sentence pairs that get a random, shorter target length (BERT: 0.1)."""
-    window: Natural = 0
+    window: bounds.Natural = 0
     """Number of shards whose rows are shuffled together (a window); 0 means all. A host keeps the
     plans of the current and the next window and, if the corpus is in a bucket, their files."""
-    cache_gb: NonNegative = 20.0
+    cache_gb: bounds.NonNegative = 20.0
     """Gigabytes of local disk for shards of corpora in buckets. Two windows must fit."""
     cache_dir: str = ""
     """Directory of cached shards, shared by a host's processes; by default in ~/.cache/bert_jax."""
-    read_timeout: NonNegative = 600.0
+    read_timeout: bounds.NonNegative = 600.0
     """Seconds for which a bucket may be out of reach before the run ends with exit code 6."""
-    num_passes: Count = 1
+    num_passes: bounds.Count = 1
     """Number of passes over the corpus per epoch, each with new rows (BERT's dupe_factor: 10)."""
-    num_threads: Natural = 2
+    num_threads: bounds.Natural = 2
     """Number of threads that build batches in advance. With 0, a batch is built when needed."""
-    prefetch_batches: Count = 8
+    prefetch_batches: bounds.Count = 8
     """Number of batches that are built in advance."""
 
     def __post_init__(self) -> None:

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
-from bert_jax.config.bounds import (
-    AtLeast,
-    Count,
-    Fraction,
-    Given,
-    Natural,
-    NonNegative,
-    Part,
-    Positive,
-)
+from bert_jax.config import bounds
 from bert_jax.errors import UserError
 
 THETAS = ("rope_theta", "local_rope_theta")
@@ -26,9 +17,9 @@ THETAS = ("rope_theta", "local_rope_theta")
 class MixtureConfig:
     """One corpus of a mixture."""
 
-    corpus: Annotated[str, Given("the directory of a corpus")] = ""
+    corpus: Annotated[str, bounds.Given("the directory of a corpus")] = ""
     """Directory of the corpus, which must have the tokenizer of the run."""
-    weight: Positive = 1.0
+    weight: bounds.Positive = 1.0
     """Share of the rows, relative to the other corpora. See also `mixture_temperature`."""
 
 
@@ -39,39 +30,39 @@ class PhaseConfig:
     Fields that are not set take the values of the run's other sections.
     """
 
-    length: Annotated[int, AtLeast(8)] = 128
+    length: Annotated[int, bounds.AtLeast(8)] = 128
     """Tokens per row, including special tokens."""
-    batch_size: Count = 256
+    batch_size: bounds.Count = 256
     """Rows per step, over all devices and micro-batches."""
-    share: Part = 1.0
+    share: bounds.Part = 1.0
     """Share of the steps of the run. The shares of all phases must add up to 1."""
-    steps: Count | None = None
+    steps: bounds.Count | None = None
     """Number of steps instead of `share`, in no phase or all. The sum must be
     training.num_steps."""
-    accumulation: Count | None = None
+    accumulation: bounds.Count | None = None
     """Micro-batches per step, by default `training.accumulation`."""
-    masking_rate: Part | None = None
+    masking_rate: bounds.Part | None = None
     """Share of a row's tokens that are predicted, by default `masking.rate`."""
-    learning_rate: Positive | None = None
+    learning_rate: bounds.Positive | None = None
     """Peak of the learning rate, by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""
     """Shape of the learning rate from the first to the last step of the phase. By default, the
     schedule of the run continues. The warm-up of the run applies in any case."""
-    end_rate: NonNegative | None = None
+    end_rate: bounds.NonNegative | None = None
     """Learning rate at the end of `decay`, by default `optimizer.end_share` x the phase's peak."""
-    rope_theta: Positive | None = None
+    rope_theta: bounds.Positive | None = None
     """Base of the wavelengths of rotations in global layers, by default `model.rope_theta`."""
-    local_rope_theta: Positive | None = None
+    local_rope_theta: bounds.Positive | None = None
     """Base of the wavelengths of rotations in local layers, by default `model.local_rope_theta`."""
     corpus: str = ""
     """Directory of the training text, with the tokenizer of the run. By default, `data.mixture` or
     `data.corpus`. All phases use the held-out text of `data.corpus`."""
     mixture: tuple[MixtureConfig, ...] = ()
     """Corpora of the phase and their weights, by default `data.mixture`."""
-    mixture_temperature: Fraction | None = None
+    mixture_temperature: bounds.Fraction | None = None
     """Exponent of the sizes of corpora: shares are proportional to weight x size^exponent.
     By default, `data.mixture_temperature`."""
-    batch_warmup_steps: Natural = 0
+    batch_warmup_steps: bounds.Natural = 0
     """Number of steps with fewer rows at the start of the phase: 1/8, 1/4 and 1/2 of `batch_size`,
     in three equal parts. If the phase has fewer steps, a tenth of its steps is used."""
 

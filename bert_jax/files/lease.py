@@ -85,13 +85,7 @@ class Lease:
         if there and not self._is_over(*there[max(there)]):
             return False
         over = {each: content for each, (content, _) in there.items()}
-        if not self._create(max(there, default=0) + 1, over):
-            return False
-        self._thread.start()
-        return True
-
-    def _create(self, number: int, over: dict[int, bytes]) -> bool:
-        """Create claim `number` and remove old claims `over`. Return False if others were first."""
+        number = max(there, default=0) + 1
         if not self._claims.create(number, self._own):
             return False
         others = [each for each in self._claims.numbers() if each != number]
@@ -104,6 +98,7 @@ class Lease:
         for each in over:
             self._claims.remove(each)
         self._number = number
+        self._thread.start()
         return True
 
     def confirm(self) -> None:

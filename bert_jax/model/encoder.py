@@ -32,6 +32,7 @@ from bert_jax.model.layers import (
     parameter,
     truncated_normal,
 )
+from bert_jax.model.layout import OnMesh, platform
 from bert_jax.model.rotation import Context, restarting_positions, rotate, sinusoids
 from bert_jax.model.stack import run_layers
 
@@ -132,13 +133,13 @@ class Attention(nnx.Module):
         self.output = Affine(config, heads, embed, rngs, bias=bias, std=output_std(config))
 
     def attended(
-        self, asked: Asked, context: Context, impl: AttentionImpl
+        self, asked: Asked, context: Context, impl: AttentionImpl, biased: bool = True
     ) -> Float[Array, "B L D"]:
         """Attend with the configured dropout, and apply the output projection."""
         config = self.config
         asked = asked._replace(dropout_rate=config.attention_dropout_rate, stream=context.stream)
         layers = config.num_layers if config.remat == "none" else 1
-        return self.output(attend(asked, impl, context.layout, layers))
+        return self.output(attend(asked, impl, context.layout, layers), biased)
 
 
 class SelfAttention(Attention):
@@ -154,10 +155,12 @@ class SelfAttention(Attention):
         first_site: Number,
         letter: str,
         places: Integer[Array, "B P"] | None = None,
+        biased: bool = True,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
         """Attend from the tokens at the positions `places`, by default from all tokens.
 
-        `letter` is the layer's kind, G or L. The layer's first dropout site is `first_site` + 1.
+        `letter` is the layer's kind, G or L. The layer's first dropout site is `first_site` + 1. If
+        `biased` is false, the output projection's bias is left to the caller.
         """
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
@@ -172,7 +175,7 @@ class SelfAttention(Attention):
         )  # fmt: skip
         # Kernels are slow for the few queries at `places`.
         return self.attended(
-            asked, context, self.config.attention_impl if places is None else "xla"
+            asked, context, self.config.attention_impl if places is None else "xla", biased
         )
 
     def queries_and_keys(
@@ -217,12 +220,12 @@ class Mlp(nnx.Module):
         if config.gated:
             self.gate = Affine(config, embed, mlp, rngs, bias=bias)
 
-    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Apply the network to each position."""
+    def __call__(self, x: Float[Array, "B L D"], biased: bool = True) -> Float[Array, "B L D"]:
+        """Apply the network to each position; `biased` as in `SelfAttention`."""
         activation = self.config.activation
         if self.config.gated:
-            return self.down(gated(activation, self.gate(x), self.up(x)))
-        return self.down(ACTIVATIONS[activation](self.up(x)))
+            return self.down(gated(activation, self.gate(x), self.up(x)), biased)
+        return self.down(ACTIVATIONS[activation](self.up(x)), biased)
 
 
 class Layer(nnx.Module):
@@ -249,13 +252,32 @@ class Layer(nnx.Module):
         """
         config, site = self.config, index * SITES_PER_LAYER
         post, stream = config.norm_order == "post", context.stream
-        y = self.attention(self._normed(x, kind), context, site, kind.letter, places)
-        y = dropout(y, config.hidden_dropout_rate, stream, site + SITE_ATTENTION_OUTPUT)
-        x = _taken(x, places) + y
-        x = self.attention_norm(x) if post else x
-        y = self.mlp(x if post else self.mlp_norm(x))
-        x = x + dropout(y, config.rate_of("mlp"), stream, site + SITE_MLP_OUTPUT)
-        return self.mlp_norm(x) if post else x
+        fuses = post and self._fuses(x, context.layout)
+
+        def ended(x: Array, y: Array, affine: Affine, norm: Norm, rate: float, at: Number) -> Array:
+            """End a sublayer with the output `y` of its map `affine`."""
+            if fuses:
+                from bert_jax.model.fused_norm import normed_residual
+
+                return normed_residual(x, y, affine, norm, rate, stream, at)
+            x = x + dropout(y, rate, stream, at)
+            return norm(x) if post else x
+
+        normed = self._normed(x, kind)
+        y = self.attention(normed, context, site, kind.letter, places, biased=not fuses)
+        end = self.attention.output, self.attention_norm, config.hidden_dropout_rate
+        x = ended(_taken(x, places), y, *end, site + SITE_ATTENTION_OUTPUT)
+        y = self.mlp(x if post else self.mlp_norm(x), biased=not fuses)
+        end = self.mlp.down, self.mlp_norm, config.rate_of("mlp")
+        return ended(x, y, *end, site + SITE_MLP_OUTPUT)
+
+    def _fuses(self, x: Float[Array, "B L D"], layout: OnMesh) -> bool:
+        """Return true if the kernels of `fused_norm` end the sublayers."""
+        if platform(layout) != "gpu":
+            return False
+        from bert_jax.model import fused_norm  # importing Pallas is slow
+
+        return fused_norm.supports(x, self.attention_norm, layout)
 
     def weights(
         self, x: Float[Array, "B L D"], context: Context, kind: LayerKind

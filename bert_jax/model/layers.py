@@ -93,10 +93,10 @@ class Affine(nnx.Module):
         zeros = jnp.zeros(tuple(outputs.values()), jnp.float32)
         self.bias = parameter(zeros, *outputs) if bias else None
 
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Apply the map; compute in the type of `x`."""
+    def __call__(self, x: Float[Array, "..."], biased: bool = True) -> Float[Array, "..."]:
+        """Apply the map, without its bias if `biased` is false; compute in the type of `x`."""
         y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
-        return y if self.bias is None else _add_bias(y, self.bias[...])
+        return y if self.bias is None or not biased else add_bias(y, self.bias[...])
 
 
 def output_std(config: ModelConfig) -> float:
@@ -115,7 +115,7 @@ def _add_bias_backward(bias, gradient):
     return gradient, gradient.astype(jnp.float32).sum(rows)
 
 
-_add_bias = differentiable(_add_bias_forward, _add_bias_backward)
+add_bias = differentiable(_add_bias_forward, _add_bias_backward)
 
 
 class Norm(nnx.Module):
@@ -136,7 +136,7 @@ class Norm(nnx.Module):
             inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.eps)
             return (wide * inverse * self.scale[...]).astype(x.dtype)
         bias = None if self.bias is None else self.bias[...]
-        return _layer_norm(x, self.scale[...], bias, self.eps)
+        return layer_norm(x, self.scale[...], bias, self.eps)
 
 
 def _layer_norm_forward(x, scale, bias, eps):
@@ -169,7 +169,7 @@ def _layer_norm_backward(eps, residuals, gradient):
     return dx.astype(x.dtype), (gradient * normal).sum(rows), dbias
 
 
-_layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(3,))
+layer_norm = differentiable(_layer_norm_forward, _layer_norm_backward, static=(3,))
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

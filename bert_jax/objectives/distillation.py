@@ -215,7 +215,10 @@ class Distilled(Objective):
         inputs, mine = self.inputs(rows, seed), student.computing(params)
         states = self.run(student.model, mine, inputs, layout)
         logits, found = student.finish(mine, states[-1], rows, inputs[-1])
-        theirs = self.run_teacher(params, rows, layout)
+        tokens, types, segments, none = self.inputs(rows, None)  # no dropout in the teacher
+        types = jnp.minimum(types, max(teacher.model.num_types, 1) - 1)
+        inside = None if layout is None else layout.of(TEACHER)
+        theirs = self.run(teacher.model, params[TEACHER], (tokens, types, segments, none), inside)
         wanted, _ = teacher.finish(params[TEACHER], theirs[-1], rows, None)
         losses = student.soft_losses(logits, wanted, rows, self.config.temperature)
         weights = student.soft_weights(rows)
@@ -234,15 +237,6 @@ class Distilled(Objective):
         """Compute the last states and, if a loss compares layers, also the input of each layer."""
         every = bool(self.config.hidden_weight or self.config.attention_weight)
         return encode_layers(model, params, *inputs, layout=layout, every=every)
-
-    def run_teacher(
-        self, params: Any, rows: Batch, layout: OnMesh
-    ) -> tuple[Float[Array, "B L D"], ...]:
-        """Compute the teacher's states, without dropout (see `run`)."""
-        model, (tokens, types, segments, _) = self.teacher.model, self.inputs(rows, None)
-        types = jnp.minimum(types, max(model.num_types, 1) - 1)
-        inside = None if layout is None else layout.of(TEACHER)
-        return self.run(model, params[TEACHER], (tokens, types, segments, None), inside)
 
     def compare_layers(
         self, params: Any, student: Any, teacher: Any, rows: Batch, layout: OnMesh

@@ -9,26 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
+from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import train_flops
-from bert_jax.model.heads import (
-    Projection,
-    encode,
-    init_params,
-    logical_axes,
-    pair_logits,
-    vocabulary_projection,
-)
 from bert_jax.model.layout import OnMesh, platform
 from bert_jax.model.rotation import restarting_positions
-from bert_jax.objectives.losses import (
-    cross_entropy,
-    cross_entropy_in_blocks,
-    divergences,
-    num_blocks,
-    ratio,
-)
+from bert_jax.objectives import losses
 from bert_jax.objectives.masking import MaskingConfig, mask_tokens
 from bert_jax.objectives.objective import (
     Batch,
@@ -96,11 +83,11 @@ class MaskedLM(Teachable):
 
     def init(self, key: Array) -> Any:
         """Initialise the parameters: encoder, mlm and nsp."""
-        return init_params(self.model, key)
+        return heads.init_params(self.model, key)
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
-        return logical_axes(self.model)
+        return heads.logical_axes(self.model)
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Mask the tokens, and add positions, labels and weights (B, P).
@@ -136,8 +123,8 @@ class MaskedLM(Teachable):
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> tuple[Array, Array, Array]:
         """Return the last states and, at masked positions (B, P), loss (nats) and correct (0/1)."""
-        states = encode(self.model, params, *self.inputs(rows, seed), layout)
-        projection = vocabulary_projection(self.model, params, states, rows["positions"])
+        states = heads.encode(self.model, params, *self.inputs(rows, seed), layout)
+        projection = heads.vocabulary_projection(self.model, params, states, rows["positions"])
         return states, *projected_cross_entropy(projection, rows["labels"], layout)
 
     def _summed(
@@ -146,7 +133,7 @@ class MaskedLM(Teachable):
         masked = judged_sums("mlm", *answers, rows["weights"])
         if not self.model.pooler:
             return Forward(masked)
-        pairs = pair_logits(self.model, params, states)
+        pairs = heads.pair_logits(self.model, params, states)
         return Forward(masked | pair_sums(pairs, rows["pair_labels"]))
 
     def finish(
@@ -154,8 +141,8 @@ class MaskedLM(Teachable):
     ) -> tuple[Float[Array, "B P V"], Forward]:
         """Compute the logits at the masked positions, and the result of `forward`."""
         del stream  # the head has no dropout
-        logits = vocabulary_projection(self.model, params, states, rows["positions"]).logits()
-        answers = cross_entropy(logits, rows["labels"])
+        logits = heads.vocabulary_projection(self.model, params, states, rows["positions"]).logits()
+        answers = losses.cross_entropy(logits, rows["labels"])
         return logits, self._summed(params, states, answers, rows)
 
     def soft_losses(
@@ -165,7 +152,7 @@ class MaskedLM(Teachable):
         if wanted.shape != logits.shape:  # the same vocabulary, padded differently
             count = self.model.vocab_size
             logits, wanted = logits[..., :count], wanted[..., :count]
-        return divergences(logits, wanted, temperature)
+        return losses.divergences(logits, wanted, temperature)
 
     def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:
         """Return 1 for each masked position, and 0 for unused entries."""
@@ -173,10 +160,10 @@ class MaskedLM(Teachable):
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Add the masked-LM loss and the sentence-pair loss (Devlin et al. 2018, appendix A.2)."""
-        masked = ratio(sums["mlm_loss"], counts["mlm_count"])
+        masked = losses.ratio(sums["mlm_loss"], counts["mlm_count"])
         if not self.model.pooler:
             return masked
-        return masked + ratio(sums["nsp_loss"], counts["nsp_count"])
+        return masked + losses.ratio(sums["nsp_loss"], counts["nsp_count"])
 
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return counts, the `gain`, and the accuracy of always predicting the majority label."""
@@ -237,18 +224,18 @@ def position_buckets(length: int) -> tuple[int, ...]:
 
 
 def projected_cross_entropy(
-    projection: Projection, labels: Int[Array, "B P"], layout: OnMesh
+    projection: heads.Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
     """Return the `cross_entropy` of the logits of a projection. A CPU computes it in blocks."""
     # On a CPU, passes over all logits cost as much as computing them. Other devices fuse them.
-    count = num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
+    count = losses.num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
     if count > 1 and (layout is None or layout.is_local):
-        return cross_entropy_in_blocks(*projection, labels, count)
-    return cross_entropy(projection.logits(), labels)
+        return losses.cross_entropy_in_blocks(*projection, labels, count)
+    return losses.cross_entropy(projection.logits(), labels)
 
 
 def pair_sums(logits: Float[Array, "B 2"], labels: Array) -> Scalars:
     """Sum losses (nats), right answers and labels over the rows with a pair (label >= 0)."""
     has_pair = (labels >= 0).astype(jnp.float32)
-    sums = judged_sums("nsp", *cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
+    sums = judged_sums("nsp", *losses.cross_entropy(logits, jnp.maximum(labels, 0)), has_pair)
     return sums | {"nsp_ones": jnp.sum((labels == 1).astype(jnp.float32))}

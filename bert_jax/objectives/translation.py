@@ -16,14 +16,7 @@ from bert_jax.model.dropout import DropoutStream
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.objectives.losses import ratio, smoothed_cross_entropy
-from bert_jax.objectives.objective import (
-    Batch,
-    Forward,
-    Metric,
-    Objective,
-    Scalars,
-    judged_sums,
-)
+from bert_jax.objectives.objective import Batch, Forward, Metric, Objective, Scalars, judged_sums
 from bert_jax.tokenization.special_ids import SpecialIds
 
 METRICS = (

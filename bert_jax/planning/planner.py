@@ -19,7 +19,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.objective import num_frozen, num_params
 from bert_jax.planning import search
 from bert_jax.planning.compile import Plan, compile_step, row_flops, usable_bytes
-from bert_jax.planning.hlo_cost.cost import Program, estimate
+from bert_jax.planning.hlo_cost.cost import estimate
 from bert_jax.planning.search import Guess, Pace, Settings, settings_of
 from bert_jax.planning.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -167,7 +167,16 @@ class Planner:
                 plan = alone.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
                     return search.Pass(plan.needs, 0.0, 0.0)
-                part = _part_seconds(plan.program, self.topology)
+                inside: dict[str, Any] = {
+                    name: tuple(
+                        dataclasses.replace(item, runs=item.runs // PARTS)
+                        for item in getattr(plan.program, name)
+                        if item.runs and item.runs % PARTS == 0
+                    )
+                    for name in ("ops", "collectives", "transfers")
+                }
+                one = dataclasses.replace(plan.program, **inside)  # a single micro-batch
+                part = estimate(one, self.topology.chip, self.topology.shape).seconds
                 once = plan.cost.seconds - PARTS * part
                 passes.append((plan.memory.peak, part, once))
             first, last = passes[0], passes[-1]
@@ -229,20 +238,6 @@ def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
     period = len(model.attention_pattern)
     first = least + (model.num_layers - least) % period
     return first, first + max(period, least)
-
-
-def _part_seconds(program: Program, topology: Topology) -> float:
-    """Estimate the seconds of one micro-batch in a step of `PARTS` micro-batches."""
-    inside: dict[str, Any] = {
-        name: tuple(
-            dataclasses.replace(item, runs=item.runs // PARTS)
-            for item in getattr(program, name)
-            if item.runs and item.runs % PARTS == 0
-        )
-        for name in ("ops", "collectives", "transfers")
-    }
-    part = dataclasses.replace(program, **inside)
-    return estimate(part, topology.chip, topology.shape).seconds
 
 
 def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:

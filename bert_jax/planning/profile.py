@@ -113,10 +113,15 @@ def times_by_line(
             running = begun[bisect(begun, (event.start_ns, "~")) - 1][1] if begun else unnamed
             # On TPU, an event is named "%fusion.1 = bf16[8,128] fusion(…".
             name = stats.get("hlo_op") or event.name.partition(" = ")[0].lstrip("%")
+            # A CUDA graph runs many instructions; its kernels have the instructions' names.
+            name = event.name if name.startswith("command_buffer") else name
             if (run := stats.get("hlo_module", running)).startswith(_STEP):
                 runs[run, stats.get("program_id")][name] += round(event.duration_ns)
     parts = [program.computations.values() for program in programs]
-    named = [{i.name: i for part in each for i in part.instructions.values()} for each in parts]
+    every = [[i for part in each for i in part.instructions.values()] for each in parts]
+    # The name of a kernel is the name of its instruction, with underscores in place of . and -.
+    kernels = [{re.sub("[.-]", "_", i.name): i for i in each} for each in every]
+    named = [own | {i.name: i for i in each} for own, each in zip(kernels, every, strict=True)]
     found = [Counter[str]() for _ in programs]
     for times in runs.values():
         # Programs for other shapes have the same name, but other operations.

@@ -33,15 +33,6 @@ class GroupData(Data[TextExample]):
     kind: PairKind = "pairs"
 
 
-def open_groups(config: EmbeddingTaskConfig) -> list[GroupData]:
-    """Read the training and the dev file; if there is no dev file, hold out training rows."""
-    train = config.source("train")
-    data = read_groups(train, config, config.rows)
-    if config.dev:
-        return [data, read_dev_groups(config.dev, config, data.labels)]
-    return _held_out(train, data, config.dev_rate)
-
-
 def read_dev_groups(
     source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
 ) -> GroupData:
@@ -277,16 +268,6 @@ class EmbeddingSplit(Split):
         if self._data.kind == "scores":
             truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
             return Examined(text_grounds("regression", truth, cosines, self.units))
-        values = self._of_queries(vectors)
-        each = np.stack([values[name] for name in self._score_names], axis=1)
-        units, right = np.arange(len(each)), each.mean(axis=1)
-        found = Grounds(means(self._score_names, each), units, right)
-        return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
-
-    def _of_queries(
-        self, vectors: Float[np.ndarray, "N G D"]
-    ) -> dict[str, Float[np.ndarray, " q"]]:
-        """Return the scores of each query that has an answer."""
         queries, documents, relevant, hidden = self._search
         if not any(relevant):
             raise UserError(
@@ -294,7 +275,11 @@ class EmbeddingSplit(Split):
                 "least one class must occur twice"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
-        return search_scores(flat[queries], flat[documents], relevant, hidden)
+        values = search_scores(flat[queries], flat[documents], relevant, hidden)
+        each = np.stack([values[name] for name in self._score_names], axis=1)
+        units, right = np.arange(len(each)), each.mean(axis=1)
+        found = Grounds(means(self._score_names, each), units, right)
+        return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
         """Return the cosine between the two texts of each row."""
@@ -323,9 +308,12 @@ class EmbeddingTask(Task[EmbeddingTaskConfig]):
 
     @classmethod
     def _read(cls, config: EmbeddingTaskConfig) -> tuple[LabelSpec, Sequence[GroupData]]:
-        found = open_groups(config)
-        labels = found[0].labels
-        return LabelSpec(() if labels is None else labels.names), found
+        train = config.source("train")
+        data = read_groups(train, config, config.rows)
+        spec = LabelSpec(() if data.labels is None else data.labels.names)
+        if config.dev:
+            return spec, [data, read_dev_groups(config.dev, config, data.labels)]
+        return spec, _held_out(train, data, config.dev_rate)
 
     def _read_other(self, source: str, labelled: bool) -> GroupData:
         labels = LabelSet(self.spec.labels) if self.spec.labels and labelled else None

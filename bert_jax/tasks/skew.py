@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from bert_jax.config.bounds import Bounded, Fraction, NonNegative, Rate
 from bert_jax.errors import UserError
@@ -113,13 +113,6 @@ def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N
     A row's rarest class decides (repeat factor sampling, Gupta et al. 2019, with the frequency of
     the most frequent class as the threshold). A row without a class occurs once.
     """
-    has = _membership(rows, num_classes)
-    counts = has.sum(axis=0)
-    factors = (counts.max(initial=0) / np.maximum(counts, 1)) ** power
-    return np.where(has, factors, 1.0).max(axis=1, initial=1.0)
-
-
-def _membership(rows: Rows, num_classes: int) -> Bool[np.ndarray, "N C"]:
     labels = rows.labels
     assert labels is not None
     has = np.zeros((len(rows), num_classes), bool)
@@ -130,4 +123,6 @@ def _membership(rows: Rows, num_classes: int) -> Bool[np.ndarray, "N C"]:
         has = labels > 0
     else:
         has[np.arange(len(rows)), labels] = True
-    return has
+    counts = has.sum(axis=0)
+    factors = (counts.max(initial=0) / np.maximum(counts, 1)) ** power
+    return np.where(has, factors, 1.0).max(axis=1, initial=1.0)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
@@ -145,7 +144,17 @@ class FastTokenizer(Tokenizer):
         found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
-        return Encoding(ids, _without_spaces(text, spans, ids == self._bare))
+        # Remove white space from the ends of spans; bare tokens get empty spans.
+        positions = np.arange(len(text) + 1, dtype=np.int32)
+        solid = np.array([not char.isspace() for char in text], bool)
+        following = np.where(np.append(solid, True), positions, len(text))
+        following = np.minimum.accumulate(following[::-1])[::-1]
+        preceding = np.maximum.accumulate(np.where(np.append(True, solid), positions, 0))
+        # Where normalisation inserts or moves characters, the spans of the library may step back.
+        starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
+        starts = np.minimum(following[starts], ends)
+        ends = np.where(ids == self._bare, starts, np.maximum(preceding[ends], starts))
+        return Encoding(ids, np.stack([starts, ends], axis=1).astype(np.int32))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) int32."""
@@ -270,19 +279,3 @@ def piece_decoder() -> decoders.Decoder:
     """Make the decoder for pieces that have "▁" for spaces and tokens for bytes."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-
-
-def _without_spaces(
-    text: str, spans: Int32[np.ndarray, "n 2"], bare: np.ndarray
-) -> Int32[np.ndarray, "n 2"]:
-    """Remove white space from the ends of spans (n, 2); tokens in `bare` (n,) get empty spans."""
-    positions = np.arange(len(text) + 1, dtype=np.int32)
-    solid = np.array([not char.isspace() for char in text], bool)
-    following = np.where(np.append(solid, True), positions, len(text))
-    following = np.minimum.accumulate(following[::-1])[::-1]
-    preceding = np.maximum.accumulate(np.where(np.append(True, solid), positions, 0))
-    # Where normalisation inserts or moves characters, the spans of the library may step back.
-    starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
-    starts = np.minimum(following[starts], ends)
-    ends = np.where(bare, starts, np.maximum(preceding[ends], starts))
-    return np.stack([starts, ends], axis=1).astype(np.int32)

@@ -51,8 +51,12 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
         vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
         accents = config.whole.get("strip_accents")
         cjk = config.whole.get("tokenize_chinese_chars", True)
+        # An upper-case letter in a word (not in tokens such as [CLS] and <S>) is a sign that text
+        # was not lower-cased.
+        words = (token.removeprefix(CONTINUATION) for token in vocab)
+        is_cased = any(word != word.lower() and word.isalpha() for word in words)
         options = WordPieceOptions(
-            lowercase=not has_upper_case(vocab) if stated is None else stated,
+            lowercase=not is_cased if stated is None else stated,
             strip_accents=config.one_of("strip_accents", accents, flags),
             split_cjk=config.one_of("tokenize_chinese_chars", cjk, flags[1:]),
             max_word_chars=_max_word_chars(config, "", config.whole),
@@ -71,15 +75,6 @@ def says_casing(directory: Path) -> bool:
     """Return true if a file other than `vocab.txt` says whether text is lower-cased."""
     whole = directory / "tokenizer.json"
     return whole.is_file() or Reading(whole).config.get("do_lower_case") is not None
-
-
-def has_upper_case(vocab: list[str]) -> bool:
-    """Return true if any word has an upper-case letter: a sign that text was not lower-cased.
-
-    Tokens with other characters than letters, such as `[CLS]` and `<S>`, are ignored.
-    """
-    words = (token.removeprefix(CONTINUATION) for token in vocab)
-    return any(word != word.lower() and word.isalpha() for word in words)
 
 
 def _max_word_chars(reading: Reading, part: str, found: Mapping[str, Any]) -> int:

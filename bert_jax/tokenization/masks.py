@@ -67,15 +67,11 @@ def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> st
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)
-    if token.startswith(" ") or (tokenizer.continues_word[id] and not _keeps_blank(tokenizer)):
+    keeps_blank = False  # the space before a mask is a token in byte-level BPE and for Gemma
+    if isinstance(tokenizer, FastTokenizer) and not tokenizer.mask_strips_space:
+        keeps_blank = tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")
+    if token.startswith(" ") or (tokenizer.continues_word[id] and not keeps_blank):
         before = before.rstrip()
     if tokenizer.kind == "wordpiece" and tokenizer.continues_word[id]:
         token = token.removeprefix(CONTINUATION)
     return f"{before}{token if before else token.lstrip()}{after}"
-
-
-def _keeps_blank(tokenizer: Tokenizer) -> bool:
-    """Return true if the space before a mask is a token, as in byte-level BPE and for Gemma."""
-    if not isinstance(tokenizer, FastTokenizer) or tokenizer.mask_strips_space:
-        return False
-    return tokenizer.pipeline.marker["type"] in ("ByteLevel", "Replace")

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import sentencepiece
-from jaxtyping import Int32
 from typing_extensions import override
 
 from bert_jax.errors import UserError
@@ -114,8 +113,40 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str) -> Encoding:
         text = replace_surrogates(text)
         found = self._fast.encode(text, return_type="offset_mapping")
-        normal, starts = self._fast.normalize(text, with_offsets=True)
-        spans = _spans(text, found["pieces"], normal, np.array(starts, np.int64))
+        pieces = found["pieces"]
+        # Character i of `normal` comes from the characters of `text` from `starts[i]` to the next
+        # larger value in `starts`. Several characters of `normal` that come from the same
+        # characters of `text`, such as the letters of a ligature, have the same start.
+        normal, offsets = self._fast.normalize(text, with_offsets=True)
+        starts = np.array(offsets, np.int64)
+        # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" and
+        # an accent.
+        shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
+        shared[1:] |= shared[:-1]
+        is_space = np.array([char == SPACE for char in normal], bool) & ~shared
+        is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
+        following = np.searchsorted(starts, starts[:-1], side="right")
+        ends = np.append(starts, len(text))[following]
+        char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
+        sizes = [1 if _BYTE.fullmatch(piece) else len(piece.encode()) for piece in pieces]
+        if sum(sizes) != len(char_of_byte):
+            raise RuntimeError(f"pieces do not spell out the normalised text of {text[:80]!r}")
+        spans = np.zeros((len(pieces), 2), np.int32)
+        at = 0
+        for i, size in enumerate(sizes):
+            first, last = char_of_byte[at], char_of_byte[at + size - 1]
+            at += size
+            while first <= last and is_space[first]:
+                first += 1
+            while last > first and is_space[last]:
+                last -= 1
+            if first > last:  # a bare "▁" has an empty span before the next character
+                spans[i] = starts[first]
+                continue
+            start, end = int(starts[first]), int(ends[last])
+            while end > start + 1 and text[end - 1].isspace():
+                end -= 1
+            spans[i] = start, end
         return Encoding(np.array(found["ids"], np.int32), spans)
 
     @override
@@ -148,45 +179,6 @@ def _count_pieces(model: bytes, limit: int) -> int:
             else:
                 break
     return count
-
-
-def _spans(
-    text: str, pieces: list[str], normal: str, starts: np.ndarray
-) -> Int32[np.ndarray, "n 2"]:
-    """Return the character spans in `text` of `pieces`, which make up the normalised text.
-
-    Character i of `normal` comes from the characters of `text` from `starts[i]` to the next larger
-    value in `starts`. Several characters of `normal` that come from the same characters of `text`,
-    such as the letters of a ligature, have the same start.
-    """
-    # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" + accent.
-    shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
-    shared[1:] |= shared[:-1]
-    is_space = np.array([char == SPACE for char in normal], bool) & ~shared
-    is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
-    following = np.searchsorted(starts, starts[:-1], side="right")
-    ends = np.append(starts, len(text))[following]
-    char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
-    sizes = [1 if _BYTE.fullmatch(piece) else len(piece.encode()) for piece in pieces]
-    if sum(sizes) != len(char_of_byte):
-        raise RuntimeError(f"pieces do not spell out the normalised text of {text[:80]!r}")
-    spans = np.zeros((len(pieces), 2), np.int32)
-    at = 0
-    for i, size in enumerate(sizes):
-        first, last = char_of_byte[at], char_of_byte[at + size - 1]
-        at += size
-        while first <= last and is_space[first]:
-            first += 1
-        while last > first and is_space[last]:
-            last -= 1
-        if first > last:  # a bare "▁" has an empty span before the next character
-            spans[i] = starts[first]
-            continue
-        start, end = int(starts[first]), int(ends[last])
-        while end > start + 1 and text[end - 1].isspace():
-            end -= 1
-        spans[i] = start, end
-    return spans
 
 
 def train_sentencepiece(

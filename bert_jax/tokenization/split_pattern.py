@@ -85,16 +85,11 @@ def _is_bounded(alternatives: list[list[_Term]], number: int) -> bool:
         return False
     for atom in risky:
         for later in alternatives[number + 1 :]:
-            if not _begins_with_run(later, atom):
+            first = next((term for term in later if term.required), None)
+            if first is None or not first.unbounded or first.atom != atom:
                 return False
             if sum(term.required for term in later) == 1:  # the run itself
                 break
         else:
             return False
     return True
-
-
-def _begins_with_run(terms: list[_Term], atom: str) -> bool:
-    """Return true if the first required term is `atom`, repeated without limit."""
-    first = next((term for term in terms if term.required), None)
-    return first is not None and first.unbounded and first.atom == atom

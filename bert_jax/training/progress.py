@@ -41,12 +41,7 @@ class Progress:
     """Whether the trial has stopped early, after `patience` evaluations without improvement."""
 
     def take(
-        self,
-        step: int,
-        epoch: float,
-        scores: Mapping[str, float],
-        metric: str,
-        patience: int = 0,
+        self, step: int, epoch: float, scores: Mapping[str, float], metric: str, patience: int = 0
     ) -> bool:
         """Record an evaluation; return whether it is the best so far.
 
@@ -65,10 +60,7 @@ class Progress:
         return better
 
     def outcome(
-        self,
-        goal: float = -math.inf,
-        seconds: float = 0.0,
-        test: Mapping[str, float] | None = None,
+        self, goal: float = -math.inf, seconds: float = 0.0, test: Mapping[str, float] | None = None
     ) -> Outcome:
         """Return the outcome so far; the trial has failed if its last score is at most `goal`.
 

@@ -336,3 +336,20 @@ def test_kernels_of_a_gpu_belong_to_the_program_that_ran_them():
         "model/layers.py:7 Affine.__call__ [forward]": 10,
         "(gemm)": 7,
     }
+
+
+def test_kernels_of_a_cuda_graph_count_under_their_instructions():
+    run = {"hlo_module": "jit_train_step", "program_id": 1, "hlo_op": "command_buffer_129"}
+    kernels = [
+        ("exp_1", 0, 100, run), ("inner_1", 100, 10, run),
+        ("nvjet_sm90_tst_128x256", 110, 7, run), ("attention_forward", 120, 5, run),
+    ]  # fmt: skip
+    text = space("/device:GPU:0", {"Stream #13(Compute)": kernels})
+    program = parse_text(STEP.format(line=7, outer="exp.1"))
+    (found,) = times_by_line(ProfileData.from_text_proto(text), "gpu", [program])
+    assert found == {
+        "model/layers.py:7 Affine.__call__ [backward]": 100,
+        "model/layers.py:7 Affine.__call__ [forward]": 10,
+        "(nvjet_sm90_tst_128x256)": 7,
+        "(attention_forward)": 5,
+    }

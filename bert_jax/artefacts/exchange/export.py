@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bert_jax
+from bert_jax.artefacts.exchange.conformance import cases
 from bert_jax.artefacts.exchange.exported_files import (
     class_name,
     untrained_parts,
@@ -156,6 +157,7 @@ def export(
         if quantize:
             say("quantizing")
             proven["quantized"] = runtime.quantize(saved, directory, rows)
+        cases.write(saved, directory, format, proven)
         parity = {
             "format": format,
             "class": class_name(saved),

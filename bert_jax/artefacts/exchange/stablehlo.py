@@ -1,11 +1,6 @@
 """Export as a StableHLO program for CPU, CUDA and TPU, with the weights in a separate file.
 
-The program needs jax, flatbuffers and safetensors, not this package (examples/run_stablehlo.py):
-
-    model = jax.export.deserialize(bytearray(Path("DIR/model.stablehlo").read_bytes()))
-    weights = safetensors.numpy.load_file("DIR/model.safetensors")
-    outputs = jax.jit(model.call)(weights, tokens, type_ids, segment_ids)
-
+The program needs jax, flatbuffers and safetensors, not this package (examples/run_stablehlo.py).
 A translation model has a program for each search (greedy.stablehlo and beam.stablehlo):
 
     search = jax.export.deserialize(bytearray(Path("DIR/beam.stablehlo").read_bytes()))

@@ -209,6 +209,8 @@ def corpus_lines(look: CorpusLook) -> list[str]:
          "-" if one["tokens_per_word"] is None else f"{one['tokens_per_word']:.2f}"]
         for name, one in look.scripts.items()
     ]  # fmt: skip
+    share = look.duplicates / look.documents_read
+    least = "at least: this is a sample; --full reads all" if look.is_sample else "all were read"
     return [
         f"{look.path}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{counts['tokens']:,} tokens{shards}; {look.unknown_rate:.2%} of the tokens [UNK]",
@@ -225,7 +227,8 @@ def corpus_lines(look: CorpusLook) -> list[str]:
         "tokens per word, by script of the token (the whole corpus)",
         *(f"  {line}" for line in table_lines([_SCRIPTS, *scripts])),
         "",
-        _duplicates(look),
+        f"exact duplicates: {look.duplicates:,} of {look.documents_read:,} documents ({share:.2%}) "
+        f"equal an earlier one ({least})",
         *(f"  {one['count']:,} times{_document(one)}" for one in look.duplicate_groups),
         "",
         look.rows,
@@ -237,12 +240,3 @@ def _document(one: dict[str, Any]) -> str:
     place = f"{one['shard']}/{one['document']:,}" if one["shard"] else f"{one['document']:,}"
     short = text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 4] + " ..."
     return f"  document {place}, {one['tokens']:,} tokens: {short}"
-
-
-def _duplicates(look: CorpusLook) -> str:
-    share = look.duplicates / look.documents_read
-    least = "at least: this is a sample; --full reads all" if look.is_sample else "all were read"
-    return (
-        f"exact duplicates: {look.duplicates:,} of {look.documents_read:,} documents ({share:.2%}) "
-        f"equal an earlier one ({least})"
-    )

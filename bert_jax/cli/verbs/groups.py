@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bert_jax.artefacts.saved.model import SavedModel
     from bert_jax.files.remote import WorkDir
     from bert_jax.model.seq2seq.search import SearchConfig
-    from bert_jax.planning.profile import Profile
 
 
 class OfModel(Verb):
@@ -95,13 +94,6 @@ class Plot(Verb):
             print(f"bert-jax {type(self).__name__.lower()}: no picture: {error}", file=sys.stderr)
             return None
         return place
-
-
-class Diagnosis(Verb):
-    """The tests for causes of a plateau."""
-
-    diagnose: bool = False
-    """Test a pretraining run for causes of a high loss. The tests compute, and read the corpus."""
 
 
 class IntoDirectory(Verb):
@@ -217,22 +209,6 @@ class Device(Verb):
         from bert_jax.infer.forward import on_device
 
         return on_device(read_model(place), self.device)
-
-
-class Profiled(Verb):
-    """The steps that a profiler traces."""
-
-    profile: Annotated[str, "FIRST:LAST"] = ""
-    """Steps to trace, such as 20:25, into WORKDIR/profile, with the time of each source line."""
-
-    @property
-    def profiler(self) -> "Profile | None":
-        """Profiler of these steps; None without --profile."""
-        if not self.profile:
-            return None
-        from bert_jax.planning.profile import Profile
-
-        return Profile(self.profile)
 
 
 class Rerank(Verb):

@@ -16,6 +16,7 @@ from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
 from bert_jax.errors import UserError, report_error
 
 if TYPE_CHECKING:
+    from bert_jax.planning.profile import Profile
     from bert_jax.training.run_plan import RunPlan
 
 
@@ -56,7 +57,7 @@ class Configured(Verb):
             ) from None
 
 
-class Run(Configured, groups.Profiled):
+class Run(Configured):
     """A run in a work directory."""
 
     workdir: RunPlace
@@ -78,6 +79,17 @@ class Run(Configured, groups.Profiled):
     track: tuple[Literal["wandb", "trackio"], ...] = ()
     """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
     WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
+    profile: Annotated[str, "FIRST:LAST"] = ""
+    """Steps to trace, such as 20:25, into WORKDIR/profile, with the time of each source line."""
+
+    @property
+    def profiler(self) -> "Profile | None":
+        """Profiler of these steps; None without --profile."""
+        if not self.profile:
+            return None
+        from bert_jax.planning.profile import Profile
+
+        return Profile(self.profile)
 
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run, without writing anything."""
@@ -267,11 +279,14 @@ class Plan(Configured, groups.Plot, groups.Json):
         )  # fmt: skip
 
 
-class Status(groups.OfRun, groups.Plot, groups.Diagnosis, groups.Json):
+class Status(groups.OfRun, groups.Plot, groups.Json):
     """Print a run's progress, the use of its time, and its errors.
 
     $ bert-jax status work/tiny
     """
+
+    diagnose: bool = False
+    """Test a pretraining run for causes of a high loss. The tests compute, and read the corpus."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.runs import is_finetuning

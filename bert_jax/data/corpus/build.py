@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,23 +216,17 @@ def iter_texts(
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
-    if max_bytes is not None:
-        paragraphs = itertools.chain.from_iterable(_spread(paragraphs, max_bytes))
-    yield from paragraphs
-
-
-def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
-    """Return every k-th piece of the text; k doubles whenever the pieces exceed `max_bytes`.
-
-    A piece is a few consecutive paragraphs. `paragraphs` are read once.
-    """
-    piece_bytes = max(64, min(1 << 16, max_bytes // 64))
+    if max_bytes is None:
+        yield from paragraphs
+        return
 
     def size_of(paragraph: str) -> int:
         return len(paragraph.encode()) + 1
 
+    # Keep every k-th piece, a few consecutive paragraphs; k doubles when all exceed `max_bytes`.
     kept: list[list[str]] = []
     size, stride = 0, 1
+    piece_bytes = max(64, min(1 << 16, max_bytes // 64))
     for number, piece in enumerate(grouped(paragraphs, size_of, piece_bytes + 1)):
         if number % stride == 0:
             kept.append(piece)
@@ -240,4 +234,4 @@ def _spread(paragraphs: Iterable[str], max_bytes: int) -> list[list[str]]:
         while size > max_bytes and len(kept) > 1:
             kept = kept[::2]
             size, stride = sum(size_of(each) for piece in kept for each in piece), 2 * stride
-    return kept
+    yield from itertools.chain.from_iterable(kept)

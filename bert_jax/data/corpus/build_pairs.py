@@ -97,19 +97,6 @@ class BuiltPairs(NamedTuple):
         return "\n".join([*lines, *self.findings, *warnings, *self.warnings])
 
 
-def look_swapped(train: np.ndarray, heldout: np.ndarray) -> bool:
-    """Return true if the held-out sources look like training targets, and vice versa.
-
-    Arguments are counts, (2, vocab_size), of each token id in the sources and in the targets.
-    """
-    train, heldout = (
-        counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1.0)
-        for counts in (train, heldout)
-    )
-    cosines = train @ heldout.T
-    return bool(np.trace(cosines) < np.trace(cosines[::-1]))
-
-
 def _sizes(name: str, store: TokenStore) -> list[str]:
     lines = [
         f"  {name}: {store.num_documents:,} pairs, {store.unknown_rate:.2%} of the tokens [UNK]"
@@ -297,7 +284,12 @@ def _findings(
                 f"Warning: {count:,} of {heldout.num_documents:,} held-out {name} are in the "
                 f"training pairs too, for example {example!r}"
             )
-    if look_swapped(train.counts, held.counts):
+    ours, theirs = (
+        part.counts / np.maximum(np.linalg.norm(part.counts, axis=1, keepdims=True), 1.0)
+        for part in (train, held)
+    )
+    cosines = ours @ theirs.T  # (2, 2), of training sources and targets with held-out ones
+    if np.trace(cosines) < np.trace(cosines[::-1]):
         warnings.append(
             "Warning: the held-out sources look like training targets and the held-out targets "
             "like training sources; are the files of --heldout-pairs swapped?"

@@ -38,6 +38,7 @@ from bert_jax.distributed.checkpoint.verify import (
     verified_steps,
     verify_checkpoint,
 )
+from bert_jax.files.urls import is_url
 
 _log = logging.getLogger("bert_jax")
 
@@ -213,7 +214,10 @@ class Checkpoints:
         if not self._made:
             self._directory.mkdir(exist_ok=True)
         self._made = True
-        storage.try_to_write(self._directory)
+        if not is_url(self._directory):  # raise an OSError if nothing can be written
+            probe = self._directory / "probe.deleted"
+            probe.mkdir(exist_ok=True)
+            probe.rmdir()
 
     def _prune(self) -> None:
         """Delete checkpoints that no rule and no branch keeps, once newer ones were read back."""

@@ -75,14 +75,6 @@ def remove_unfinished(directory: AnyPath) -> None:
                 path.rmtree()
 
 
-def try_to_write(directory: AnyPath) -> None:
-    """Raise an OSError if a local directory cannot be written. Buckets are not checked."""
-    if not is_url(directory):
-        probe = as_path(directory) / "probe.deleted"
-        probe.mkdir(exist_ok=True)
-        probe.rmdir()
-
-
 def delete(checkpoint: AnyPath) -> None:
     """Delete a checkpoint. If the deletion is interrupted, what is left is not a checkpoint."""
     checkpoint = as_path(checkpoint)

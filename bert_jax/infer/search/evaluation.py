@@ -68,7 +68,18 @@ class Evaluation:
             ranked = ranked or rankings
             scores[f"{width}"] = ranking_scores(rankings, collection.relevant)
         if reranker is not None:
-            second = self._second_pass(reranker, collection, ranked, candidates)
+            pairs = [(query, id) for query, row in ranked.items() for id in row[:candidates]]
+            found: Float[np.ndarray, " N"] = reranker.scores(
+                [collection.queries[query] for query, _ in pairs],
+                [collection.documents[id] for _, id in pairs],
+                cuts=self._cuts, advance=self.advance,
+            )  # fmt: skip
+            second, at = {}, 0
+            for query, row in ranked.items():
+                first = row[:candidates]
+                own = found[at : at + len(first)]
+                second[query] = [*reranked(own, first), *row[len(first) :]]
+                at += len(first)
             scores[f"reranked {candidates}"] = ranking_scores(second, collection.relevant)
         words = BM25(map(normalised_words, texts))
         shared = [words.ranked(normalised_words(query), DEPTH + 1) for query in queries]
@@ -133,23 +144,6 @@ class Evaluation:
 
     def _result(self, scores: Mapping[str, Mapping[str, float]], **counts: int) -> Result:
         return {**counts, "scores": scores, "warning": self._cuts.warning()}
-
-    def _second_pass(
-        self, reranker: Reranker, collection: Collection, ranked: Mapping[str, Sequence[str]],
-        candidates: int,
-    ) -> dict[str, list[str]]:  # fmt: skip
-        pairs = [(query, id) for query, ranking in ranked.items() for id in ranking[:candidates]]
-        scores: Float[np.ndarray, " N"] = reranker.scores(
-            [collection.queries[query] for query, _ in pairs],
-            [collection.documents[id] for _, id in pairs],
-            cuts=self._cuts, advance=self.advance,
-        )  # fmt: skip
-        found, at = {}, 0
-        for query, ranking in ranked.items():
-            first = ranking[:candidates]
-            found[query] = [*reranked(scores[at : at + len(first)], first), *ranking[len(first) :]]
-            at += len(first)
-        return found
 
 
 def score_lines(result: Result) -> list[str]:

@@ -13,18 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
+from bert_jax.model import encoder
 from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Number, Stream, dropout
-from bert_jax.model.encoder import (
-    SITE_ATTENTION_OUTPUT,
-    SITE_MLP_OUTPUT,
-    Attention,
-    Mlp,
-    SelfAttention,
-    Stack,
-    attention_weights,
-)
 from bert_jax.model.layers import Norm, einsum_float32
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import Context, make_context
@@ -90,7 +82,7 @@ def attend_slots(
     return apart.swapaxes(1, 2).reshape(query.shape)
 
 
-class CausalSelfAttention(SelfAttention):
+class CausalSelfAttention(encoder.SelfAttention):
     """Multi-head self-attention from a token to itself and to earlier tokens."""
 
     causal = True
@@ -120,7 +112,7 @@ class CausalSelfAttention(SelfAttention):
         return self.output(attended.reshape(query.shape)), memory
 
 
-class CrossAttention(Attention):
+class CrossAttention(encoder.Attention):
     """Multi-head attention from target tokens to source tokens."""
 
     def step(
@@ -149,7 +141,7 @@ class DecoderLayer(nnx.Module):
         self.attention_norm = Norm(config)
         self.cross = CrossAttention(config, rngs)
         self.cross_norm = Norm(config)
-        self.mlp = Mlp(config, rngs)
+        self.mlp = encoder.Mlp(config, rngs)
         self.mlp_norm = Norm(config)
 
     def __call__(
@@ -198,7 +190,7 @@ class DecoderLayer(nnx.Module):
         def attend_source(y: Array) -> Array:
             visible = visible_keys(context.segment_ids, source.segment_ids)
             query, key = self.cross.query(y), self.cross.key(source.states)
-            found.append(attention_weights(query, key, visible))
+            found.append(encoder.attention_weights(query, key, visible))
             return self.cross(y, context, source)
 
         x = self._joined(x, attend_target, attend_source, None, 0)
@@ -211,16 +203,16 @@ class DecoderLayer(nnx.Module):
         hidden, mlp = self.config.hidden_dropout_rate, self.config.rate_of("mlp")
         post = self.config.norm_order == "post"
         for part, norm, rate, name in (
-            (attend_target, self.attention_norm, hidden, SITE_ATTENTION_OUTPUT),
+            (attend_target, self.attention_norm, hidden, encoder.SITE_ATTENTION_OUTPUT),
             (attend_source, self.cross_norm, hidden, SITE_CROSS_OUTPUT),
-            (self.mlp, self.mlp_norm, mlp, SITE_MLP_OUTPUT),
+            (self.mlp, self.mlp_norm, mlp, encoder.SITE_MLP_OUTPUT),
         ):
             y = dropout(part(x if post else norm(x)), rate, stream, site + name)
             x = norm(x + y) if post else x + y
         return x
 
 
-class Decoder(Stack):
+class Decoder(encoder.Stack):
     """Stack of decoder layers, which reads the embedding vectors of tokens."""
 
     def __init__(self, config: ModelConfig, has_table: bool, rngs: nnx.Rngs):

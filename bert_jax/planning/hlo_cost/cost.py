@@ -223,26 +223,20 @@ def collective_seconds(
         share = exchange.bytes
     if exchange.network == "dcn":
         return share / device.dcn_bytes_per_s
-    rate = _ici_rate(n, program.devices_per_slice, device, torus)
-    if exchange.colors:
-        rate = min(rate, exchange.colors * device.ici_bytes_per_s_per_link)
-    return share / rate
-
-
-def _ici_rate(n: int, devices: int, device: Chip, torus: Sequence[int]) -> float:
-    """Return the bytes per second that each of `n` devices sends.
-
-    Each torus dimension that the devices fill has one ring in each direction or, without
-    wrap-around links, a single ring that returns over the same links, at half the rate. Devices
-    that fill no dimension form one such single ring.
-    """
+    # Each torus dimension that the devices fill has one ring in each direction or, without
+    # wrap-around links, a single ring that returns over the same links, at half the rate. Devices
+    # that fill no dimension form one such single ring.
     link = device.ici_bytes_per_s_per_link
     dims = [size for size in torus if size > 1]
     filled: Sequence[int] = dims or (0,) * (device.ici_links // 2)
-    if n != devices:
+    if n != program.devices_per_slice:
         groups = (g for k in range(len(dims), 0, -1) for g in itertools.combinations(dims, k))
         filled = next((g for g in groups if math.prod(g) == n), (0,))
-    return sum(2 * link if size and size % device.ici_wraps_at == 0 else link for size in filled)
+    wraps_at = device.ici_wraps_at
+    rate = sum(2 * link if size and size % wraps_at == 0 else link for size in filled)
+    if exchange.colors:
+        rate = min(rate, exchange.colors * link)
+    return share / rate
 
 
 def _label(source: str, phase: str) -> str:

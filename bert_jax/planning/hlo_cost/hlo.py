@@ -310,6 +310,11 @@ class _Walk:
         # The scalar unit computes scalars, so they need no estimate.
         if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
             return 0
+        # A gather reads only what it returns.
+        gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith(
+            "/gather"
+        )
+        touched = [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
         kernel = target == "tpu_custom_call"
         self.ops.append(
             Op(
@@ -319,7 +324,7 @@ class _Walk:
                 cycles=None if kernel else cycles,
                 runs=runs,
                 bytes=(instruction.number("bytes_accessed") if kernel else None)
-                or sum(map(shape_bytes, hlo_text.touched_by(instruction, shapes))),
+                or sum(map(shape_bytes, touched)),
                 hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),

@@ -203,12 +203,6 @@ def shape_bytes(shape: str) -> int:
     return sum(size for size, _ in arrays(shape))
 
 
-def touched_by(instruction: Instruction, shapes: list[str]) -> list[str]:
-    """Return the shapes an instruction writes and reads; a gather reads only what it returns."""
-    gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith("/gather")
-    return [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
-
-
 def phase_of(op_name: str) -> str:
     """Return the phase of a train step to which a path of JAX names belongs (see `Op.phase`)."""
     if "rematted_computation" in op_name or "checkpoint/" in op_name:

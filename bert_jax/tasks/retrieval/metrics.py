@@ -4,7 +4,7 @@ Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 200
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -93,14 +93,8 @@ def search_scores(
     `hidden` has the index of one document to skip in each ranking, such as the query's text, or -1.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
-    ranked = dict(_rankings(unit(queries), unit(documents), list(wanted), hidden))
-    return query_scores(ranked, wanted)
-
-
-def _rankings(
-    queries: np.ndarray, documents: np.ndarray, chosen: Sequence[int], hidden: Sequence[int]
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield the index of each chosen query and the indices of its documents, nearest first."""
+    queries, documents, chosen = unit(queries), unit(documents), list(wanted)
+    ranked: dict[int, list[int]] = {}
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
         cosines = queries[block] @ documents.T
@@ -110,7 +104,8 @@ def _rankings(
             count = min(CUTOFF, len(row))
             near = np.argpartition(-row, count - 1)[:count]
             near = near[np.isfinite(row[near])]
-            yield number, near[np.lexsort((near, -row[near]))].tolist()
+            ranked[number] = near[np.lexsort((near, -row[near]))].tolist()
+    return query_scores(ranked, wanted)
 
 
 def chance(metric: str, counts: Integer[np.ndarray, " Q"], documents: int) -> float:

@@ -214,14 +214,10 @@ def answer_files(
     }
     if threshold is not None:
         files["null_odds.json"] = {each.id: each.null_odds for each in predictions}
-    for name, content in files.items():
-        yield name, "{\n" + ",\n".join(map(_entry, content.items())) + "\n}\n"
-
-
-def _entry(item: tuple[str, Any]) -> str:
-    """Return one question's line of JSON; json.dumps with `indent` takes 20 times as long."""
-    id, value = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in item)
-    return f"{id}: {value}"
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+    for name, content in files.items():  # with `indent`, json.dumps takes 20 times as long
+        rows = (f"{encode(id)}: {encode(value)}" for id, value in content.items())
+        yield name, "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 def _listed(prediction: Prediction, with_null: bool) -> list[dict[str, Any]]:

@@ -121,7 +121,18 @@ class SpanSplit(Split):
             for number, (prediction, text) in enumerate(zip(predictions, texts, strict=True)):
                 shares = prediction.shares(with_null=threshold is not None)
                 sure[number] = next(share for found, share in shares if found.text == text)
-            return {"groups": groups, "mistakes": _mistakes(questions, texts, each[:, 1], sure)}
+            mistakes = [
+                {
+                    "id": questions[n].id,
+                    "text": shortened(questions[n].question),
+                    "context": shortened(questions[n].context),
+                    "label": list(dict.fromkeys(a.text for a in questions[n].answers or ())),
+                    "predicted": texts[n],
+                    "probability": share(sure[n]),
+                }
+                for n in most_confident(each[:, 1] == 0, sure)
+            ]
+            return {"groups": groups, "mistakes": mistakes}
 
         return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
@@ -218,19 +229,3 @@ def _groups(
             "f1_interval": intervals(grounds).found.get("f1"),
         })  # fmt: skip
     return found
-
-
-def _mistakes(
-    questions: Sequence[Question], texts: Sequence[str], f1: np.ndarray, sure: np.ndarray
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": questions[n].id,
-            "text": shortened(questions[n].question),
-            "context": shortened(questions[n].context),
-            "label": list(dict.fromkeys(answer.text for answer in questions[n].answers or ())),
-            "predicted": texts[n],
-            "probability": share(sure[n]),
-        }
-        for n in most_confident(f1 == 0, sure)
-    ]

@@ -79,7 +79,11 @@ def build_windows(
         if len(asked) > options.max_question:
             cut.append(number)
             asked = asked[: options.max_question]
-        answer, known = _target(question, spans)
+        answer: tuple[int, int] | None = None
+        known = question.answers is not None and not question.answers
+        if placed := next((a for a in question.answers or () if is_placed(a, question)), None):
+            answer = token_range(spans, placed.start, placed.start + len(placed.text))
+            known = answer is not None
         if not known and question.answers:
             unplaced.append(number)
         room = options.max_length - len(asked) - num_special(tokenizer, pair=True)
@@ -152,16 +156,3 @@ def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarra
     end = np.minimum(first + room, num_tokens)
     context = np.minimum(at - first, end - 1 - at)
     return np.where(context >= 0, context + 0.01 * (end - first), -1.0).argmax(axis=0)
-
-
-def _target(
-    question: Question, spans: Int32[np.ndarray, "n 2"]
-) -> tuple[tuple[int, int] | None, bool]:
-    """Return the answer's tokens in the context, and whether the answer is known."""
-    if question.answers is None:
-        return None, False
-    placed = next((a for a in question.answers if is_placed(a, question)), None)
-    if placed is None:
-        return None, not question.answers
-    found = token_range(spans, placed.start, placed.start + len(placed.text))
-    return found, found is not None

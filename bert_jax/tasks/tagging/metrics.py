@@ -80,8 +80,13 @@ def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
     labels = [row["label"] for row in details["classes"]]
     details["strict"] = entity_scores(gold, raw, scheme="iob2")
     if labels:
-        found = _entity_sets(gold, predicted)
-        details["confusion"] = confusion([*labels, _NONE], *_confused(found, labels))
+        pairs: list[list[int]] = []  # gold and predicted index of each span
+        number, none = {name: n for n, name in enumerate(labels)}, len(labels)
+        for found in _entity_sets(gold, predicted):
+            ours, theirs = ({each[1:]: each.type for each in side} for side in found)
+            for span in dict.fromkeys([*sorted(ours), *sorted(theirs)]):
+                pairs.append([number[s[span]] if span in s else none for s in (ours, theirs)])
+        details["confusion"] = confusion([*labels, _NONE], *np.array(pairs, int).T)
     return details
 
 
@@ -160,18 +165,3 @@ def tag_mistakes(
             "predicted": predicted[number][word], "probability": share(confidence[at]),
         })  # fmt: skip
     return mistakes
-
-
-def _confused(
-    found: Sequence[tuple[set[Entity], set[Entity]]], labels: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each span's gold and predicted index in `labels`; `len(labels)` means "no entity"."""
-    number, none = {name: n for n, name in enumerate(labels)}, len(labels)
-    truth: list[int] = []
-    guess: list[int] = []
-    for gold, predicted in found:
-        ours, theirs = ({each[1:]: each.type for each in side} for side in (gold, predicted))
-        for span in dict.fromkeys([*sorted(ours), *sorted(theirs)]):
-            truth.append(number[ours[span]] if span in ours else none)
-            guess.append(number[theirs[span]] if span in theirs else none)
-    return np.array(truth, int), np.array(guess, int)

@@ -12,28 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaggingConfig
 from bert_jax.tasks.examples import Data, LabelSet, MissingColumn, TaggedExample, file_name, listed
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.tagging.metrics import (
-    entity_details,
-    entity_grounds,
-    tag_details,
-    tag_grounds,
-    tag_mistakes,
-)
-from bert_jax.tasks.tagging.schemes import (
-    convert,
-    detect_scheme,
-    entities,
-    split_tag,
-    tag_labels,
-    to_tags,
-)
-from bert_jax.tasks.tagging.sources import (
-    is_conllu,
-    read_columns,
-    read_conllu,
-    read_token_lists,
-    read_wikiann,
-)
+from bert_jax.tasks.tagging import metrics, schemes, sources
 from bert_jax.tasks.tagging.windows import tag_windows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
@@ -74,11 +53,11 @@ class TaggingSplit(Split):
         words, sentences = Counter[str](), Counter[str]()
         total = num_words = 0
         for tags in gold:
-            found = entities(tags)
+            found = schemes.entities(tags)
             total, num_words = total + len(found), num_words + len(tags)
             words.update(each.type for each in found if each.end - each.start == 1)
             sentences.update(each.type for each in found if each.end - each.start == len(tags))
-        known = {part[1] for name in names if (part := split_tag(name)) and part[0] != "O"}
+        known = {part[1] for name in names if (part := schemes.split_tag(name)) and part[0] != "O"}
         # Hits and predictions of a constant that makes each word, or each sentence, an entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
@@ -102,14 +81,16 @@ class TaggingSplit(Split):
 
         def details() -> dict[str, Any]:
             if plain:
-                found = tag_details(self._gold, predicted, self._task.spec.labels)
+                found = metrics.tag_details(self._gold, predicted, self._task.spec.labels)
             else:
-                found = entity_details(self._gold, predicted, self._best_tags(outputs))
+                found = metrics.entity_details(self._gold, predicted, self._best_tags(outputs))
             shares = [softmax(np.asarray(each, np.float64), axis=-1) for each in outputs]
             sure = self._windows.gather([each.max(axis=-1) for each in shares])
-            return {**found, "mistakes": tag_mistakes(self._examples, predicted, sure)}
+            return {**found, "mistakes": metrics.tag_mistakes(self._examples, predicted, sure)}
 
-        grounds = (tag_grounds if plain else entity_grounds)(self._gold, predicted, self.units)
+        grounds = (metrics.tag_grounds if plain else metrics.entity_grounds)(
+            self._gold, predicted, self.units
+        )
         return Examined(grounds, details)
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
@@ -137,7 +118,7 @@ class TaggingSplit(Split):
         found = self._best_tags(outputs)
         if self._task.spec.scheme == "plain":
             return found
-        return [to_tags(entities(tags), len(tags)) for tags in found]
+        return [schemes.to_tags(schemes.entities(tags), len(tags)) for tags in found]
 
     def _best_tags(self, outputs: Outputs) -> list[tuple[str, ...]]:
         """Return the most probable tag of each word, whatever its neighbours' tags."""
@@ -168,7 +149,7 @@ class TaggingTask(Task[TaggingConfig]):
         is_plain = (
             config.scheme == "plain"
             or _format(config.train, config) == "conllu"
-            or (not config.lenient and detect_scheme(read[0]) == "plain")
+            or (not config.lenient and schemes.detect_scheme(read[0]) == "plain")
         )
         scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
         train, dev = (_in_scheme(examples, config, scheme) for examples in read)
@@ -203,7 +184,7 @@ class TaggingTask(Task[TaggingConfig]):
 
 def _format(source: str, config: TaggingConfig) -> str:
     # The default column of words is the first, where CoNLL-U has numbers.
-    if config.format == "columns" and config.token_column == 1 and is_conllu(source):
+    if config.format == "columns" and config.token_column == 1 and sources.is_conllu(source):
         return "conllu"
     return config.format
 
@@ -212,13 +193,13 @@ def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list
     match _format(source, config):
         case "rows":
             tags = config.tags if with_tags else None
-            return read_token_lists(source, config.tokens, tags, config.tag_names)
+            return sources.read_token_lists(source, config.tokens, tags, config.tag_names)
         case "conllu":
-            return read_conllu(source, config.conllu_column if with_tags else None)
+            return sources.read_conllu(source, config.conllu_column if with_tags else None)
         case "wikiann":
-            return read_wikiann(source, with_tags=with_tags)
+            return sources.read_wikiann(source, with_tags=with_tags)
     tag_column = config.tag_column if with_tags else None
-    return read_columns(
+    return sources.read_columns(
         source, token_column=config.token_column, tag_column=tag_column, comment=config.comment
     )
 
@@ -232,7 +213,7 @@ def _labels(
 ) -> LabelSet:
     """Return the tags to learn, from the configuration or else from the training data."""
     if not config.labels:
-        labels = tag_labels(train, plain=scheme == "plain")
+        labels = schemes.tag_labels(train, plain=scheme == "plain")
         if len(labels) < 2:
             raise UserError(
                 f"{config.train}: the only tag is {labels.names[0]!r}, from which nothing can be "
@@ -241,7 +222,11 @@ def _labels(
         return labels
     labels = LabelSet(config.labels)
     where = f"task.labels ({listed(config.labels)})"
-    odd = [name for name in config.labels if name[:1] not in tuple("OBI") or not split_tag(name)]
+    odd = [
+        name
+        for name in config.labels
+        if name[:1] not in tuple("OBI") or not schemes.split_tag(name)
+    ]
     if scheme == "iob2" and (odd or "O" not in config.labels):
         raise UserError(
             f"{where}: {config.train} has entities, which are learned as IOB2, so list only O and, "
@@ -256,4 +241,4 @@ def _labels(
 def _in_scheme(
     examples: Sequence[TaggedExample], config: TaggingConfig, scheme: str
 ) -> Sequence[TaggedExample]:
-    return examples if scheme == "plain" else convert(examples, lenient=config.lenient)
+    return examples if scheme == "plain" else schemes.convert(examples, lenient=config.lenient)

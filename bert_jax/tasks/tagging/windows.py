@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32, Integer
+from jaxtyping import Int32
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample, counted, listed
@@ -118,7 +118,12 @@ def tag_windows(
         ends = np.minimum(starts + room, len(ids))
         if len(starts) > 1:
             long.append(example.origin)
-        bounds = np.searchsorted(first, _ends_of_most_context(starts, ends))
+        # A position is labelled by the window that maximises min(positions to the left, positions
+        # to the right), the first of two equal ones. Later windows have less context on the left
+        # and more on the right, so each window labels consecutive positions, up to where the next
+        # window's left side exceeds this window's right side.
+        last = np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])
+        bounds = np.searchsorted(first, last)
         words_of = np.split(np.arange(len(parts)), bounds[:-1])
         for start, end, mine in zip(starts, ends, words_of, strict=True):
             positions = first[mine] - start + 1
@@ -132,16 +137,3 @@ def tag_windows(
     what = f"words with tags that the model does not know, counted as misses: {names}"
     warnings += counted(what, [origin for _, origin in strange])
     return TagWindows(tuple(windows), tuple(len(each.tokens) for each in examples), warnings)
-
-
-def _ends_of_most_context(
-    starts: Integer[np.ndarray, " N"], ends: Integer[np.ndarray, " N"]
-) -> Integer[np.ndarray, " N"]:
-    """Return where each window stops labelling: the end of its range of positions.
-
-    A position is labelled by the window that maximises min(positions to the left, positions to the
-    right). Later windows have less context on the left and more on the right of a position, so each
-    window labels consecutive positions. If two windows tie, the first labels the position.
-    """
-    # The next window has more context once its left side exceeds this window's right side.
-    return np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])

@@ -15,16 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit, softmax
 
 from bert_jax.tasks.examples import TextExample
-from bert_jax.tasks.reports.classes import (
-    class_statistic,
-    indicator,
-    label_set_statistic,
-    most_confident,
-    of_classes,
-    of_label_sets,
-    share,
-    shortened,
-)
+from bert_jax.tasks.reports import classes
 from bert_jax.tasks.reports.intervals import Grounds, ratio, unweighted
 from bert_jax.tasks.task import HeadKind
 
@@ -44,7 +35,7 @@ def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]
         # Floating-point scores never equal a class, so all would silently count as wrong.
         if values.dtype.kind not in "iub":
             raise ValueError(f"{name} are {values.dtype}; expected integers, which are class ids")
-    return unweighted(class_statistic(truth, guess), len(truth))
+    return unweighted(classes.class_statistic(truth, guess), len(truth))
 
 
 def correlations(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
@@ -78,7 +69,7 @@ def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, fl
     for name, table in (("labels", truth), ("predictions", guess)):
         if not np.isin(table, (0, 1)).all():
             raise ValueError(f"{name} hold values other than 0 and 1")
-    statistic = label_set_statistic(truth.astype(bool), guess.astype(bool))
+    statistic = classes.label_set_statistic(truth.astype(bool), guess.astype(bool))
     return unweighted(statistic, len(truth))
 
 
@@ -120,23 +111,24 @@ def text_details(
     if kind == "regression":
         return _of_scores(examples, truth, predicted)
     if kind == "multi_label":
-        details = of_label_sets(names, truth, predicted)
+        details = classes.of_label_sets(names, truth, predicted)
         # A mistake is one label of an example.
         sure = np.where(predicted, expit(logits), expit(-logits))
-        for number in most_confident((truth != predicted).ravel(), sure.ravel()):
+        for number in classes.most_confident((truth != predicted).ravel(), sure.ravel()):
             row, label = divmod(number, len(names))
             said, held = ((names[label] if each[row, label] else f"not {names[label]}")
                           for each in (predicted, truth))  # fmt: skip
             details.setdefault("mistakes", []).append(
-                _mistake(examples[row], held, said) | {"probability": share(sure[row, label])}
+                _mistake(examples[row], held, said)
+                | {"probability": classes.share(sure[row, label])}
             )
         return {"mistakes": [], **details}
     sure = softmax(logits, axis=1)[np.arange(len(logits)), predicted]
-    return of_classes(names, truth, predicted) | {
+    return classes.of_classes(names, truth, predicted) | {
         "mistakes": [
             _mistake(examples[n], names[truth[n]], names[predicted[n]])
-            | {"probability": share(sure[n])}
-            for n in most_confident(truth != predicted, sure)
+            | {"probability": classes.share(sure[n])}
+            for n in classes.most_confident(truth != predicted, sure)
         ]
     }
 
@@ -148,11 +140,11 @@ def text_grounds(
     if kind == "single_label":
         right, counts = truth == predicted, np.bincount(truth)
         rarest = counts[counts > 0].min()
-        return Grounds(class_statistic(truth, predicted), units, right, rarest)
+        return Grounds(classes.class_statistic(truth, predicted), units, right, rarest)
     if kind == "multi_label":
         counts, right = truth.sum(axis=0), (truth == predicted).all(axis=1)
         rarest = counts[counts > 0].min(initial=len(truth))
-        return Grounds(label_set_statistic(truth, predicted), units, right, rarest)
+        return Grounds(classes.label_set_statistic(truth, predicted), units, right, rarest)
     of_truth, of_guess = (np.unique(x, return_inverse=True)[1] for x in (truth, predicted))
     return Grounds(
         lambda w: {
@@ -171,7 +163,7 @@ def _of_scores(
     mistakes = [
         _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4))
         | {"error": round(float(errors[n]), 4)}
-        for n in most_confident(errors != 0, np.abs(errors))
+        for n in classes.most_confident(errors != 0, np.abs(errors))
     ]
     return {
         "residuals": {
@@ -194,7 +186,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
     return {
         "id": example.id,
         "line": example.origin.line,
-        **{name: shortened(text) for name, text in texts.items() if text is not None},
+        **{name: classes.shortened(text) for name, text in texts.items() if text is not None},
         "label": label,
         "predicted": predicted,
     }
@@ -202,7 +194,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return mean ranks (d, N) under weights `w` (d, N); `places` index sorted distinct values."""
-    counts = w @ indicator(places)
+    counts = w @ classes.indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
 

@@ -34,7 +34,16 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
     """
     keys = [example_key(example.texts) for example in data.examples]
     if config.group:
-        held = _of_groups(path, data, keys, config)
+        groups = joined(keys, [example.group for example in data.examples])
+        kinds = strata([example.label for example in data.examples])
+        shares = (config.dev_rate, 1 - config.dev_rate)
+        held = (deal(kinds, groups, keys, shares) == 0).tolist()
+        if all(held) or not any(held):
+            raise UserError(
+                f"{path}: rows of a group stay together, and with {len(set(groups.tolist()))} "
+                f"groups of {config.group!r}, task.dev_rate {config.dev_rate:g} leaves train or "
+                "dev empty; set another rate, or name a second file in task.dev"
+            )
     else:
         held = held_out(path, keys, config.dev_rate, 1, "text")
     dev, train = (
@@ -51,23 +60,6 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
             )
     notes.append(f"{path}: {len(dev):,} of {len(data.examples):,} rows are held out as dev")
     return [Data("train", train, data.labels, tuple(notes)), Data("dev", dev, data.labels)]
-
-
-def _of_groups(
-    path: str, data: Data[TextExample], keys: list[bytes], config: TableConfig
-) -> list[bool]:
-    """Choose groups to hold out; return a flag per row, or raise a UserError if a part is empty."""
-    groups = joined(keys, [example.group for example in data.examples])
-    kinds = strata([example.label for example in data.examples])
-    shares = (config.dev_rate, 1 - config.dev_rate)
-    held = (deal(kinds, groups, keys, shares) == 0).tolist()
-    if all(held) or not any(held):
-        raise UserError(
-            f"{path}: rows of a group stay together, and with {len(set(groups.tolist()))} groups "
-            f"of {config.group!r}, task.dev_rate {config.dev_rate:g} leaves train or dev empty; "
-            "set another rate, or name a second file in task.dev"
-        )
-    return held
 
 
 def _classes_of(examples: Sequence[TextExample]) -> set[Any]:

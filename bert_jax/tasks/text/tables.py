@@ -56,7 +56,12 @@ def read_texts(
     if labelled:
         present += table.label_columns or (table.label,)
     if table.label_columns:
-        labels = _columns_as_labels(table.label_columns, labels)
+        labels = labels or LabelSet(table.label_columns)
+        if set(labels.names) != set(table.label_columns):
+            raise UserError(
+                f"the label columns are {', '.join(table.label_columns)}, but the labels are "
+                f"{', '.join(labels.names)}; they must be the same"
+            )
     examples: list[TextExample] = []  # without labels, which get numbers once all names are known
     found: list[Any] = []
     ragged: list[Origin] = []
@@ -223,16 +228,6 @@ def _flag(origin: Origin, column: str, value: Any) -> bool:
     if flag is None:
         raise UserError(f"{origin}: column {column!r} holds {value!r:.60}; it must be 0 or 1")
     return flag
-
-
-def _columns_as_labels(columns: tuple[str, ...], labels: LabelSet | None) -> LabelSet:
-    own = LabelSet(columns)
-    if labels is not None and set(labels.names) != set(own.names):
-        raise UserError(
-            f"the label columns are {', '.join(own.names)}, but the labels are "
-            f"{', '.join(labels.names)}; they must be the same"
-        )
-    return labels or own
 
 
 def _numbered(

@@ -3,18 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from bert_jax.config.bounds import (
-    AtLeast,
-    AtMost,
-    Bounded,
-    Count,
-    Distinct,
-    Natural,
-    NonNegative,
-    Part,
-    Positive,
-    Rate,
-)
+from bert_jax.config import bounds
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model.lora import LoraConfig
@@ -41,26 +30,26 @@ FREE_FIELDS = (
 
 
 @dataclass(frozen=True)
-class FinetuneTrainingConfig(Bounded, section="training"):
+class FinetuneTrainingConfig(bounds.Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
-    num_epochs: Positive = 3.0
+    num_epochs: bounds.Positive = 3.0
     """Number of passes over the training examples; may be fractional."""
-    batch_size: Count = 32
+    batch_size: bounds.Count = 32
     """Number of rows in each step of a run, summed over devices and micro-batches."""
-    accumulation: Count = 1
+    accumulation: bounds.Count = 1
     """Number of micro-batches per step. More micro-batches save memory and cost time; the results
     differ only by rounding. With task.kind=embedding, 2 or more micro-batches compute each vector
     twice, because the loss compares the vector with the whole batch."""
-    eval_batch_size: Count = 64
+    eval_batch_size: bounds.Count = 64
     """Number of rows in each step of an evaluation."""
-    evals_per_epoch: Count = 1
+    evals_per_epoch: bounds.Count = 1
     """Number of evaluations per epoch. The best one, by the task's metric, is the run's result."""
-    log_every_steps: Count = 100
+    log_every_steps: bounds.Count = 100
     """Number of steps between two rows of metrics. Each evaluation writes a row, too."""
-    max_buckets: Count = 4
+    max_buckets: bounds.Count = 4
     """Largest number of lengths to which rows are padded. Each length needs a compilation."""
-    dropout_rate: Rate | None = 0.1
+    dropout_rate: bounds.Rate | None = 0.1
     """Dropout rate in encoder and attention, and before the head (0 there with task.kind=squad).
     None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
     was pretrained without attention dropout has no attention dropout here either."""
@@ -68,13 +57,13 @@ class FinetuneTrainingConfig(Bounded, section="training"):
     """Values that the backward pass recomputes. dots: all but matrix products. full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Attention kernel."""
-    patience: Natural = 0
+    patience: bounds.Natural = 0
     """Patience of early stopping: a run ends after this many evaluations in a row without a better
     score. The learning rate follows the schedule of the full run. 0 means never to stop early."""
     freeze: str = ""
     """Parts that stay frozen: embeddings; a number n (the embeddings and the n lowest layers); or
     encoder (everything except the pooler and the head). If empty, nothing is frozen."""
-    stall_seconds: NonNegative = 1800.0
+    stall_seconds: bounds.NonNegative = 1800.0
     """Largest number of seconds without completed work. After this time, the process writes the
     stacks of its threads and ends with exit code 6. 0 means no limit."""
 
@@ -97,15 +86,15 @@ class FinetuneTrainingConfig(Bounded, section="training"):
 class FinetuneOptimizerConfig(OptimizerConfig):
     """AdamW with bias correction, which training on small data needs (Mosbach et al. 2021)."""
 
-    learning_rate: NonNegative = 0.0
+    learning_rate: bounds.NonNegative = 0.0
     """Peak learning rate. 0 means 3e-5 times the square of 768 / model width. On fewer than 3,000
     rows, 0 also makes a sweep of a third of this rate, this rate and its triple, unless `sweep`
     names rates or the task has folds."""
-    warmup_rate: Rate = 0.1
-    layer_decay: Part = 1.0
+    warmup_rate: bounds.Rate = 0.1
+    layer_decay: bounds.Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the
     full rate, the top layer the full rate times this factor. 1 means one rate for all layers."""
-    head_learning_rate: Positive | None = None
+    head_learning_rate: bounds.Positive | None = None
     """Peak learning rate of pooler, head transform and head. None means the encoder's rate or, if
     `learning_rate` is 0 and the model is narrower than 768, at least 1e-3."""
 
@@ -122,7 +111,7 @@ class FinetuneGuardConfig(GuardConfig):
     If the guard stops a run, the run has failed; others go on. A single run ends with exit code 4.
     """
 
-    spike_sigmas: NonNegative = 0.0
+    spike_sigmas: bounds.NonNegative = 0.0
     """Distance of a spike above the mean of recent losses, in standard deviations, but at least 1
     nat. 0, the default, means that only non-finite values are bad."""
 
@@ -137,17 +126,17 @@ class FinetuneGuardConfig(GuardConfig):
 
 
 @dataclass(frozen=True)
-class SweepConfig(Bounded, section="sweep"):
+class SweepConfig(bounds.Bounded, section="sweep"):
     """Several runs at once, one for each combination of learning rate, seed and initialisation."""
 
-    seeds: Annotated[int, AtLeast(1), AtMost(1000)] = 1
+    seeds: Annotated[int, bounds.AtLeast(1), bounds.AtMost(1000)] = 1
     """Number of runs for each learning rate, with the seeds `seed`, `seed` + 1, ..."""
-    learning_rates: Annotated[tuple[Positive, ...], Distinct()] = ()
+    learning_rates: Annotated[tuple[bounds.Positive, ...], bounds.Distinct()] = ()
     """Learning rates of the sweep. If empty, there is one: `optimizer.learning_rate`."""
     baseline: str = ""
     """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
     of a model with the architecture and the tokenizer of `init`. If empty, nothing is compared."""
-    at_once: Natural = 0
+    at_once: bounds.Natural = 0
     """Number of runs that train together in one program; 0 means all runs. Groups of this size
     train one after another, without another compilation."""
 

@@ -56,7 +56,17 @@ def finetune_folds(
         return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)
     if profiler:
         raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
-    _check(config, workdir)
+    if config.num_trials > 1:
+        raise UserError(
+            f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "
+            "or run the folds once for each setting"
+        )
+    if scheme(workdir) is not None:
+        raise UserError(f"--workdir is {workdir}; with task.folds, give a local directory")
+    if (Path(workdir) / "config.json").exists():
+        raise UserError(
+            f"--workdir {workdir} contains a run without task.folds; give another directory"
+        )
     say = echo or print
     home, count = Path(workdir), config.task.folds
     places = [home / f"fold-{number}" for number in range(1, count + 1)]
@@ -78,21 +88,6 @@ def finetune_folds(
     scores = {f"eval/{name}": value for name, value in report["scores"].items()}
     told = none if all(unlearned) else ""
     return dataclasses.replace(result, workdir=workdir, eval_metrics=scores, unlearned=told)
-
-
-def _check(config: FinetuneConfig, workdir: Path | str) -> None:
-    """Raise a UserError for a sweep, or a work directory in a bucket or of another run."""
-    if config.num_trials > 1:
-        raise UserError(
-            f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "
-            "or run the folds once for each setting"
-        )
-    if scheme(workdir) is not None:
-        raise UserError(f"--workdir is {workdir}; with task.folds, give a local directory")
-    if (Path(workdir) / "config.json").exists():
-        raise UserError(
-            f"--workdir {workdir} contains a run without task.folds; give another directory"
-        )
 
 
 def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,14 +18,8 @@ from bert_jax.tasks.overlap import example_keys, overlap_warning
 from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
+from bert_jax.training.finetune import settings
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.settings import (
-    Schedule,
-    encoder_of,
-    frozen_parts,
-    schedule_of,
-    with_rates,
-)
 from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
 from bert_jax.training.steps.state import StepConfig
@@ -49,7 +43,7 @@ class Setup:
     test: tuple[Split, ...]
     """Splits to score once, after training."""
     batches: TrainBatches
-    schedule: Schedule
+    schedule: settings.Schedule
 
     @property
     def objective(self) -> TaskObjective | EmbeddingObjective:
@@ -89,12 +83,12 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     """
     config.distil.check_section()
     initial, given = read_inits(config, read)
-    model = encoder_of(initial, config)
-    frozen = frozen_parts(config, model)
+    model = settings.encoder_of(initial, config)
+    frozen = settings.frozen_parts(config, model)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
-    config = with_rates(config, model.hidden_dim, len(train.rows))
+    config = settings.with_rates(config, model.hidden_dim, len(train.rows))
     skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
@@ -111,6 +105,13 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     }
     if teacher:
         fingerprints["distil.teacher"] = start.teacher_digest
+    digest = hashlib.sha256()
+    for rows in (split.rows for split in (train, *dev)):
+        labels = () if rows.labels is None else rows.labels
+        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    fingerprints["task"] = digest.hexdigest()
+    fingerprints |= {f"task.{split.name}": split.fingerprint for split in test}
     buckets = choose_buckets(
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
@@ -119,7 +120,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     if skew.oversampling:
         times = repeats(train.rows, task.num_outputs, skew.oversampling)
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
-    schedule = schedule_of(config, batches.num_batches, inits)
+    schedule = settings.schedule_of(config, batches.num_batches, inits)
     return Setup(
         config=config,
         step=StepConfig(
@@ -135,23 +136,9 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
         task=task,
         initial=initial,
         start=start,
-        fingerprints={
-            **fingerprints,
-            "task": rows_fingerprint((train, *dev)),
-            **{f"task.{split.name}": split.fingerprint for split in test},
-        },
+        fingerprints=fingerprints,
         train=train,
         dev=dev,
         test=test,
         batches=batches,
     )
-
-
-def rows_fingerprint(splits: Iterable[Split]) -> str:
-    """Return the SHA-256 of the tokens and labels of all splits."""
-    digest = hashlib.sha256()
-    for rows in (split.rows for split in splits):
-        labels = () if rows.labels is None else rows.labels
-        for array in (rows.row_lengths, rows.second_start, *rows.tokens, *labels):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,8 +109,7 @@ def with_head(
     pools = network == "classification" and model.pooler
     if pools and not (initial.has_pooler or config.reinitialise):
         _log.warning(
-            "%s has no pooler, but this task needs one: it starts with random weights",
-            initial.name,
+            "%s has no pooler, but this task needs one: it starts with random weights", initial.name
         )
     why, pooling = "", config.pooling
     if network != "classification":
@@ -130,49 +128,31 @@ def with_head(
         dropout_rate=0.0 if task.objective == "span" else _HEAD_DROPOUT if rate is None else rate,
         pooling=pooling,
     )
-    starts = {
-        name: _start_of(config, saved, model, head, task, partial(read, name))
-        for name, saved in given.items()
-    }
+
+    def start_of(name: str, saved: SavedModel | None) -> Any:
+        """Return the parts (encoder, transform, head) that do not begin with random weights."""
+        if saved is None:
+            return {}
+        start = starting_params(model, head, saved.params)
+        if config.head == "fresh":
+            return start
+        again = saved.outputs is None and saved.origin.kind == "huggingface"
+        try:
+            if again and _TASK_CLASS.fullmatch(model_class(saved.origin.config)):
+                saved = read(name)  # with its task head
+            return {**start, "head": kept_head(saved, head, task)}
+        except UserError as error:
+            if config.head == "keep":
+                raise UserError(
+                    f"head is 'keep', but {error}; set head to 'fresh' or 'auto'"
+                ) from error
+            return start
+
+    starts = {name: start_of(name, saved) for name, saved in given.items()}
     skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
     return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
-
-
-def _start_of(
-    config: FinetuneConfig,
-    saved: SavedModel | None,
-    model: ModelConfig,
-    head: TaskHeadConfig,
-    task: Task,
-    read: Callable[[], SavedModel],
-) -> Any:
-    """Return the parameters (encoder, transform, head) with which training starts.
-
-    Parts with random weights are left out. If a model in Hugging Face's format has a task head, the
-    model is read again, with its head.
-
-    Raises:
-        UserError: `head` is "keep", but the head of `saved` does not fit the task.
-    """
-    if saved is None:
-        return {}
-    start = starting_params(model, head, saved.params)
-    if config.head == "fresh":
-        return start
-    again = saved.outputs is None and saved.origin.kind == "huggingface"
-    try:
-        if again and _TASK_CLASS.fullmatch(model_class(saved.origin.config)):
-            saved = read()
-        kept = kept_head(saved, head, task)
-    except UserError as error:
-        if config.head == "keep":
-            raise UserError(
-                f"head is 'keep', but {error}; set head to 'fresh' or 'auto'"
-            ) from error
-        return start
-    return {**start, "head": kept}
 
 
 def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
@@ -282,11 +262,7 @@ def query_length(splits: Iterable[Rows]) -> int:
 
 
 def with_teacher(
-    config: DistillationConfig,
-    objective: Objective,
-    initial: SavedModel,
-    task: Task,
-    read: Read,
+    config: DistillationConfig, objective: Objective, initial: SavedModel, task: Task, read: Read
 ) -> tuple[Distilled, SavedModel]:
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 

@@ -15,18 +15,11 @@ from bert_jax.artefacts.saved.runs import STATISTICS
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.files.remote import WorkDir
+from bert_jax.training.finetune import voice
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.report import TaskScorer
 from bert_jax.training.finetune.saves import FinetuneSaves, check_finetune_workdir, remove_resume
 from bert_jax.training.finetune.setup import Setup, set_up
-from bert_jax.training.finetune.voice import (
-    FinetuneVoice,
-    check_model,
-    finished_before,
-    goal_of,
-    summary,
-    unlearned,
-)
 from bert_jax.training.loop import carry_out
 from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session, hold_workdir
@@ -74,9 +67,9 @@ def finetune(
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)
         if by_first(lambda: (work.local / STATISTICS).exists()):
-            outcomes = finished_before(work, echo or print)
+            outcomes = voice.finished_before(work, echo or print)
             remove_resume(work)
-            check_model(setup, outcomes)
+            voice.check_model(setup, outcomes)
             result = Result(work.name, setup.schedule.total_steps, finished=True, outcomes=outcomes)
         else:
             seconds = config.training.stall_seconds
@@ -84,7 +77,7 @@ def finetune(
             plan = resolve_finetuning(config, setup, work)
             result = carry_out(plan, session, profiler and profiler(plan))
         bests = [outcome.best for outcome in result.outcomes]
-        wrong = unlearned(bests, setup.task.metric, setup.dev[0].constant_score)
+        wrong = voice.unlearned(bests, setup.task.metric, setup.dev[0].constant_score)
         return dataclasses.replace(result, unlearned=wrong if result.finished else "")
 
 
@@ -100,11 +93,12 @@ def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any
 
 def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> RunPlan:
     """Make the plan of a run from its configuration and from the models and data in `setup`."""
-    size, num_steps, goal = len(setup.schedule.waves[0]), setup.schedule.num_steps, goal_of(setup)
+    size, num_steps = len(setup.schedule.waves[0]), setup.schedule.num_steps
+    goal = voice.goal_of(setup)
     mesh = make_trial_mesh(config.mesh, size)
     trials.check_memory(setup.step, mesh, size)
     saves = FinetuneSaves(config, setup, mesh, work)
-    lines = partial(summary, config, setup, mesh, goal)
+    lines = partial(voice.summary, config, setup, mesh, goal)
 
     def stage(number: int) -> Stage:
         members = setup.schedule.waves[number]
@@ -125,7 +119,7 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
         batches=Batches(partial(_batches, setup, mesh)),
         scorers=(TaskScorer(config, setup, mesh, work),),
         saves=saves,
-        voice=FinetuneVoice(lines, setup, goal, work, saves),
+        voice=voice.FinetuneVoice(lines, setup, goal, work, saves),
         policy=Policy(
             log_every=config.training.log_every_steps,
             metric=setup.task.metric,

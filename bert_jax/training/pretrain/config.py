@@ -11,11 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.config import OBJECTIVES, MaskedLMConfig, ObjectiveConfig, StudentConfig
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Metric
-from bert_jax.training.pretrain.sections import (
-    CheckpointConfig,
-    PretrainModelConfig,
-    TrainingConfig,
-)
+from bert_jax.training.pretrain import sections
 from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig, PhaseRate
 
@@ -57,13 +53,13 @@ class PretrainConfig(Bounded):
         "task": "only `bert-jax finetune` has a task; training.probes scores an encoder on tasks",
     }
     objective: ObjectiveConfig = field(default_factory=MaskedLMConfig)
-    model: PretrainModelConfig = field(default_factory=PretrainModelConfig)
+    model: sections.PretrainModelConfig = field(default_factory=sections.PretrainModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: sections.TrainingConfig = field(default_factory=sections.TrainingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: sections.CheckpointConfig = field(default_factory=sections.CheckpointConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     distil: StudentConfig = field(default_factory=StudentConfig)
     """Distillation: a teacher from which the run learns, in addition to the text."""
@@ -191,7 +187,7 @@ class PretrainConfig(Bounded):
         rate = self.training.phases[number].masking_rate
         return self.masking if rate is None else replace(self.masking, rate=rate)
 
-    def model_of(self, number: int) -> PretrainModelConfig:
+    def model_of(self, number: int) -> sections.PretrainModelConfig:
         """Return the model's configuration with the rotary bases (thetas) of a phase."""
         return replace(self.model, **self._thetas(number))
 
@@ -209,9 +205,7 @@ class PretrainConfig(Bounded):
             for at, phase in enumerate(self.training.phases)
         )
         return replace(
-            self,
-            model=self.model_of(number),
-            training=replace(self.training, phases=phases),
+            self, model=self.model_of(number), training=replace(self.training, phases=phases)
         )
 
     def _thetas(self, number: int) -> dict[str, Any]:
@@ -244,7 +238,7 @@ class PretrainConfig(Bounded):
         return (*self.objective.metrics(self.has_pairs), *self.distil.metrics)
 
     @property
-    def retention(self) -> CheckpointConfig:
+    def retention(self) -> sections.CheckpointConfig:
         """Section `checkpoint`, in which the first metric replaces an empty `best_metric`."""
         named = self.checkpoint.best_metric or f"eval/{self.metrics[0].name}"
         return replace(self.checkpoint, best_metric=named)

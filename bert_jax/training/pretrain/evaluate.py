@@ -15,14 +15,8 @@ from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import PhaseConfig
 from bert_jax.data.pipeline import EvalBatches
 from bert_jax.data.store import TokenStore
+from bert_jax.distributed.parallel import sharding
 from bert_jax.distributed.parallel.in_flight import in_flight
-from bert_jax.distributed.parallel.sharding import (
-    MeshConfig,
-    data_shard,
-    make_mesh,
-    num_batch_shards,
-    place_batch,
-)
 from bert_jax.errors import UserError
 from bert_jax.model.heads import MASKED_LM
 from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
@@ -65,7 +59,7 @@ def evaluate(
     total: dict[str, float] = defaultdict(float)
 
     def dispatch(batch: Mapping[str, np.ndarray]) -> Any:
-        return eval_step(params, place_batch(batch, mesh)).sums
+        return eval_step(params, sharding.place_batch(batch, mesh)).sums
 
     for _, sums in in_flight(dispatch, batches):
         for name, value in sums.items():
@@ -130,7 +124,7 @@ def heldout_rows(
         BucketAwayError: The bucket is out of reach.
     """
     max_rows = config.training.eval_rows and -(-config.training.eval_rows // num_corpora)
-    (index, count), shards = data_shard(mesh), num_batch_shards(mesh)
+    (index, count), shards = sharding.data_shard(mesh), sharding.num_batch_shards(mesh)
     for _ in store.shards:  # raise for a missing or unreachable file before the first step
         pass
     try:
@@ -189,7 +183,8 @@ def heldout_metrics(
     limit = saved.config.num_positions
     if length is not None and not 8 <= length <= limit:
         raise UserError(f"--length is {length}; {saved.name} takes rows of 8 to {limit} tokens")
-    mesh, length = make_mesh(MeshConfig()), length or min(LENGTH, saved.max_length)
+    mesh = sharding.make_mesh(sharding.MeshConfig())
+    length = length or min(LENGTH, saved.max_length)
     config = PretrainConfig(
         data=DataConfig(pairing="none"),
         training=TrainingConfig(phases=(PhaseConfig(length=length),)),

@@ -141,9 +141,19 @@ class Goodput:
         self._failing = False
         self._earlier = [] if path is None else read_starts(path)
         for start in self._earlier:
-            _lose(start, restored_step)
+            kept = max(start.first_step, restored_step)
+            if kept >= start.kept_step:
+                continue
+            productive = start.seconds.get(_PRODUCTIVE, 0.0)
+            lost = productive * (start.kept_step - kept) / (start.kept_step - start.first_step)
+            start.seconds[_PRODUCTIVE] = productive - lost
+            start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
+            start.kept_step = kept
         while len(self._earlier) >= _MAX_STARTS:
-            self._earlier[:2] = [_sum(*self._earlier[:2])]
+            a, b = self._earlier[:2]
+            seconds, down = total_seconds([a, b]), down_seconds([a, b])
+            b = replace(b, begin=a.begin, first_step=a.first_step, count=a.count + b.count)
+            self._earlier[:2] = [replace(b, seconds=seconds, down=down)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
         self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)
@@ -222,25 +232,6 @@ def down_seconds(starts: Sequence[Start]) -> float:
     """Add up the seconds between the starts."""
     gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
     return sum(gaps, sum((start.down for start in starts), 0.0))
-
-
-def _lose(start: Start, restored_step: int) -> None:
-    """Move time from `productive` to `lost`, for the steps after `restored_step`."""
-    kept = max(start.first_step, restored_step)
-    if kept >= start.kept_step:
-        return
-    productive = start.seconds.get(_PRODUCTIVE, 0.0)
-    lost = productive * (start.kept_step - kept) / (start.kept_step - start.first_step)
-    start.seconds[_PRODUCTIVE] = productive - lost
-    start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
-    start.kept_step = kept
-
-
-def _sum(a: Start, b: Start) -> Start:
-    return replace(
-        b, begin=a.begin, first_step=a.first_step, seconds=total_seconds([a, b]),
-        count=a.count + b.count, down=down_seconds([a, b]),
-    )  # fmt: skip
 
 
 def _start(row: dict[str, Any]) -> Start:

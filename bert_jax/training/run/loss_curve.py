@@ -170,7 +170,14 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tuple[float, float]]:
     """Draw a metric on training and held-out text, and return the points."""
     train, held_out = (points(rows, f"{kind}/{metric.name}") for kind in ("train", "eval"))
-    _curve(axis, train, "training", _TRAIN)
+    if train:
+        steps, values = _columns(train)
+        span = max(1, len(values) // 25)
+        if span > 1:
+            axis.plot(steps, values, color=_TRAIN, alpha=0.22, linewidth=0.8, zorder=2)
+        smoothed = smooth(np.array(values), span)
+        text = f"training: {smoothed[-1]:.2f}" + (f" (mean of {span} points)" if span > 1 else "")
+        axis.plot(steps, smoothed, color=_TRAIN, linewidth=1.6, label=text, zorder=3)
     _points(axis, held_out, "held-out", _EVAL)
     return train + held_out
 
@@ -184,18 +191,6 @@ def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     low = min([0.4, *(value for _, value in _panel(axis, rows, metric))])
     axis.set_ylabel(metric.title)
     axis.set_ylim(max(0.0, low - 0.03), 1.03)
-
-
-def _curve(axis: Any, found: Points, label: str, colour: str) -> None:
-    if not found:
-        return
-    steps, values = _columns(found)
-    span = max(1, len(values) // 25)
-    if span > 1:
-        axis.plot(steps, values, color=colour, alpha=0.22, linewidth=0.8, zorder=2)
-    smoothed = smooth(np.array(values), span)
-    text = f"{label}: {smoothed[-1]:.2f}" + (f" (mean of {span} points)" if span > 1 else "")
-    axis.plot(steps, smoothed, color=colour, linewidth=1.6, label=text, zorder=3)
 
 
 def _points(axis: Any, found: Points, label: str, colour: str) -> None:

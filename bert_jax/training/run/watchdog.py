@@ -100,7 +100,16 @@ class Watchdog:
     def _write(self, message: str, what: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         main = f"Thread 0x{threading.main_thread().ident:016x}"
-        text = f"\n{now} {message}; exit code {EXIT_CODE}. The main thread: {main}\n\n{_stacks()}"
+        # A local file receives the stacks first, since faulthandler holds the interpreter's lock
+        # while it writes, and a write to standard error or to the work directory may block.
+        try:
+            with tempfile.TemporaryFile() as local:
+                faulthandler.dump_traceback(local)
+                local.seek(0)
+                stacks = local.read().decode(errors="replace")
+        except OSError as error:
+            stacks = f"the stacks could not be collected: {error}\n"
+        text = f"\n{now} {message}; exit code {EXIT_CODE}. The main thread: {main}\n\n{stacks}"
         _print(text)
         try:
             with self._report.open("a") as file:
@@ -115,24 +124,6 @@ def _arm_backstop(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
 
-def _stacks() -> str:
-    """Return the stacks of all threads.
-
-    A local file receives the stacks first, since faulthandler holds the interpreter's lock while it
-    writes, and a write to standard error or to the work directory may block.
-    """
-    try:
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file)
-            file.seek(0)
-            return file.read().decode(errors="replace")
-    except OSError as error:
-        return f"the stacks could not be collected: {error}\n"
-
-
 def _print(text: str) -> None:
-    with (
-        contextlib.suppress(OSError),
-        open(_STDERR, "w", closefd=False, errors="replace") as file,
-    ):
+    with contextlib.suppress(OSError), open(_STDERR, "w", closefd=False, errors="replace") as file:
         file.write(text)

@@ -223,9 +223,7 @@ def muon(
             return jax.tree.unflatten(jax.tree.structure(grads), leaves)
 
         return whole(steps | other_steps), OptimizerState(
-            others_after.num_updates,
-            whole(after.mu | others_after.mu),
-            whole(others_after.nu),
+            others_after.num_updates, whole(after.mu | others_after.mu), whole(others_after.nu)
         )
 
     return optax.GradientTransformation(init, update)

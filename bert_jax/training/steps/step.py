@@ -208,10 +208,7 @@ def gradients(
 
     whole = PartitionSpec()
     return collectives.on_local_rows(
-        collectives.each_trial(local, mesh),
-        mesh,
-        (specs, ROW_SPEC, whole, whole),
-        (changed, whole),
+        collectives.each_trial(local, mesh), mesh, (specs, ROW_SPEC, whole, whole), (changed, whole)
     )(params, rows, seed, counts)
 
 

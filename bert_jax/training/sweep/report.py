@@ -106,10 +106,7 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
 
 
 def _group_table(
-    groups: Sequence[Group],
-    columns: Sequence[str],
-    scale: float,
-    best: Mapping[str, float],
+    groups: Sequence[Group], columns: Sequence[str], scale: float, best: Mapping[str, float]
 ) -> list[str]:
     """Lay out `columns` of each group. A star marks the `best` rate of each initialisation."""
 
@@ -157,25 +154,21 @@ def _comparison_lines(
     for each in comparisons:
         head = f"{each.first} less {each.second}{where}"
         columns = [head, "mean", f"{LEVEL:.0%} by t", "better in"]
-        tables.setdefault(head, [columns]).append(_comparison_row(each, scale))
+        name = "all learning rates"
+        if each.learning_rates is not None:
+            rates = [rate_name(rate) for rate in each.learning_rates]
+            name = f"each at its best: {rates[0]}, {rates[1]}" if each.chosen else rates[0]
+        better = f"{each.wins} of {each.pairs}"
+        better += f", {each.ties} equal" if each.ties else ""
+        better += f", {each.unpaired} runs unpaired" if each.unpaired else ""
+        mean = "-" if each.mean is None else f"{each.mean * scale:+z.1f}"
+        student = " to ".join(f"{end * scale:+z.1f}" for end in each.student or ())
+        row = [f"  {name}", mean, student or "-", better]
+        tables.setdefault(head, [columns]).append(row)
     lines = [line for table in tables.values() for line in ("", *table_lines(table))]
     if any(c.seeds == 1 for c in comparisons):
         lines.append("one seed in common: no interval")
     return lines
-
-
-def _comparison_row(comparison: Comparison, scale: float) -> list[str]:
-    if comparison.learning_rates is None:
-        name = "all learning rates"
-    else:
-        names = [rate_name(rate) for rate in comparison.learning_rates]
-        name = f"each at its best: {names[0]}, {names[1]}" if comparison.chosen else names[0]
-    better = f"{comparison.wins} of {comparison.pairs}"
-    better += f", {comparison.ties} equal" if comparison.ties else ""
-    better += f", {comparison.unpaired} runs unpaired" if comparison.unpaired else ""
-    mean = "-" if comparison.mean is None else f"{comparison.mean * scale:+z.1f}"
-    student = [f"{end * scale:+z.1f}" for end in comparison.student or ()]
-    return [f"  {name}", mean, " to ".join(student) or "-", better]
 
 
 def _failed_lines(summary: Summary) -> list[str]:

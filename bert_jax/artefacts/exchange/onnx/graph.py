@@ -144,7 +144,7 @@ class Graph:
             dense = self.affine(first, "encoder.pooler.dense", encoder["pooler"]["dense"])
             pooled = self.activation(dense, config.pooler_activation, "pooler_output")
             outputs[pooled] = ["batch", config.hidden_dim]
-        names = logit_names(self.saved)
+        names = output_names(self.saved)
         if "mlm" in params:
             outputs |= self.masked_lm(x, table, params["mlm"], names["mlm"])
         if head := params.get("nsp"):
@@ -384,8 +384,9 @@ class Graph:
         return self.op("Concat", arcs, found, axis=-1, name="logits")
 
 
-def logit_names(saved: SavedModel) -> dict[str, str]:
-    """Return the output name of each pretraining head that a model has."""
-    names = {head: name for name, head in LOGITS.items()}
-    parts = [part for part in ("mlm", "nsp", "rtd") if part in saved.params]
-    return names if names.keys() <= set(parts) else dict.fromkeys(parts, "logits")
+def output_names(saved: SavedModel) -> dict[str, str]:
+    """Return the graph's names of the outputs that `logits_of` can compute."""
+    heads = {head: name for name, head in LOGITS.items()}
+    parts = [part for part in ("mlm", "nsp", "rtd", "head") if part in saved.params]
+    names = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
+    return names | (heads if heads.keys() <= {*parts} else dict.fromkeys(parts, "logits"))

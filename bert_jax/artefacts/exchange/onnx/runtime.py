@@ -1,12 +1,8 @@
 """Export as an ONNX graph of standard operators (opset 20), for any batch size and length.
 
 This package builds the graph of an encoder node by node from our parameters. Inputs and outputs
-have the names that Hugging Face's tools expect:
-
-    session = onnxruntime.InferenceSession("DIR/model.onnx")
-    session.run(["logits"], {"input_ids": ..., "token_type_ids": ..., "attention_mask": ...})
-
-A model without token types has no input `token_type_ids`.
+have the names that Hugging Face's tools expect. A model without token types has no input
+`token_type_ids`.
 
 The export needs `onnx`, and the proof needs `onnxruntime` (pip install 'bert_jax[onnx]').
 `quantize` replaces a proven graph with a graph of 8-bit weights, and measures the loss of accuracy.
@@ -22,7 +18,7 @@ import numpy as np
 
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.exported_files import card_fields, write_description
-from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, VECTORS, Graph, logit_names
+from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, Graph, output_names
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, needs_package
 from bert_jax.tasks.retrieval.metrics import unit
@@ -75,9 +71,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
         session = runtime.InferenceSession(out / GRAPH, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types
         raise proof.ProofFailedError(f"onnxruntime cannot load {GRAPH}: {error}") from error
-    names = [output.name for output in session.get_outputs()]
-    names_of = {"hidden": "last_hidden_state", "pooled": "pooler_output", "embedding": VECTORS}
-    names_of |= logit_names(saved) | ({} if saved.head is None else {"head": "logits"})
+    names, names_of = [output.name for output in session.get_outputs()], output_names(saved)
     inputs = {each.name for each in session.get_inputs()}
 
     def run(batch):

@@ -19,17 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
+from bert_jax.data.corpus.overlap import ngrams
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
-from bert_jax.data.corpus.overlap.ngrams import (
-    BANDS,
-    NGRAM,
-    ROWS,
-    SHINGLE,
-    NgramTable,
-    hash_text,
-    normalised_words,
-    word_hashes,
-)
 from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import replace_file, staged_file
 
@@ -54,17 +45,6 @@ def identify(text: str) -> tuple[str, float]:
     """
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
-
-
-def check_language(code: str) -> None:
-    """Raise a UserError if py3langid does not know the language code."""
-    known = _identifier()[1]
-    if code not in known:
-        hint = suggestion(code, sorted(known))
-        raise UserError(
-            f"--language is {code!r}, which py3langid does not know.{hint} Give one of the "
-            f"{len(known)} ISO 639 codes that it knows, such as en, de or zh."
-        )
 
 
 MIN_SIMILARITY = 0.5
@@ -92,8 +72,12 @@ class CleaningConfig:
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
         resolve_filters(self.filters)
-        if self.language:
-            check_language(self.language)
+        if self.language and self.language not in (known := _identifier()[1]):
+            hint = suggestion(self.language, sorted(known))
+            raise UserError(
+                f"--language is {self.language!r}, which py3langid does not know.{hint} Give one "
+                f"of the {len(known)} ISO 639 codes that it knows, such as en, de or zh."
+            )
         if not 0 < self.language_threshold <= 1:
             raise UserError(
                 f"--language {self.language}:{self.language_threshold:g}: the probability must be "
@@ -135,12 +119,14 @@ class CleaningConfig:
         found |= {name: True for name in flags if getattr(self, name)}
         if self.near_duplicates is not None:
             found["near_duplicates"] = {
-                "similarity": self.near_duplicates, "shingle": SHINGLE, "bands": BANDS,
-                "rows": ROWS, "rensa": metadata.version("rensa"),
+                "similarity": self.near_duplicates, "shingle": ngrams.SHINGLE,
+                "bands": ngrams.BANDS, "rows": ngrams.ROWS, "rensa": metadata.version("rensa"),
             }  # fmt: skip
         if self.without:
             sets = map(read_evaluation, self.without)
-            found["without"] = [{"name": s.name, "sha256": s.digest, "ngram": NGRAM} for s in sets]
+            found["without"] = [
+                {"name": s.name, "sha256": s.digest, "ngram": ngrams.NGRAM} for s in sets
+            ]
         return found
 
 
@@ -167,7 +153,7 @@ class CleaningReport:
         if self.samples_limit:
             sample = {
                 "reason": reason, "detail": detail, "source": source, "document": number,
-                "hash": f"{hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
+                "hash": f"{ngrams.hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
             }  # fmt: skip
             self._keep(reason, [sample])
 
@@ -222,20 +208,12 @@ class Drops(NamedTuple):
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
-    def is_filtered(self, number: int) -> bool:
-        """Return true if a filter drops the document."""
-        return bool(self.filtered[_rows(self.filtered, number)].size)
-
     def duplicate(self, number: int) -> tuple[bool, int, int] | None:
         """Return (is exact, task and index of the document kept); None if not a duplicate."""
         for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
             task, first = self.firsts[at].tolist()
             return bool(self.exact[at]), task, first
         return None
-
-    def dropped_paragraphs(self, number: int) -> list[int]:
-        """Return the indices, ascending, of the paragraphs to leave out of a document."""
-        return self.paragraphs[_rows(self.paragraphs[:, 0], number), 1].tolist()
 
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
@@ -300,25 +278,27 @@ class Cleaner:
             text = "\n".join(kept)
         if self._passages is not None and not (text := self._without(text, self._passages)):
             return Dropped(EVALUATION, "all paragraphs share an n-gram with evaluation texts")
-        if self._drops is None:
+        if (drops := self._drops) is None:
             return self._unwanted(text) or text
-        if self._drops.is_filtered(number) and (unwanted := self._unwanted(text)):
+        is_filtered = drops.filtered[_rows(drops.filtered, number)].size
+        if is_filtered and (unwanted := self._unwanted(text)):
             return unwanted
-        if duplicate := self._drops.duplicate(number):
+        if duplicate := drops.duplicate(number):
             exact, task, first = duplicate
             reason = "duplicate" if exact else "near-duplicate"
             return Dropped(reason, f"document {first} of task {task} is kept instead")
         paragraphs = text.split("\n")
-        for paragraph in reversed(self._drops.dropped_paragraphs(number)):
+        dropped = drops.paragraphs[_rows(drops.paragraphs[:, 0], number), 1]
+        for paragraph in reversed(dropped.tolist()):
             self.report.lines["duplicate-paragraph"] += 1
             del paragraphs[paragraph]
         return "\n".join(paragraphs) or Dropped(NO_LINES, "all paragraphs occur earlier")
 
-    def _without(self, text: str, passages: NgramTable) -> str:
+    def _without(self, text: str, passages: ngrams.NgramTable) -> str:
         """Leave out each paragraph that holds all or part of an n-gram of the evaluation texts."""
         lines = text.split("\n")
-        words = [normalised_words(line) for line in lines]
-        covered = passages.covered(word_hashes(list(itertools.chain.from_iterable(words))))
+        words = [ngrams.normalised_words(line) for line in lines]
+        covered = passages.covered(ngrams.word_hashes(list(itertools.chain.from_iterable(words))))
         if not covered.any():
             return text
         of_lines = np.split(covered, np.cumsum(list(map(len, words)))[:-1])
@@ -342,9 +322,9 @@ class Cleaner:
 
 
 @functools.lru_cache(1)
-def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> NgramTable:
+def _passages(specs: tuple[str, ...], digests: tuple[str, ...]) -> ngrams.NgramTable:
     """Return the n-grams of evaluation texts. `digests`, part of the cache key, detects changes."""
     del digests
     sets = (read_evaluation(spec) for spec in specs)
     texts = {text for each in sets for example in each.examples for text in example.texts}
-    return NgramTable(map(normalised_words, texts))
+    return ngrams.NgramTable(map(ngrams.normalised_words, texts))

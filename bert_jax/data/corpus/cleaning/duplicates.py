@@ -89,19 +89,6 @@ def scan(
         raise disk_full(directory, error) from error
 
 
-def open_scan(directory: Path) -> Scan:
-    """Open the scan that `scan` wrote into a directory."""
-    arrays = {
-        each.name: np.load(directory / f"{each.name}.npy", mmap_mode="r")
-        for each in fields(Scan)
-        if each.name != "sketches"
-    }
-    file = directory / "sketches.bin"
-    empty = not file.stat().st_size
-    sketches = np.zeros(0, np.uint32) if empty else np.memmap(file, np.uint32, mode="r")
-    return Scan(sketches=sketches, **arrays)
-
-
 def _sign_block(
     config: CleaningConfig, block: list[tuple[int, str]]
 ) -> tuple[np.ndarray, np.ndarray, Signatures]:
@@ -239,8 +226,17 @@ class _Work:
 
 
 @functools.lru_cache(32)  # few, since a memory map holds a file descriptor
-def _opened(path: Path, stamp: int) -> Scan:
-    return open_scan(path)
+def _opened(directory: Path, stamp: int) -> Scan:
+    """Open the scan that `scan` wrote into a directory."""
+    arrays = {
+        each.name: np.load(directory / f"{each.name}.npy", mmap_mode="r")
+        for each in fields(Scan)
+        if each.name != "sketches"
+    }
+    file = directory / "sketches.bin"
+    empty = not file.stat().st_size
+    sketches = np.zeros(0, np.uint32) if empty else np.memmap(file, np.uint32, mode="r")
+    return Scan(sketches=sketches, **arrays)
 
 
 def _ranges(num_entries: int) -> list[tuple[int, int]]:

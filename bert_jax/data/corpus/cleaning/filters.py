@@ -146,15 +146,6 @@ class Edit:
     source: str
 
 
-def _stop_words(prose: Prose) -> int:
-    return len(_STOP_WORDS & {word.strip(_STRIPPED).lower() for word in prose.words})
-
-
-def _symbols(prose: Prose) -> float:
-    ellipses = sum(map(prose.text.count, _ELLIPSES))
-    return prose.share(max(prose.text.count("#"), ellipses))
-
-
 def _unless(unwanted: Callable[[str], bool]) -> Callable[[str], str]:
     return lambda line: "" if unwanted(line) else line
 
@@ -164,7 +155,10 @@ FILTERS: dict[str, Filter] = {
     "word-length": Filter(
         lambda p: p.share(sum(map(len, p.words))), "mean characters in a word", _GOPHER, 3, 10
     ),
-    "symbols": Filter(_symbols, "hash signs or ellipses per word", _GOPHER, high=0.1),
+    "symbols": Filter(
+        lambda p: p.share(max(p.text.count("#"), sum(map(p.text.count, _ELLIPSES)))),
+        "hash signs or ellipses per word", _GOPHER, high=0.1,
+    ),
     "bullets": Filter(
         lambda p: p.share_of_lines(lambda line: line.startswith(_BULLETS)),
         "share of lines that begin with a bullet", _GOPHER, high=0.9,
@@ -178,7 +172,8 @@ FILTERS: dict[str, Filter] = {
         "share of words with a letter", _GOPHER, 0.8,
     ),
     "stop-words": Filter(
-        _stop_words, "different words among the, be, to, of, and, that, have, with", _GOPHER, 2
+        lambda p: len(_STOP_WORDS & {word.strip(_STRIPPED).lower() for word in p.words}),
+        "different words among the, be, to, of, and, that, have, with", _GOPHER, 2,
     ),
     "repeated-lines": Filter(
         lambda p: repeated_lines(p.lines), "share of repeated lines", _TABLE_A1, high=0.3

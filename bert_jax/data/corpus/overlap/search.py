@@ -12,14 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.corpus.overlap import ngrams
 from bert_jax.data.corpus.overlap.evaluation import EvaluationSet, text_key
-from bert_jax.data.corpus.overlap.ngrams import (
-    MIN_WORDS,
-    NGRAM,
-    NgramTable,
-    normalised_words,
-    word_hashes,
-)
 from bert_jax.data.corpus.workers import grouped, map_ordered
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
@@ -206,7 +200,7 @@ def search_store(
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")
     encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
-    table = NgramTable(normalised_words(tokenizer.decode(ids)) for ids in encoded)
+    table = ngrams.NgramTable(ngrams.normalised_words(tokenizer.decode(ids)) for ids in encoded)
     found = map_spans(_search_texts, table, path, show(store_spans(store)), num_workers)
     name = path.resolve().parent.name if path.name == "train" else path.resolve().name
     return _report(name, store.fingerprint, evaluation, table, found)
@@ -216,7 +210,7 @@ def search_texts(
     name: str, documents: Iterable[str], evaluation: EvaluationSet, *, num_workers: int = 1
 ) -> Report:
     """Search for evaluation texts in the documents of the corpus `name`."""
-    table = NgramTable(map(normalised_words, evaluation.texts))
+    table = ngrams.NgramTable(map(ngrams.normalised_words, evaluation.texts))
     blocks = grouped(documents, len, _BLOCK_CHARS)
     found = map_ordered(functools.partial(_search_texts, table), blocks, num_workers)
     return _report(name, "", evaluation, table, found)
@@ -263,11 +257,11 @@ def _of_span(span: Span) -> Any:
     return function(decoded(store, tokenizer, span))
 
 
-def _search_texts(table: NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:
+def _search_texts(table: ngrams.NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:
     """Return, for each n-gram size, the indices of the table's n-grams that occur in the texts."""
     seen = table.nothing_seen()
     for text in texts:
-        table.mark(seen, word_hashes(normalised_words(text)))
+        table.mark(seen, ngrams.word_hashes(ngrams.normalised_words(text)))
     return {size: np.flatnonzero(marks) for size, marks in seen.items()}
 
 
@@ -275,7 +269,7 @@ def _report(
     name: str,
     fingerprint: str,
     evaluation: EvaluationSet,
-    table: NgramTable,
+    table: ngrams.NgramTable,
     found: Iterable[dict[int, np.ndarray]],
 ) -> Report:
     seen = table.nothing_seen()
@@ -290,5 +284,5 @@ def _report(
         name, fingerprint, evaluation.name, evaluation.digest, evaluation.files,
         examples={split: tuple(keys) for split, keys in examples.items()},
         texts=dict(zip(map(text_key, evaluation.texts), counts, strict=True)),
-        ngram=NGRAM, min_words=MIN_WORDS,
+        ngram=ngrams.NGRAM, min_words=ngrams.MIN_WORDS,
     )  # fmt: skip

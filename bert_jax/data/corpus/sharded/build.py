@@ -24,7 +24,6 @@ from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_man
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
-from bert_jax.tokenization.tokenizer import Tokenizer
 
 _FORMAT = 3
 """Version of the code that makes shards. Tasks that another version completed are run again."""
@@ -115,7 +114,14 @@ def build_shards(
         job = Job(recipe, workspace, thresholds, samples, drops)
         work = functools.partial(make_shard, job)
         marks = _run(work, workspace, job.key, tasks, engine, "corpus", progress)
-        built = _merged(marks, samples, recipe.tokenizer)
+        built = Built({}, CleaningReport(samples), [], {})
+        for mark in marks:
+            for corpus, counts in mark["tallies"].items():
+                built.tallies.setdefault(corpus, Tally(recipe.tokenizer)).add(counts)
+            for corpus, counts in mark["corpora"].items():
+                built.written.setdefault(corpus, Written()).add(Written(**counts))
+            built.sources += mark["sources"]
+            built.report.merge(mark["report"])
         better = better_thresholds(recipe, thresholds, built.written)
         if not better:
             break
@@ -233,18 +239,6 @@ def _run(
             marks[todo[done - 1].name] = mark
             advance()
     return [marks[task.name] for task in tasks]
-
-
-def _merged(marks: Sequence[Mapping[str, Any]], samples: int, tokenizer: Tokenizer) -> Built:
-    built = Built({}, CleaningReport(samples), [], {})
-    for mark in marks:
-        for corpus, counts in mark["tallies"].items():
-            built.tallies.setdefault(corpus, Tally(tokenizer)).add(counts)
-        for corpus, counts in mark["corpora"].items():
-            built.written.setdefault(corpus, Written()).add(Written(**counts))
-        built.sources += mark["sources"]
-        built.report.merge(mark["report"])
-    return built
 
 
 def _digest(value: Any) -> str:

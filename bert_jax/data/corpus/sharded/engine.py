@@ -125,8 +125,10 @@ class RayEngine(Engine):
         self._ray: Any = ray
         options: dict[str, Any] = {"num_cpus": self.num_workers, "include_dashboard": False}
         try:
-            if address is not None:
-                _reach(address)
+            # Try once to connect to the head node, since Ray would retry for minutes.
+            host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+            if colon:
+                socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
             ray.init(
                 address=address or "local",
                 **({} if address else options),
@@ -189,13 +191,6 @@ def open_engine(
     if address is not None:
         raise UserError(f"--engine=local:{address}: only --engine=ray takes an address.")
     return Engine(num_workers)
-
-
-def _reach(address: str) -> None:
-    """Try once to connect to the head node of a cluster, since Ray would retry for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon:
-        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
 
 
 def _call(function: Callable[[T], R], item: T) -> R:

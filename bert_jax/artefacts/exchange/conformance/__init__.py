@@ -1,0 +1,1 @@
+"""Texts, inputs and expected outputs in each export, and a program that compares a runtime."""

@@ -1,0 +1,108 @@
+"""Write the directory `conformance` of an export: texts, inputs, expected outputs, check.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.artefacts.exchange import exported_files as files
+from bert_jax.artefacts.exchange import proof
+from bert_jax.artefacts.exchange.conformance import check
+from bert_jax.artefacts.exchange.onnx.graph import output_names
+from bert_jax.artefacts.formats.sentencepiece_json import is_tie
+from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.config.mapping import to_dict
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import make_row
+
+MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
+"""No text, a word, and texts of the proof: eight scripts, accents, emoji, upper case in words."""
+PAIR = ("Who wrote it?", "Ada wrote the book.")
+
+
+def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) -> None:
+    """Write texts, inputs, outputs of `logits_of`, and check.py for software that loads a format.
+
+    `proven` is the result of the proof. An output's tolerance is 1e-4, times its largest number if
+    that exceeds 1, or twice the proof's largest difference if that is more. Orbax, adapters and the
+    searches of StableHLO get no check.py.
+
+    Raises:
+        ProofFailedError: `tokenizer.json` gives other token ids than the model's tokenizer.
+    """
+    directory, arrays, outputs = out / "conformance", dict[str, np.ndarray](), dict[str, Any]()
+    directory.mkdir()
+    longest = max(512, 6 * saved.config.local_window)  # three windows, each to both sides
+    length = min(saved.max_length, saved.config.num_positions, longest)
+    gaps = proven.get("quantized", proven)["differences"].values()
+    least = max(proof.TOLERANCE, 2 * max(gaps, default=0.0))
+    about: dict[str, Any] = {
+        "format": format, "class": files.class_name(saved), "max_length": length,
+        "objective": saved.outputs and saved.outputs.objective, "outputs": outputs, "batches": {},
+        "embedding": saved.embedding and to_dict(saved.embedding),
+    }  # fmt: skip
+    names = [*check.INPUTS, *(f"decoder_{name}" for name in check.INPUTS)]
+    for key, (prompt, texts) in _texts(saved, length).items():
+        rows = _rows(saved, out, prompt, texts, length)
+        inputs = proof.inputs_of(saved, list(rows.values()), max(map(len, rows.values())))
+        sides = [inputs] if isinstance(inputs, proof.Batch) else inputs
+        given = dict(zip(names, [ids.tolist() for side in sides for ids in side], strict=False))
+        about["inputs"] = [n for n in given if "type" not in n or saved.config.num_types > 1]
+        about["batches"][key] = {"name": key, "prompt": prompt, "texts": list(rows), **given}
+        found = _named(saved, format, proof.logits_of(saved, inputs), proven["differences"])
+        for name, array in found.items():
+            entry = outputs.setdefault(name, {"per_token": array.ndim > 2, "tolerance": least})
+            for number, row in enumerate(array):
+                tokens = int(inputs.segment_ids[number].sum()) * entry["per_token"]
+                values = arrays[f"{key}/{number}/{name}"] = check.checked(row, tokens)
+                scaled = proof.TOLERANCE * float(np.abs(values).max())
+                entry["tolerance"] = max(entry["tolerance"], scaled)
+    files.write_json(directory / "cases.json", about)
+    np.savez_compressed(directory / "expected.npz", **arrays)  # type: ignore[arg-type]
+    if format not in ("orbax", "peft") and (saved.network is None or format == "huggingface"):
+        (directory / "check.py").write_bytes(Path(check.__file__).read_bytes())
+
+
+def _texts(saved: SavedModel, length: int) -> dict[str, tuple[str, list[tuple[str, ...]]]]:
+    """Return, for each batch, the prompt before its texts and the texts, each alone or a pair."""
+    long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
+    mixed: list[tuple[str, ...]] = [*((text,) for text in MIXED), PAIR]
+    found = {"mixed": ("", mixed), "long": ("", [(long,), ("Yes",)])}
+    if (vectors := saved.embedding) is not None:
+        mixed.remove(PAIR)
+        prompts = {"query": vectors.query_prefix, "document": vectors.document_prefix}
+        found |= {kind: (prompt, mixed[1:4]) for kind, prompt in prompts.items() if prompt}
+    return found
+
+
+def _rows(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
+    """Return the token ids of texts, without ties (see `is_tie`) and pairs that are too long."""
+    tokenizer, tokenize, rows = saved.tokenizer, check.tokenizer_of(out), {}
+    for first, *second in texts:
+        ids = tokenizer.encode_batch([prompt + first, *second])
+        row = make_row(tokenizer, *(ids if second else [ids[0][: length - 2]])).ids.tolist()
+        found = tokenize(prompt + first, *second, max_length=length, truncation=True)["input_ids"]
+        if found == row:
+            rows[first, *second] = row
+        elif len(row) <= length and not (
+            isinstance(tokenizer, SentencePieceTokenizer) and is_tie(tokenizer, row, found)
+        ):
+            raise proof.ProofFailedError(f"tokenizer.json gives other ids for {first!r:.60}")
+    return rows
+
+
+def _named(
+    saved: SavedModel, format: str, found: Mapping[str, np.ndarray], proven: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Return the outputs that a format's software computes, by the names that they have there."""
+    heads = found.keys() - {"hidden", "pooled", "embedding"}
+    given = {"huggingface": heads or {"hidden"}, "sentence-transformers": {"embedding"}}
+    some = sorted(given.get(format, proven.keys() or found.keys()))
+    if saved.network is not None or format in ("stablehlo", "orbax"):
+        return {name: found[name] for name in some}
+    named = {output_names(saved)[name]: found[name] for name in some}
+    if saved.outputs is not None and saved.outputs.objective == "span":
+        ends = named.pop("logits")
+        named |= {"start_logits": ends[..., :1], "end_logits": ends[..., 1:]}
+    return named
