@@ -137,7 +137,13 @@ def run_page(page: Path, gifts: dict[str, Path], write: bool) -> list[str]:
     outputs, problem = run_blocks(found, clone)
     if problem:
         return [f"{page}:{found[len(outputs) - 1].line}: {problem}"]
-    return compare(page, list(zip(found, outputs, strict=True)), write)
+    new, missing = compared(text, list(zip(found, outputs, strict=True)))
+    problems = [f"{page}:{block.line}: does not print {line!r}" for block, line in missing]
+    if write and page.read_text("utf-8") != text:
+        problems.append(f"{page}: it changed while it was run, and is not written")
+    elif write:
+        page.write_text(new, "utf-8")
+    return problems
 
 
 def run_blocks(found: Sequence[Block], clone: Path) -> tuple[list[str], str]:
@@ -167,17 +173,16 @@ def run_blocks(found: Sequence[Block], clone: Path) -> tuple[list[str], str]:
     return outputs, ""
 
 
-def compare(page: Path, printed: Sequence[tuple[Block, str]], write: bool) -> list[str]:
-    """Return the lines of a page that were not printed; with `write`, put new numbers on it."""
-    text = page.read_text("utf-8")
-    problems: list[str] = []
+def compared(
+    text: str, printed: Sequence[tuple[Block, str]]
+) -> tuple[str, list[tuple[Block, str]]]:
+    """Return a page with the new numbers, and the lines of each block that were not printed."""
+    problems: list[tuple[Block, str]] = []
     for block, output in reversed(printed):  # from the end, so that places stay
         new, missing = refreshed(block.prints, output)
         text = text[: block.place] + new + text[block.place + len(block.prints) :]
-        problems[:0] = [f"{page}:{block.line}: does not print {line!r}" for line in missing]
-    if write:
-        page.write_text(text, "utf-8")
-    return problems
+        problems[:0] = [(block, line) for line in missing]
+    return text, problems
 
 
 def main() -> int:

@@ -67,4 +67,4 @@ def test_a_failing_cell_fails_the_notebook(executed):
     done, cells = executed("```bash\nfalse\necho after\n```\n")
     assert done.returncode == 1
     assert "CalledProcessError" in done.stderr
-    assert "after" not in str(cells[0]["outputs"])
+    assert [output["output_type"] for output in cells[0]["outputs"]] == ["error"]  # no `after`

@@ -113,6 +113,13 @@ def test_numbers_of_equal_blocks_are_written_each_in_its_place(at, tmp_path):
     assert [each.prints for each in run.blocks(written)] == ["1\n", "2\n"]
 
 
+def test_a_page_that_was_changed_meanwhile_is_not_written(at, tmp_path):
+    page = tmp_path / "home" / "page.md"
+    (problem,) = at(f"```bash\necho 1 > {page}\necho 2\n```\n```text\n1\n```\n", write=True)
+    assert problem == f"{page}: it changed while it was run, and is not written"
+    assert page.read_text() == "1\n"
+
+
 def test_lines_that_are_not_printed_are_named(at, tmp_path):
     page = PAGE.replace("row 5", "line 5").replace("no line end\n```", "no end\n```")
     path = tmp_path / "home" / "page.md"
