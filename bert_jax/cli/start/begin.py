@@ -1,4 +1,4 @@
-"""The first half of `bert-jax start`: text, speed, choice, pilot and recipe."""
+"""The first half of `bert-jax start`: text, speed, choice and recipe."""
 
 import json
 import math
@@ -33,11 +33,9 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
-from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import duration
 
 RECIPE, CHOICES, _CHOSEN = "recipe.py", "choices.txt", "start.json"
-_PILOT_SHARE = 0.04
 _OTHER_SHARE, _LABELS_SHARE = 0.05, 0.15
 _HELDOUT_BYTES, _SHOWN = 1e6, 4
 
@@ -106,15 +104,13 @@ def begin(asked: Asked, home: Path) -> Promise:
         measure = partial(_predicted, place, corpus.train.vocab_size)
     given = 3600 * asked.hours
     left = given - min(time.perf_counter() - began, given / 2)
-    seconds = left * (1 - _PILOT_SHARE - _OTHER_SHARE - _LABELS_SHARE * bool(asked.labels))
-    unique = corpus.train.num_tokens
+    seconds = left * (1 - _OTHER_SHARE - _LABELS_SHARE * bool(asked.labels))
+    assert corpus.heldout is not None
+    unique, off = corpus.train.num_tokens, law.surplus(corpus.train, corpus.heldout)
     found = choices(measure, seconds, unique, speeds)
-    pilot = None if asked.topology else _pilot(found[0], _PILOT_SHARE * given, home)
-    off = law.PILOT_WEIGHT * pilot[1] if pilot else 0.0
-    spread = law.SPREAD if pilot else law.UNCALIBRATED_SPREAD
-    promise = Promise(found[0].nats + off, law.INTERVAL * spread)
+    promise = Promise(found[0].nats + off, law.INTERVAL * law.SPREAD)
     twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
-    lines = list(_lines(asked, found, pilot))
+    lines = list(_lines(asked, found, off))
     lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} hours: {twice:.2f} nats"]
     config = recipe(
         found[0].size, found[0].num_steps, str(home / "corpus"), place.num_chips if place else 1
@@ -191,35 +187,17 @@ def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
     return Speed(math.inf if seconds is None else seconds, tokens_per_step(config))
 
 
-def _pilot(best: Choice, seconds: float, home: Path) -> tuple[Choice, float] | None:
-    """Run the chosen size for some seconds; return the nats by which the law was too low.
-
-    Return None if there is no time for a pilot.
-    """
-    choice = best._replace(num_steps=int(seconds / best.speed.seconds))
-    if choice.tokens < law.LEAST_TOKENS:
-        return None
-    print(f"pilot       {choice.num_steps:,} steps", flush=True)
-    config = recipe(choice.size, choice.num_steps, str(home / "corpus"))
-    shutil.rmtree(home / "pilot", ignore_errors=True)  # one that was stopped had other steps
-    result = train(config, home / "pilot", echo=lambda line: print(f"  {line}", flush=True))
-    if not result.finished:
-        raise KeyboardInterrupt
-    return choice, result.eval_metrics["eval/nats_below_unigram"] - choice.nats
-
-
-def _lines(
-    asked: Asked, found: Sequence[Choice], pilot: tuple[Choice, float] | None
-) -> Iterator[str]:
-    """Describe each choice with its reason."""
+def _lines(asked: Asked, found: Sequence[Choice], off: float) -> Iterator[str]:
+    """Describe each choice with its reason; `off` is added to what the law predicts."""
     best = found[0]
     epochs, config = best.tokens / best.unique, recipe(best.size, best.num_steps)
     yield f"machine     {asked.topology or machine()}"
+    yield f"pilot       a bigram model of this text: {off:+.2f} nats beside the law's text"
     yield "size        the law's best for this time and text (nats below the unigram line):"
     for each in found[:_SHOWN]:
         yield (
             f"          {'*' if each is best else ' '} {each.size!s:8} {each.num_steps:>9,} steps  "
-            f"{each.tokens / each.unique:>7.1f} epochs  {each.nats:.2f}"
+            f"{each.tokens / each.unique:>7.1f} epochs  {each.nats + off:.2f}"
         )
     yield f"batches     {best.speed.tokens:,} tokens: many small steps teach more than few large"
     yield (
@@ -234,10 +212,4 @@ def _lines(
         yield (
             f"Warning: {epochs:.0f} epochs; above {law.MANY_EPOCHS} a further epoch hardly "
             "teaches anything. More text would help, more time will not"
-        )
-    if pilot:
-        choice, off = pilot
-        yield (
-            f"pilot       {choice.nats + off:.2f} nats after {choice.num_steps:,} steps, where the "
-            f"law said {choice.nats:.2f}"
         )

@@ -1,10 +1,9 @@
-"""From a text and a time to a recipe: choices, promise, pilot, refusals; with pretended speeds."""
+"""From a text and a time to a recipe: choices, promise, refusals; with pretended speeds."""
 
 import dataclasses
 import math
 import shutil
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,12 +21,11 @@ from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.run_plan import Result
 
 STEP = speed_of(SIZES[0]).seconds / 3600
 """Hours of a step of the smallest size."""
 SHORT, LONG = 50 * STEP, 20_000 * STEP
-"""Hours without and with time for a pilot."""
+"""Hours for few epochs and for many."""
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +51,9 @@ def home(prepared, tmp_path):
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch):
-    """Sizes whose speed was measured, of the three smallest. A pilot fails."""
+    """Sizes whose speed was measured, of the three smallest."""
     monkeypatch.setattr(begin, "choices", partial(choices, sizes=SIZES[:3]))
-    monkeypatch.setattr(begin, "train", lambda *_, **__: pytest.fail("a pilot ran"))
-    monkeypatch.setattr(law, "LEAST_TOKENS", 200_000)
     return pretend_speeds(monkeypatch)
-
-
-def piloted(patch, nats, finished=True):
-    """Pretend that pilots reach these nats; return the list to which their settings are added."""
-    runs = []
-
-    def train(config, workdir, *, echo):
-        assert not Path(workdir).exists(), "a stopped pilot has other steps"
-        Path(workdir).mkdir()
-        runs.append(config)
-        scores = {"eval/nats_below_unigram": nats} if finished else {}
-        return Result(workdir, 1, finished, eval_metrics=scores, stopped_by="SIGINT")
-
-    patch.setattr(begin, "train", train)
-    return runs
 
 
 def test_a_recipe_is_written_once_and_kept(text, home, measured, monkeypatch, capsys):
@@ -101,7 +82,7 @@ def test_twice_the_time_promises_at_least_as_much(text, home, capsys):
     promise = begin.begin(Asked((text,), SHORT), home)
     (line,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("twice"))
     assert float(line.split()[-2]) >= round(promise.nats, 2)
-    assert promise.spread == pytest.approx(law.INTERVAL * law.UNCALIBRATED_SPREAD)
+    assert promise.spread == pytest.approx(law.INTERVAL * law.SPREAD)
 
 
 def test_the_time_for_a_classifier_is_kept(text, home, tmp_path):
@@ -197,8 +178,7 @@ def test_a_text_of_nothing_is_refused_until_there_is_some(tmp_path, content, sai
     assert (home / RECIPE).exists()
 
 
-def test_many_epochs_are_warned_of(text, home, tmp_path, monkeypatch):
-    piloted(monkeypatch, 0.0)
+def test_many_epochs_are_warned_of(text, home, tmp_path):
     begin.begin(Asked((text,), SHORT), home)
     assert "Warning" not in (home / CHOICES).read_text()
     shutil.rmtree(tmp_path / "home")
@@ -206,39 +186,21 @@ def test_many_epochs_are_warned_of(text, home, tmp_path, monkeypatch):
     assert f"; above {law.MANY_EPOCHS} a further epoch hardly" in (home / CHOICES).read_text()
 
 
-def test_a_pilot_moves_and_narrows_the_promise(text, home, tmp_path, monkeypatch):
+def test_the_bigrams_of_the_text_move_the_promise(text, home, tmp_path, monkeypatch, capsys):
     promises = []
-    for number, nats in enumerate((1.0, 2.0)):
-        runs = piloted(monkeypatch, nats)
+    for number, more in enumerate((-0.25, 0.5)):
+        monkeypatch.setattr(law, "surplus", lambda train, heldout, more=more: more)
         place = tmp_path / f"{number}"
         shutil.copytree(home, place)
-        promises.append(begin.begin(Asked((text,), LONG), place))
-        (pilot,) = runs
-        final = load_config(PretrainConfig, str(place / RECIPE))
-        assert pilot.model == final.model
-        assert pilot.data.corpus == str(place / "corpus")
-        assert 100 <= pilot.training.num_steps < final.training.num_steps / 10
-        said = (place / CHOICES).read_text()
-        assert f"pilot       {nats:.2f} nats after {pilot.training.num_steps:,} steps" in said
-    first, second = promises
-    assert first.spread == second.spread == pytest.approx(law.INTERVAL * law.SPREAD)
-    assert second.nats - first.nats == pytest.approx(law.PILOT_WEIGHT, abs=0.01)
-
-
-def test_a_pilot_that_a_signal_stops_is_run_again_by_the_same_command(text, home, monkeypatch):
-    asked = Asked((text,), LONG)
-    piloted(monkeypatch, 1.0, finished=False)
-    with pytest.raises(KeyboardInterrupt):
-        begin.begin(asked, home)
-    assert not (home / RECIPE).exists()
-    runs = piloted(monkeypatch, 1.0)
-    begin.begin(asked, home)
-    assert len(runs) == 1
-    assert (home / RECIPE).exists()
+        promises.append(begin.begin(Asked((text,), SHORT), place))
+        assert (
+            f"pilot       a bigram model of this text: {more:+.2f} nats" in capsys.readouterr().out
+        )
+    assert promises[1].nats - promises[0].nats == pytest.approx(0.75)
 
 
 def test_a_slice_is_predicted_and_has_rows_for_each_chip(text, home, monkeypatch, measured):
-    """What does not fit is not chosen; there is no pilot, for the machine is another."""
+    """What does not fit is not chosen."""
 
     class Planned:
         configured = "as configured"
@@ -267,7 +229,7 @@ def test_a_slice_is_predicted_and_has_rows_for_each_chip(text, home, monkeypatch
         assert config.training.num_steps > 100_000
         assert f"machine     {name}" in (place / CHOICES).read_text()
         assert math.isfinite(promise.nats)
-        assert promise.spread == pytest.approx(law.INTERVAL * law.UNCALIBRATED_SPREAD)
+        assert promise.spread == pytest.approx(law.INTERVAL * law.SPREAD)
     assert not measured
 
 
