@@ -7,21 +7,31 @@ makes, in the directory `my`, what the pages of docs/recipes use; your own files
     text.txt      about 3 MB of documentation, a blank line between documents
     labels.csv    600 rows: `text`, a piece of documentation, and `label`, the package that has it
     test.csv      300 more rows
+    train.fr      20,000 numbers in French words, one a line; train.en has the English words
+    test.fr       2,000 other numbers, and test.en
 """
 
 import ast
+import contextlib
 import csv
 import importlib.util
 import random
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
+from bert_jax.data.corpus.numbers import draw_numbers, french_words
 
 TEXT_BYTES = 3_000_000
 LABELS = ("jax", "numpy", "scipy")
 ROWS, TEST_ROWS = 600, 300
+ONES = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def main(directory: Path) -> None:
@@ -31,16 +41,22 @@ def main(directory: Path) -> None:
     rows = labelled()
     write_table(directory / "labels.csv", rows[:ROWS])
     write_table(directory / "test.csv", rows[ROWS : ROWS + TEST_ROWS])
+    train, test = draw_numbers(20_000, 2_000, seed=0, first=5_001)
+    for name, numbers in (("train", train.tolist()), ("test", test.tolist())):
+        write_lines(directory / f"{name}.fr", map(french_words, numbers))
+        write_lines(directory / f"{name}.en", map(english_words, numbers))
 
 
 def write_text(path: Path) -> None:
     """Read documents until the file has its size, and write them in a random order."""
     documents, size = [], 0
-    for document in PythonDocs(num_workers=1).texts():  # a quarter of the files: start no others
-        documents.append(f"{document}\n\n")
-        size += len(documents[-1].encode())
-        if size > TEXT_BYTES:
-            break
+    # One worker: a quarter of the files is enough, and more processes would import JAX first.
+    with contextlib.closing(PythonDocs(num_workers=1).texts()) as texts:
+        for document in texts:
+            documents.append(f"{document}\n\n")
+            size += len(documents[-1].encode())
+            if size > TEXT_BYTES:
+                break
     random.Random(0).shuffle(documents)
     path.write_text("".join(documents), encoding="utf-8")
 
@@ -83,6 +99,23 @@ def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
     """Write rows as CSV, with the names of the columns first."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
+
+
+def english_words(number: int) -> str:
+    """Spell a number below a million."""
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return TENS[tens - 2] + (f"-{ONES[ones]}" if ones else "")
+    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
+    count, rest = divmod(number, size)
+    return f"{english_words(count)} {name}" + (f" {english_words(rest)}" if rest else "")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write texts, one a line."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
