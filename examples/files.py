@@ -10,6 +10,7 @@ makes, in the directory `my`, what the pages of docs/recipes use; your own files
 """
 
 import ast
+import contextlib
 import csv
 import importlib.util
 import random
@@ -27,50 +28,57 @@ ROWS, TEST_ROWS = 600, 300
 def main(directory: Path) -> None:
     """Write all files."""
     directory.mkdir(parents=True, exist_ok=True)
-    documents = list(PythonDocs().texts())
-    write_text(directory / "text.txt", documents)
+    write_text(directory / "text.txt")
     rows = labelled()
     write_table(directory / "labels.csv", rows[:ROWS])
     write_table(directory / "test.csv", rows[ROWS : ROWS + TEST_ROWS])
 
 
-def write_text(path: Path, documents: list[str]) -> None:
-    """Write documents, in a random order, until the file has its size."""
-    random.Random(0).shuffle(documents)
-    size = 0
-    with path.open("w", encoding="utf-8") as file:
-        for document in documents:
-            size += file.write(f"{document}\n\n")
+def write_text(path: Path) -> None:
+    """Read documents until the file has its size, and write them in a random order."""
+    documents, size = [], 0
+    # One worker: a quarter of the files is enough, and more processes would import JAX first.
+    with contextlib.closing(PythonDocs(num_workers=1).texts()) as texts:
+        for document in texts:
+            documents.append(f"{document}\n\n")
+            size += len(documents[-1].encode())
             if size > TEXT_BYTES:
                 break
+    random.Random(0).shuffle(documents)
+    path.write_text("".join(documents), encoding="utf-8")
 
 
 def labelled() -> list[tuple[str, str]]:
     """Pair first sentences of docstrings with the package that has them, equally often."""
-    choose = random.Random(0)
-    rows = []
-    for label in LABELS:
-        texts = sorted(text for text in summaries(label) if label not in text.lower())
-        count = (ROWS + TEST_ROWS) // len(LABELS)
-        rows += [(text, label) for text in choose.sample(texts, count)]
-    choose.shuffle(rows)
+    count = (ROWS + TEST_ROWS) // len(LABELS)
+    rows = [(text, label) for label in LABELS for text in summaries(label, count)]
+    random.Random(0).shuffle(rows)
     return rows
 
 
-def summaries(package: str) -> set[str]:
-    """Return the first sentences of a package's docstrings, from 40 to 200 characters long."""
+def summaries(package: str, count: int) -> list[str]:
+    """Take first sentences, of 40 to 200 characters, from a package's docstrings.
+
+    The files are read in a random order until there are four times as many sentences as needed. A
+    sentence that names its package is left out.
+    """
+    choose = random.Random(0)
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None
-    found = set()
-    for path in sorted(Path(spec.origin).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
-                doc := ast.get_docstring(node)
-            ):
-                text = re.sub(r"\s+", " ", doc.partition("\n\n")[0])
-                if 40 <= len(text) <= 200:
+    assert spec is not None
+    assert spec.origin is not None
+    paths = sorted(Path(spec.origin).parent.rglob("*.py"))
+    choose.shuffle(paths)
+    found: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                first = (ast.get_docstring(node) or "").partition("\n\n")[0]
+                text = re.sub(r"\s+", " ", first)
+                if 40 <= len(text) <= 200 and package not in text.lower():
                     found.add(text)
-    return found
+        if len(found) >= 4 * count:
+            break
+    return choose.sample(sorted(found), count)
 
 
 def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
