@@ -7,7 +7,7 @@ makes, in the directory `my`, what the pages of docs/recipes use; your own files
     text.txt      about 3 MB of documentation, a blank line between documents
     labels.csv    600 rows: `text`, a piece of documentation, and `label`, the package that has it
     test.csv      300 more rows
-    tags.conll, tags_test.conll            summaries of functions, with a word and a tag on each line
+    tags.conll, tags_test.conll            summaries of functions; a word and a tag on each line
     questions.json, questions_test.json    questions about arguments, in the form of SQuAD
 """
 
