@@ -68,7 +68,7 @@ docs: $(VENV)/.installed-docs  ## the documentation site, in work/site; a link t
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -c docs/site docs work/site
 	@echo "work/site/index.html"
 
-recipes: $(VENV)/.installed-dev $(VENV)/.installed-docs  ## run the pages of docs/recipes as they are written, and one as a notebook: about 40 minutes
+recipes: $(VENV)/.installed-parity $(VENV)/.installed-docs  ## run the pages of docs/recipes as they are written, and one as a notebook: about 40 minutes
 	$(BIN)/python tests/pages/run.py docs/recipes/*.md
 	$(BIN)/python tests/pages/notebook.py docs/recipes/own_text.md
 
