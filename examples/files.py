@@ -142,14 +142,15 @@ def documented(package: str) -> Iterator[tuple[ast.FunctionDef, str]]:
 
 def tagged(functions: list[tuple[ast.FunctionDef, str]]) -> list[str]:
     """Tag the words of summaries: arguments of the function, names of types, and numbers."""
-    found = set()
+    found = {}
     for node, doc in functions:
         known = dict.fromkeys(TYPES, "B-TYPE") | {a.arg: "B-ARGUMENT" for a in node.args.args}
         words = re.findall(r"\w+|[^\w\s`]", doc.partition("\n\n")[0])
         tags = ["B-NUMBER" if word.isdigit() else known.get(word, "O") for word in words]
-        if set(tags) - {"O"}:
-            found.add("".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)))
-    return sorted(found)
+        if set(tags) - {"O"} and len(words) <= 40:
+            lines = "".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True))
+            found[lines.lower()] = lines
+    return list(found.values())
 
 
 def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object]]:
@@ -157,7 +158,7 @@ def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object
     paragraphs = []
     for _, doc in functions:
         section = re.search(r"^Parameters\n-+\n(.+?)(?:\n\n|\Z)", doc, re.M | re.S)
-        context = re.sub(r"\s+", " ", section[1])[:400] if section else ""
+        context = re.sub(r"\s+", " ", section[1])[:300].rpartition(" ")[0] if section else ""
         questions = [
             {
                 "id": f"{len(paragraphs)}-{number}",
