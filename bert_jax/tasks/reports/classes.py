@@ -130,6 +130,30 @@ def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
     return score
 
 
+NOISE = "label_noise.tsv"
+"""Name of the file that lists the contradicted labels."""
+
+
+def contradicted(shares: np.ndarray, truth: np.ndarray) -> list[int]:
+    """Return the indices of the examples whose labels their predictions contradict, worst first.
+
+    A label is contradicted if the most probable class is another class and at least as probable
+    as it is on average for the examples that have this class as their label (confident learning,
+    Northcutt et al. 2021, section 3.1). The worst has the largest margin of the probabilities.
+
+    Args:
+        shares: probabilities (N, C) from models that have not seen the examples.
+        truth: labels (N,).
+    """
+    rows, predicted = np.arange(len(truth)), shares.argmax(axis=1)
+    own, best = shares[rows, truth], shares[rows, predicted]
+    size = shares.shape[1]
+    counts, sums = np.bincount(truth, minlength=size), np.bincount(truth, own, size)
+    least = ratio(sums, counts.astype(float), np.inf)
+    found = np.flatnonzero((predicted != truth) & (best >= least[predicted]))
+    return found[np.argsort((own - best)[found], kind="stable")].tolist()
+
+
 SHOWN = 20
 """Largest number of mistakes in a report."""
 _LONGEST = 600  # characters of a text

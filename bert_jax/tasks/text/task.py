@@ -13,6 +13,7 @@ from bert_jax.tasks.examples import Data, LabelSet, TextExample
 from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
+from bert_jax.tasks.reports.classes import contradicted
 from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text import linear
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
@@ -133,6 +134,22 @@ class TextSplit(Split):
             {**answer, "probabilities": dict(zip(names, row, strict=True))}
             for answer, row in zip(answers, listed, strict=True)
         ]
+
+    @override
+    def contradicted(self, outputs: Outputs, scores: SplitScores) -> list[list[str]] | None:
+        if self._task.objective != "single_label" or not self._is_finite(outputs):
+            return None
+        shares = self._task.decisions(scores).shares(self._logits(outputs), several=False)
+        truth, names = self._labels_of(self._gold), self._task.spec.labels
+        pair = ["text_pair"] if self._examples[0].text_pair is not None else []
+        table = [[self._examples[0].origin.unit, "text", *pair, "label", "predicted",
+                  "label_probability", "predicted_probability"]]  # fmt: skip
+        for number in contradicted(shares, truth):
+            example, both = self._examples[number], [truth[number], shares[number].argmax()]
+            texts = [example.text, *([example.text_pair or ""] if pair else [])]
+            table.append([f"{example.origin.line}", *texts, *(names[label] for label in both),
+                          *(f"{shares[number, label]:.4f}" for label in both)])  # fmt: skip
+        return table
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
         """Pool the rows' logits into logits of the examples, (N, C)."""
