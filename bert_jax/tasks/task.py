@@ -193,12 +193,9 @@ class Split(ABC):
             replace_file(paths[-1], text.encode())
         return paths
 
-    def contradicted(self, outputs: Outputs, scores: SplitScores) -> list[list[str]] | None:
-        """Return a table of the labels that the outputs contradict, worst first, with a header.
-
-        None for tasks other than classification into one class, or if a logit is not finite.
-        """
-        return None
+    def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
+        """Return the lines of a TSV table of contradicted labels; [] except for single classes."""
+        return []
 
     def texts(self) -> list[tuple[str, ...]]:
         """Return the texts of each example, without labels and answers."""

@@ -138,6 +138,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         title = Path(self.model).name
         sides = ((self.model, *self.other_seed), self.versus)
+        ours, theirs = (", ".join(Path(run).name for run in side) for side in sides)
         names, written = self.named()
         if self.columns and self.data is None:
             raise UserError(
@@ -151,8 +152,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         for name, report in found.reports.items():
             lines += ["", *report_lines(name, report, mistakes=False)]
         if found.differences:
-            names_of = (", ".join(Path(run).name for run in side) for side in sides)
-            lines += ["", *difference_lines(*names_of, found.differences)]
+            lines += ["", *difference_lines(ours, theirs, found.differences)]
         print("\n".join(lines[1:]), file=sys.stderr)
         if self.report is not None:
             more = {"differences": found.differences} if found.differences else {}

@@ -137,19 +137,15 @@ NOISE = "label_noise.tsv"
 def contradicted(shares: np.ndarray, truth: np.ndarray) -> list[int]:
     """Return the indices of the examples whose labels their predictions contradict, worst first.
 
-    A label is contradicted if the most probable class is another class and at least as probable
-    as it is on average for the examples that have this class as their label (confident learning,
-    Northcutt et al. 2021, section 3.1). The worst has the largest margin of the probabilities.
-
-    Args:
-        shares: probabilities (N, C) from models that have not seen the examples.
-        truth: labels (N,).
+    `shares` (N, C) are probabilities from models that have not seen the examples, `truth` (N,) the
+    labels. A label is contradicted if the most probable class is another class, and at least as
+    probable as this class is on average where it is the label (confident learning, Northcutt et
+    al. 2021, section 3.1). The worst has the largest margin between both probabilities.
     """
     rows, predicted = np.arange(len(truth)), shares.argmax(axis=1)
     own, best = shares[rows, truth], shares[rows, predicted]
-    size = shares.shape[1]
-    counts, sums = np.bincount(truth, minlength=size), np.bincount(truth, own, size)
-    least = ratio(sums, counts.astype(float), np.inf)
+    counts, sums = (np.bincount(truth, each, shares.shape[1]) for each in (None, own))
+    least = ratio(sums, counts, np.inf)
     found = np.flatnonzero((predicted != truth) & (best >= least[predicted]))
     return found[np.argsort((own - best)[found], kind="stable")].tolist()
 

@@ -63,17 +63,12 @@ def difference_lines(
          _interval(each["interval"], each["no_interval"], signed=True), _verdict(each["interval"])]
         for split, name, each in found
     ]  # fmt: skip
-    heads = ["split", f"{ours} minus {theirs}", "difference", f"{LEVEL:.0%}, paired",
-             "the difference is"]  # fmt: skip
+    heads = ["split", f"{ours} minus {theirs}", "difference", f"{LEVEL:.0%}, paired"]
     over = " and ".join(dict.fromkeys(each["over"] for *_, each in found))
-    pairs = max((len(each["by_seed"]) for *_, each in found), default=0)
-    said = (
-        f"Intervals are over {over}, with one run a side. They do not cover other seeds: add runs "
-        "with --other-seed and --versus."
-    )
-    if pairs > 1:
-        said = f"Differences are means over {pairs} pairs of seeds, with Student's t intervals."
-    return [*_table(heads, rows), *(["", said] if found else [])]
+    said = "Differences are means over pairs of seeds, with intervals of Student's t."
+    if over != "seeds":
+        said = f"Intervals are over {over}, with one run a side, not over seeds (see --other-seed)."
+    return [*_table([*heads, "the difference is"], rows), *(["", said] if over else [])]
 
 
 def _verdict(ends: Sequence[float] | None) -> str:

@@ -23,6 +23,7 @@ from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
 _NAME_GROUPS = "set task.group to a column that is equal in them, or intervals are too narrow"
+_NOISE_COLUMNS = ("label", "predicted", "label_probability", "predicted_probability")
 
 
 class TextSplit(Split):
@@ -135,21 +136,21 @@ class TextSplit(Split):
             for answer, row in zip(answers, listed, strict=True)
         ]
 
-    @override
-    def contradicted(self, outputs: Outputs, scores: SplitScores) -> list[list[str]] | None:
+    def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
+        """Return the lines of a table of the labels that the outputs contradict, worst first."""
         if self._task.objective != "single_label" or not self._is_finite(outputs):
-            return None
+            return []
         shares = self._task.decisions(scores).shares(self._logits(outputs), several=False)
-        truth, names = self._labels_of(self._gold), self._task.spec.labels
-        pair = ["text_pair"] if self._examples[0].text_pair is not None else []
-        table = [[self._examples[0].origin.unit, "text", *pair, "label", "predicted",
-                  "label_probability", "predicted_probability"]]  # fmt: skip
+        truth, first = self._labels_of(self._gold), self._examples[0]
+        kinds = ["text"] if first.text_pair is None else ["text", "text_pair"]
+        table = [[first.origin.unit, *kinds, *_NOISE_COLUMNS]]
         for number in contradicted(shares, truth):
             example, both = self._examples[number], [truth[number], shares[number].argmax()]
-            texts = [example.text, *([example.text_pair or ""] if pair else [])]
-            table.append([f"{example.origin.line}", *texts, *(names[label] for label in both),
-                          *(f"{shares[number, label]:.4f}" for label in both)])  # fmt: skip
-        return table
+            texts = [getattr(example, kind) for kind in kinds]
+            labels = [self._task.spec.labels[label] for label in both]
+            sure = [f"{shares[number, label]:.4f}" for label in both]
+            table.append([f"{example.origin.line}", *texts, *labels, *sure])
+        return ["\t".join(" ".join(cell.split()) for cell in row) for row in table]
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
         """Pool the rows' logits into logits of the examples, (N, C)."""

@@ -36,7 +36,6 @@ from bert_jax.training.steps.trials import place_params, place_rows
 from bert_jax.training.sweep.statistics import student_interval
 
 _BATCH_SIZE = 64
-_LEAST_SPREAD = 1e-9  # differences that vary by less are equal
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,8 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Score minus another model's score, by split and name: the mean `difference`, the difference
-    of each pair of runs (`by_seed`), the paired 95% `interval` and what it is `over`: seeds or, with
-    one run a side, the split's units, such as examples."""
+    """Score minus another model's score, by split and name: the mean, the difference of each pair
+    of runs (`by_seed`), the paired 95% interval and what it is `over` (see `_differences`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -202,14 +200,13 @@ def _check_pairs(runs: Sequence[Path | str], versus: Sequence[Path | str]) -> No
     """Raise a UserError unless each run has a run of the other model, and no run occurs twice."""
     if (versus or len(runs) > 1) and len(runs) != len(versus):
         raise UserError(
-            f"--versus names {len(versus)} runs and there are {len(runs)} runs to compare (the "
-            f"model and {len(runs) - 1} of --other-seed); give --versus {len(runs)} times, since "
-            "runs are paired in the order given"
+            f"--versus is given {len(versus)} times; give it {len(runs)} times, once for MODEL and "
+            "once for each --other-seed, since runs are paired in the order given"
         )
     for side in (runs, versus):
-        places = [f"{place}".rstrip("/") for place in side]
-        if twice := [place for place in places if places.count(place) > 1]:
-            raise UserError(f"{twice[0]} is given twice; name a run of another seed each time")
+        if len({Path(place) for place in side}) < len(side):
+            named = ", ".join(map(str, side))
+            raise UserError(f"{named}: a run is given twice; name a run of another seed each time")
 
 
 def _differences(
@@ -227,10 +224,10 @@ def _differences(
     found = {}
     for name in ours[0].scores:
         both = zip(ours, theirs, strict=True)
-        each = np.array([a.scores[name] - b.scores.get(name, math.nan) for a, b in both])
+        each = np.array([a.get(name, np.nan) - b.get(name, np.nan) for (a, _), (b, _) in both])
         if not np.isfinite(each).all():
             continue
-        if len(each) > 1 and np.ptp(each) < _LEAST_SPREAD:
+        if len(each) > 1 and np.ptp(each) < 1e-9:
             paired.missing[name] = "all pairs differ by the same"
         elif len(each) > 1:
             paired.found[name] = student_interval(each)

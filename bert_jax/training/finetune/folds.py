@@ -109,15 +109,13 @@ def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
     pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
     report: dict[str, Any] = dict(split.report(pooled))
     scores = split.score(pooled)
-    noise = split.contradicted(pooled, scores)
-    if noise is not None:
+    if noise := split.label_noise(pooled, scores):
         report["label_noise"] = len(noise) - 1
 
     def write() -> None:
         split.write_predictions(pooled, home, scores)
-        if noise is not None:
-            lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in noise)
-            replace_file(home / NOISE, "".join(f"{line}\n" for line in lines).encode())
+        if noise:
+            replace_file(home / NOISE, "\n".join([*noise, ""]).encode())
         record = {"metric": whole.metric, "folds": folds}
         write_reports(home, {_SPLIT: report}, record, title=home.absolute().name)
         content = {**record, "scores": report["scores"], "intervals": report["intervals"]}
