@@ -138,7 +138,7 @@ class TextSplit(Split):
 
     def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
         """Return the lines of a table of the labels that the outputs contradict, worst first."""
-        if self._task.objective != "single_label" or not self._is_finite(outputs):
+        if self._task.objective != "single_label":
             return []
         shares = self._task.decisions(scores).shares(self._logits(outputs), several=False)
         truth, first = self._labels_of(self._gold), self._examples[0]

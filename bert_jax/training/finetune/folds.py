@@ -109,7 +109,8 @@ def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
     pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
     report: dict[str, Any] = dict(split.report(pooled))
     scores = split.score(pooled)
-    if noise := split.label_noise(pooled, scores):
+    is_learned = scores[whole.metric] > split.constant_score
+    if noise := split.label_noise(pooled, scores) if is_learned else []:
         report["label_noise"] = len(noise) - 1
 
     def write() -> None:

@@ -268,6 +268,25 @@ def test_labels_are_contradicted_above_the_mean_of_the_other_class():
     assert contradicted(shares, shares.argmax(axis=1)) == []
 
 
+def test_planted_labels_are_found():
+    """Of 400 points in three classes 24 have a planted label; other folds' means predict them."""
+    random = np.random.default_rng(3)
+    truth = random.integers(0, 3, 400)
+    points = np.eye(3)[truth] * 4 + random.normal(size=(400, 3))
+    planted = random.choice(400, 24, replace=False)
+    given = truth.copy()
+    given[planted] = (truth[planted] + 1) % 3
+    shares = np.zeros((400, 3))
+    for fold in range(5):
+        held = np.arange(400) % 5 == fold
+        centres = [points[~held & (given == label)].mean(axis=0) for label in range(3)]
+        gaps = [((points[held] - centre) ** 2).sum(axis=1) / 2 for centre in centres]
+        shares[held] = scipy.special.softmax(-np.stack(gaps, axis=1), axis=1)
+    found = contradicted(shares, given)
+    assert len({*planted.tolist()} & {*found}) >= 21
+    assert len({*found} - {*planted.tolist()}) <= 4
+
+
 def test_the_lines_say_over_what_a_difference_is_judged():
     def lines(over, **ends):
         found = {name: {"difference": 0.01, "by_seed": [0.01], "over": over, "interval": each,
