@@ -81,7 +81,9 @@ def test_a_modernbert_in_transformers(tmp_path, capsys):
     assert "long/0/logits" in wrong(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "bare", "tags", "span", "choice", "marian", "pair"])
+@pytest.mark.parametrize(
+    "kind", ["pretraining", "bare", "tags", "span", "choice", "marian", "pair"]
+)
 def test_other_classes_of_transformers(kind, tmp_path, capsys):
     if kind == "choice":
         saved = model_of("score")
