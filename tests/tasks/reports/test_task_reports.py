@@ -61,9 +61,8 @@ def test_of_one_class(tmp_path):
 
 def test_contradicted_labels_of_a_table(tmp_path):
     """Texts stay on one line, and pairs have two columns; other kinds of tasks have no table."""
-    path = tmp_path / "a.csv"
     rows = ["one,x,a", '"two ""2""\tlines\n here",y,b', "three,z,a", "four,z,b", "five,z,b"]
-    put(path, "text,pair,label", *rows)
+    path = put(tmp_path / "a.csv", "text,pair,label", *rows)
     task = table(train=path, dev=path, text_pair="pair")
     train = task.train_split()
     logits = pointing_at(np.array([0, 0, 0, 1, 0]), 2)
@@ -75,7 +74,7 @@ def test_contradicted_labels_of_a_table(tmp_path):
     ]  # fmt: skip
     sure = math.exp(4) / (math.exp(4) + 1)
     assert [float(each) for each in lines[1][5:]] == pytest.approx([1 - sure, sure], abs=1e-4)
-    put(path, "text,label", *(f"text {n},{n % 3}" for n in range(9)))
+    path = put(tmp_path / "b.csv", "text,label", *(f"text {n},{n % 3}" for n in range(9)))
     scores = table(train=path, dev=path, problem_type="regression").train_split()
     assert scores.label_noise(np.zeros((9, 1)), {}) == []
 
