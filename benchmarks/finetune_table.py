@@ -4,7 +4,7 @@ r"""A pretrained model against random weights of the same architecture, on nine 
     python benchmarks/finetune_table.py --init work/tiny --data DATA --out work/table \
         --tasks mrpc,conll --seeds 3
 
-DATA holds glue/, ner/conll2003, ner/ncbi-disease and squad/ (docs/finetuning.md says which files).
+DATA holds glue/, ner/conll2003, ner/ncbi-disease and squad/.
 Each task is one sweep: both initialisations with the same seeds, in one program. A task that is
 finished in --out is not run again, so that the command can be stopped and given again. The table
 is printed and written to OUT/table.md.

@@ -3,7 +3,7 @@ r"""Retrieval sets in BEIR's layout, from question answering data and plain text
     python benchmarks/retrieval_sets.py --data DATA --out work/retrieval
     bert-jax evaluate work/embedder --retrieval work/retrieval/squad
 
-DATA holds squad/ and pretrain/textbooks.txt.xz (docs/finetuning.md says which files). Written are
+DATA holds squad/ and pretrain/textbooks.txt.xz. Written are
 
 squad      questions to their paragraphs. Train: train-v1.1-part, also as squad/pairs.jsonl with the
            columns query and document. Test: the English questions of XQuAD. Dev: the answerable

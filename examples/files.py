@@ -7,21 +7,39 @@ makes, in the directory `my`, what the pages of docs/recipes use; your own files
     text.txt      about 3 MB of documentation, a blank line between documents
     labels.csv    600 rows: `text`, a piece of documentation, and `label`, the package that has it
     test.csv      300 more rows
+    train.fr      20,000 numbers in French words, one a line; train.en has the English words
+    test.fr       2,000 other numbers, and test.en
+    tags.conll, tags_test.conll            summaries of functions; a word and a tag on each line
+    questions.json, questions_test.json    questions about arguments, in the form of SQuAD
 """
 
 import ast
+import contextlib
 import csv
 import importlib.util
+import json
 import random
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
+from bert_jax.data.corpus.numbers import draw_numbers, french_words
 
 TEXT_BYTES = 3_000_000
 LABELS = ("jax", "numpy", "scipy")
 ROWS, TEST_ROWS = 600, 300
+ONES = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+PACKAGES = ("numpy", "scipy/signal", "scipy/stats")
+TYPES = {"array", "bool", "complex", "dict", "float", "int", "list", "ndarray", "str", "tuple"}
 
 
 def main(directory: Path) -> None:
@@ -31,16 +49,28 @@ def main(directory: Path) -> None:
     rows = labelled()
     write_table(directory / "labels.csv", rows[:ROWS])
     write_table(directory / "test.csv", rows[ROWS : ROWS + TEST_ROWS])
+    train, test = draw_numbers(20_000, 2_000, seed=0, first=5_001)
+    for name, numbers in (("train", train.tolist()), ("test", test.tolist())):
+        write_lines(directory / f"{name}.fr", map(french_words, numbers))
+        write_lines(directory / f"{name}.en", map(english_words, numbers))
+    functions = [each for name in PACKAGES for each in documented(name)]
+    for end, lines in zip(("", "_test"), parted(tagged(functions)), strict=True):
+        (directory / f"tags{end}.conll").write_text("\n".join(lines), encoding="utf-8")
+    for end, texts in zip(("", "_test"), parted(asked(functions)), strict=True):
+        squad = {"version": "1.1", "data": [{"title": "numpy", "paragraphs": texts}]}
+        (directory / f"questions{end}.json").write_text(json.dumps(squad, indent=1), "utf-8")
 
 
 def write_text(path: Path) -> None:
     """Read documents until the file has its size, and write them in a random order."""
     documents, size = [], 0
-    for document in PythonDocs(num_workers=1).texts():  # a quarter of the files: start no others
-        documents.append(f"{document}\n\n")
-        size += len(documents[-1].encode())
-        if size > TEXT_BYTES:
-            break
+    # One worker: a quarter of the files is enough, and more processes would import JAX first.
+    with contextlib.closing(PythonDocs(num_workers=1).texts()) as texts:
+        for document in texts:
+            documents.append(f"{document}\n\n")
+            size += len(documents[-1].encode())
+            if size > TEXT_BYTES:
+                break
     random.Random(0).shuffle(documents)
     path.write_text("".join(documents), encoding="utf-8")
 
@@ -83,6 +113,69 @@ def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
     """Write rows as CSV, with the names of the columns first."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
+
+
+def english_words(number: int) -> str:
+    """Spell a number below a million."""
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return TENS[tens - 2] + (f"-{ONES[ones]}" if ones else "")
+    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
+    count, rest = divmod(number, size)
+    return f"{english_words(count)} {name}" + (f" {english_words(rest)}" if rest else "")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write texts, one a line."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def documented(package: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """Read the functions of a package, with their docstrings."""
+    for path in sorted(Path(np.__file__).parents[1].glob(f"{package}/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())) if "tests" not in path.parts else ():
+            if isinstance(node, ast.FunctionDef) and (doc := ast.get_docstring(node)):
+                yield node, doc
+
+
+def tagged(functions: list[tuple[ast.FunctionDef, str]]) -> list[str]:
+    """Tag the words of summaries: arguments of the function, names of types, and numbers."""
+    found = {}
+    for node, doc in functions:
+        known = dict.fromkeys(TYPES, "B-TYPE") | {a.arg: "B-ARGUMENT" for a in node.args.args}
+        words = re.findall(r"\w+|[^\w\s`]", doc.partition("\n\n")[0])
+        tags = ["B-NUMBER" if word.isdigit() else known.get(word, "O") for word in words]
+        if set(tags) - {"O"} and len(words) <= 40:
+            lines = "".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True))
+            found[lines.lower()] = lines
+    return list(found.values())
+
+
+def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object]]:
+    """Ask for the type of each argument that a docstring lists as `name : type`."""
+    paragraphs = []
+    for _, doc in functions:
+        section = re.search(r"^Parameters\n-+\n(.+?)(?:\n\n|\Z)", doc, re.M | re.S)
+        context = re.sub(r"\s+", " ", section[1])[:300].rpartition(" ")[0] if section else ""
+        questions = [
+            {
+                "id": f"{len(paragraphs)}-{number}",
+                "question": f"What is the type of {found[1]}?",
+                "answers": [{"text": found[2], "answer_start": found.start(2)}],
+            }
+            for number, found in enumerate(re.finditer(r"\b(\w+) : (\w+)", context))
+        ]
+        if len(questions) >= 2:
+            paragraphs.append({"context": context, "qas": questions})
+    return list({str(each["context"]): each for each in paragraphs}.values())
+
+
+def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Divide examples in a random order: four fifths to train on, and the rest."""
+    random.Random(0).shuffle(examples)
+    return examples[: len(examples) * 4 // 5], examples[len(examples) * 4 // 5 :]
 
 
 if __name__ == "__main__":

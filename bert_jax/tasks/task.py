@@ -193,6 +193,10 @@ class Split(ABC):
             replace_file(paths[-1], text.encode())
         return paths
 
+    def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
+        """Return the lines of a TSV table of contradicted labels; [] except for single classes."""
+        return []
+
     def texts(self) -> list[tuple[str, ...]]:
         """Return the texts of each example, without labels and answers."""
         return [each.texts for each in self._examples]

@@ -138,7 +138,7 @@ def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> f
 def _verdict(share: float, count: int, workdir: Path) -> int:
     """Print whether the run has learned enough, and what to try next; return the exit code."""
     print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
-    guide = "To use your own pairs of texts, see docs/guide/translation.md."
+    guide = "To use your own pairs of texts, see docs/recipes/translation.md."
     return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)
 
 

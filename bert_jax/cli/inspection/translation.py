@@ -91,7 +91,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         signature = found[f"{name}_signature"]
         ends = found[f"{name}_interval"]
-        said = "95%: {:.1f} to {:.1f}".format(*ends) if ends else "too few pairs for an interval"
+        said = "95%: {:.1f} to {:.1f}".format(*ends) if ends else "no interval: few pairs or errors"
         lines.append(f"{title:13} {found[name]:.1f}  ({said})  {signature}")
     lines.append(f"{'exact':13} {100 * found['exact']:.1f}% of translations equal the reference")
     floors = found["floors"]

@@ -13,11 +13,11 @@ from jaxtyping import Integer
 
 from bert_jax.data.store import TokenStore
 
-REPEATS = 10.0
+REPEATS = 11.7
 """Number of epochs beyond the first after which repeated text has taught most of what it can."""
 MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
-_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 18.5, 0.35, 294.0, 0.34
+_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 25.7, 0.35, 444.0, 0.372
 _BIGRAM, _BIGRAM_SIZE, _BIGRAM_POWER = 1.95, 64.4, 0.35
 """Constants of the gain of bigrams on the text of the runs, after each number of tokens."""
 _READ_TOKENS = 10_000_000

@@ -36,8 +36,12 @@ class Labelled(Verb):
     report: Directory | None = None
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
-    versus: RunPlace | None = None
-    """Another run to score on the same examples. Differences are printed with paired intervals."""
+    versus: tuple[RunPlace, ...] = ()
+    """Another run to score on the same examples. Differences are printed with paired intervals. May
+    be repeated: once for the evaluated run and once for each --other-seed, paired in this order."""
+    other_seed: tuple[RunPlace, ...] = ()
+    """Another run of the evaluated model with another seed. The intervals of --versus are then over
+    seeds (Student's t). May be repeated."""
     contamination: tuple[File, ...] = ()
     """Report of `bert-jax contamination` on the data. Contaminated and clean examples are then
     scored separately (default: reports on the model's training corpora). May be repeated."""
@@ -132,20 +136,23 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.training.finetune.evaluate import evaluate_finetuned
         from bert_jax.training.finetune.report import write_reports
 
-        title, versus = (Path(each or "").name for each in (self.model, self.versus))
+        title = Path(self.model).name
+        sides = ((self.model, *self.other_seed), self.versus)
+        ours, theirs = (", ".join(Path(run).name for run in side) for side in sides)
         names, written = self.named()
         if self.columns and self.data is None:
             raise UserError(
                 "--columns needs --data, since the run knows the columns of its own data"
             )
         found = evaluate_finetuned(
-            self.model, self.data, self.contamination, self.versus, {**names, **written}
-        )
+            self.model, self.data, self.contamination, self.versus, {**names, **written},
+            self.other_seed,
+        )  # fmt: skip
         lines = []
         for name, report in found.reports.items():
             lines += ["", *report_lines(name, report, mistakes=False)]
         if found.differences:
-            lines += ["", *difference_lines(title, versus, found.differences)]
+            lines += ["", *difference_lines(ours, theirs, found.differences)]
         print("\n".join(lines[1:]), file=sys.stderr)
         if self.report is not None:
             more = {"differences": found.differences} if found.differences else {}

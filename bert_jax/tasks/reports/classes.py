@@ -130,6 +130,26 @@ def label_set_statistic(truth: np.ndarray, predicted: np.ndarray) -> Score:
     return score
 
 
+NOISE = "label_noise.tsv"
+"""Name of the file that lists the contradicted labels."""
+
+
+def contradicted(shares: np.ndarray, truth: np.ndarray) -> list[int]:
+    """Return the indices of the examples whose labels their predictions contradict, worst first.
+
+    `shares` (N, C) are probabilities from models that have not seen the examples, `truth` (N,) the
+    labels. A label is contradicted if the most probable class is another class, and at least as
+    probable as this class is on average where it is the label (confident learning, Northcutt et
+    al. 2021, section 3.1). The worst has the largest margin between both probabilities.
+    """
+    rows, predicted = np.arange(len(truth)), shares.argmax(axis=1)
+    own, best = shares[rows, truth], shares[rows, predicted]
+    counts, sums = (np.bincount(truth, each, shares.shape[1]) for each in (None, own))
+    least = ratio(sums, counts, np.inf)
+    found = np.flatnonzero((predicted != truth) & (best >= least[predicted]))
+    return found[np.argsort((own - best)[found], kind="stable")].tolist()
+
+
 SHOWN = 20
 """Largest number of mistakes in a report."""
 _LONGEST = 600  # characters of a text

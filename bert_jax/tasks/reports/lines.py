@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bert_jax.tasks.reports.classes import NOISE
 from bert_jax.tasks.reports.intervals import LEVEL
 from bert_jax.terminal import markdown_table
 
@@ -40,6 +41,8 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
         ]  # fmt: skip
         heads = ["by", "group", "questions", "exact", "f1", f"{LEVEL:.0%} of f1"]
         lines += ["", *_table(heads, rows)]
+    if (noise := report.get("label_noise")) is not None:
+        lines += ["", f"The models contradict {noise:,} labels ({NOISE}, surest first)."]
     if mistakes and report.get("mistakes"):
         lines += ["", "### Mistakes that the model is surest of", ""]
         lines += [_mistake(each) for each in report["mistakes"]]
@@ -49,15 +52,31 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
 def difference_lines(
     ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Write a table of the paired differences between two models, by split and score."""
+    """Write a table of the paired differences between two models, by split and score.
+
+    A sentence below the table says what the intervals are over.
+    """
+    found = [(split, name, each) for split, scores in differences.items()
+             for name, each in scores.items()]  # fmt: skip
     rows = [
         [split, name, f"{each['difference']:+.4f}",
-         _interval(each["interval"], each.get("no_interval"), signed=True)]
-        for split, scores in differences.items()
-        for name, each in scores.items()
+         _interval(each["interval"], each["no_interval"], signed=True), _verdict(each["interval"])]
+        for split, name, each in found
     ]  # fmt: skip
     heads = ["split", f"{ours} minus {theirs}", "difference", f"{LEVEL:.0%}, paired"]
-    return _table(heads, rows)
+    over = " and ".join(dict.fromkeys(each["over"] for *_, each in found))
+    said = "Differences are means over pairs of seeds, with intervals of Student's t."
+    if over != "seeds":
+        said = f"Intervals are over {over}, with one run a side, not over seeds (see --other-seed)."
+    return [*_table([*heads, "the difference is"], rows), *(["", said] if over else [])]
+
+
+def _verdict(ends: Sequence[float] | None) -> str:
+    if ends is None:
+        return "not judged: no interval"
+    if ends[0] <= 0 <= ends[1]:
+        return "not distinguishable from zero (the interval contains 0)"
+    return "distinguishable from zero"
 
 
 def _scores(report: Mapping[str, Any]) -> list[str]:

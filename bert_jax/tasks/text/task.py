@@ -13,6 +13,7 @@ from bert_jax.tasks.examples import Data, LabelSet, TextExample
 from bert_jax.tasks.glue import submission_file
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
+from bert_jax.tasks.reports.classes import contradicted
 from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text import linear
 from bert_jax.tasks.text.decisions import PLAIN, Decisions
@@ -22,6 +23,7 @@ from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
 _NAME_GROUPS = "set task.group to a column that is equal in them, or intervals are too narrow"
+_NOISE_COLUMNS = ("label", "predicted", "label_probability", "predicted_probability")
 
 
 class TextSplit(Split):
@@ -133,6 +135,22 @@ class TextSplit(Split):
             {**answer, "probabilities": dict(zip(names, row, strict=True))}
             for answer, row in zip(answers, listed, strict=True)
         ]
+
+    def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
+        """Return the lines of a table of the labels that the outputs contradict, worst first."""
+        if self._task.objective != "single_label":
+            return []
+        shares = self._task.decisions(scores).shares(self._logits(outputs), several=False)
+        truth, first = self._labels_of(self._gold), self._examples[0]
+        kinds = ["text"] if first.text_pair is None else ["text", "text_pair"]
+        table = [[first.origin.unit, *kinds, *_NOISE_COLUMNS]]
+        for number in contradicted(shares, truth):
+            example, both = self._examples[number], [truth[number], shares[number].argmax()]
+            texts = [getattr(example, kind) for kind in kinds]
+            labels = [self._task.spec.labels[label] for label in both]
+            sure = [f"{shares[number, label]:.4f}" for label in both]
+            table.append([f"{example.origin.line}", *texts, *labels, *sure])
+        return ["\t".join(" ".join(cell.split()) for cell in row) for row in table]
 
     def _logits(self, outputs: Outputs) -> np.ndarray:
         """Pool the rows' logits into logits of the examples, (N, C)."""

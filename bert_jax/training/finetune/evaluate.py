@@ -1,10 +1,10 @@
 """Evaluation of the trials of a sweep, and of the best model on other data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from bert_jax.files.urls import scheme
 from bert_jax.objectives.objective import Forward, Objective
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.examples import listed
-from bert_jax.tasks.reports.intervals import Intervals, intervals
+from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
 from bert_jax.tasks.task import Outputs, Split
 from bert_jax.terminal import progress_bar
@@ -33,6 +33,7 @@ from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.steps.step import make_eval_step
 from bert_jax.training.steps.trials import place_params, place_rows
+from bert_jax.training.sweep.statistics import student_interval
 
 _BATCH_SIZE = 64
 
@@ -112,7 +113,8 @@ class Evaluation:
     reports: dict[str, Mapping[str, Any]]
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
-    """Score minus another model's score, by split and name, with paired 95% intervals."""
+    """Score minus another model's score, by split and name: the mean, the difference of each pair
+    of runs (`by_seed`), the paired 95% interval and what it is `over` (see `_differences`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -125,8 +127,9 @@ def evaluate_finetuned(
     workdir: Path | str,
     data: str | None = None,
     reports: Sequence[Path] = (),
-    versus: Path | str | None = None,
+    versus: Sequence[Path | str] = (),
     columns: Mapping[str, str] | None = None,
+    other_seeds: Sequence[Path | str] = (),
 ) -> Evaluation:
     """Score the best model of a run, or a model in Hugging Face's format.
 
@@ -135,28 +138,37 @@ def evaluate_finetuned(
         data: Labelled file, split of GLUE, or the run's `dev` or `test`; None means dev and test.
         reports: Files that `bert-jax contamination` wrote about the data. If there are none, the
             reports on the corpora of the run's lineage are used.
-        versus: Directory of another model, whose scores on the same examples are subtracted.
+        versus: Directories of the runs of another model, whose scores on the same examples are
+            subtracted: one for `workdir` and one for each of `other_seeds`, in this order.
         columns: Fields of the task to change, such as the names of the text and label columns.
+        other_seeds: Directories of further runs of the model, which differ in their seed.
 
     Raises:
         UserError: There is no such model; the data cannot be read, have changed or lack labels; a
-            report is about other data; or the other model has other labels or examples.
+            report is about other data; another run has other labels or examples; or the runs
+            cannot be paired.
     """
+    _check_pairs([workdir, *other_seeds], versus)
     model = read_scored(workdir, columns)
     texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
-    other = None if versus is None else read_scored(versus, columns)
-    theirs = {} if other is None else _same_splits(versus or "", other, data, model, splits)
     dev = task_of(model).config.dev_sources or {"dev": ""}
+
+    def scored(place: Path | str) -> dict[str, _Scored]:
+        """Score another run on the same examples."""
+        other, found = read_scored(place, columns), {}
+        for name, split in _same_splits(place, other, data, model, splits).items():
+            outputs, chosen = split_outputs(other, split), _chosen(other, split, dev)
+            found[name] = _Scored(split.score(outputs, chosen), split.grounds(outputs, chosen))
+        return found
+
+    more, theirs = ([scored(place) for place in side] for side in (other_seeds, versus))
     found = Evaluation({}, {}, {})
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
         # Only dev chooses thresholds. A file cannot be mistaken for dev: its name has a suffix.
-        mine, others = (
-            None if each is None or split.name in dev else each.origin.metrics or None
-            for each in (model, other)
-        )
+        mine = _chosen(model, split, dev)
         report = split.report(outputs, mine)
         scores = {
             name: math.nan if value is None else value for name, value in report["scores"].items()
@@ -164,23 +176,65 @@ def evaluate_finetuned(
         apart = scores_apart(split, outputs, scores, parts)
         found.scores.update(named(split, number, scores | apart))
         found.reports[split.name] = report
-        if other is not None:
-            again = theirs[split.name]
-            answers = split_outputs(other, again)
-            ours, grounds = split.grounds(outputs, mine), again.grounds(answers, others)
-            paired = Intervals({}, {})
-            if ours is not None and grounds is not None:
-                paired = intervals(ours, grounds)
-            values = again.report(answers, others)["scores"]
-            found.differences[split.name] = {
-                name: {
-                    "difference": value - values[name],
-                    "interval": paired.found.get(name),
-                    "no_interval": paired.missing.get(name),
-                }
-                for name, value in report["scores"].items()
-                if value is not None and values.get(name) is not None
-            }
+        if versus:
+            first = _Scored(scores, split.grounds(outputs, mine))
+            ours, others = ([run[split.name] for run in side] for side in (more, theirs))
+            over = split.unit_names[0] if len(versus) == 1 else "seeds"
+            found.differences[split.name] = _differences([first, *ours], others, over)
+    return found
+
+
+class _Scored(NamedTuple):
+    """Scores of a run on a split, and the data for their intervals."""
+
+    scores: Mapping[str, float]
+    grounds: Grounds | None
+
+
+def _chosen(model: SavedModel, split: Split, dev: Container[str]) -> Mapping[str, float] | None:
+    """Return the thresholds that dev chose, or None for dev itself."""
+    return None if split.name in dev else model.origin.metrics or None
+
+
+def _check_pairs(runs: Sequence[Path | str], versus: Sequence[Path | str]) -> None:
+    """Raise a UserError unless each run has a run of the other model, and no run occurs twice."""
+    if (versus or len(runs) > 1) and len(runs) != len(versus):
+        raise UserError(
+            f"--versus is given {len(versus)} times; give it {len(runs)} times, once for MODEL and "
+            "once for each --other-seed, since runs are paired in the order given"
+        )
+    for side in (runs, versus):
+        if len({Path(place) for place in side}) < len(side):
+            named = ", ".join(map(str, side))
+            raise UserError(f"{named}: a run is given twice; name a run of another seed each time")
+
+
+def _differences(
+    ours: Sequence[_Scored], theirs: Sequence[_Scored], over: str
+) -> dict[str, dict[str, Any]]:
+    """Return the mean difference of each score that all runs have, with its paired interval.
+
+    With one run a side, the interval is over the units of the split, which `over` names. With
+    several, it is Student's t over the differences of the pairs.
+    """
+    paired = Intervals({}, {})
+    (_, mine), (_, other) = ours[0], theirs[0]
+    if len(ours) == 1 and mine is not None and other is not None:
+        paired = intervals(mine, other)
+    found = {}
+    for name in ours[0].scores:
+        both = zip(ours, theirs, strict=True)
+        each = np.array([a.get(name, np.nan) - b.get(name, np.nan) for (a, _), (b, _) in both])
+        if not np.isfinite(each).all():
+            continue
+        if len(each) > 1 and np.ptp(each) < 1e-9:
+            paired.missing[name] = "all pairs differ by the same"
+        elif len(each) > 1:
+            paired.found[name] = student_interval(each)
+        found[name] = {
+            "difference": float(each.mean()), "by_seed": each.tolist(), "over": over,
+            "interval": paired.found.get(name), "no_interval": paired.missing.get(name),
+        }  # fmt: skip
     return found
 
 

@@ -19,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.urls import scheme
 from bert_jax.tasks.opening import fold_parts, open_task
+from bert_jax.tasks.reports.classes import NOISE
 from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -107,9 +108,15 @@ def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
         folds.append({"fold": number, "examples": len(held.texts()), **held.score(outputs)})
     pooled = np.stack(found) if found[0].ndim == 1 or split.rows.group > 1 else found
     report: dict[str, Any] = dict(split.report(pooled))
+    scores = split.score(pooled)
+    is_learned = scores[whole.metric] > split.constant_score
+    if noise := split.label_noise(pooled, scores) if is_learned else []:
+        report["label_noise"] = len(noise) - 1
 
     def write() -> None:
-        split.write_predictions(pooled, home, split.score(pooled))
+        split.write_predictions(pooled, home, scores)
+        if noise:
+            replace_file(home / NOISE, "\n".join([*noise, ""]).encode())
         record = {"metric": whole.metric, "folds": folds}
         write_reports(home, {_SPLIT: report}, record, title=home.absolute().name)
         content = {**record, "scores": report["scores"], "intervals": report["intervals"]}

@@ -65,6 +65,13 @@ def test_orbax_has_texts_and_outputs_only(tmp_path):
     assert about(tmp_path)["outputs"].keys() == {*STATES}
 
 
+def test_a_class_that_transformers_lacks_has_no_check(tmp_path):
+    saved = small_saved("mlm", **FAMILIES["neobert"])
+    huggingface.write(saved, tmp_path)
+    cases.write(saved, tmp_path, "huggingface", {"differences": {}})
+    assert not (tmp_path / "conformance" / "check.py").exists()
+
+
 def test_another_tokenizer_json_fails_the_export(tmp_path):
     saved = model_of("class")
     huggingface.write(saved, tmp_path)

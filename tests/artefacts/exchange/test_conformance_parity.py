@@ -1,5 +1,6 @@
 """check.py with Transformers and sentence-transformers, and consumers broken on purpose."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import pytest
 from conformance_files import change, check_of, keep_case, written, wrong
 from export_models import model_of
 from small_saved import FAMILIES, small_saved
+from translators import FORMS, translator_of
 from vector_models import vector_model
+
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore:.*longer than")]
 pytest.importorskip("sentence_transformers")
@@ -77,9 +81,16 @@ def test_a_modernbert_in_transformers(tmp_path, capsys):
     assert "long/0/logits" in wrong(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "bare", "tags", "span"])
+@pytest.mark.parametrize(
+    "kind", ["pretraining", "bare", "tags", "span", "choice", "marian", "pair"]
+)
 def test_other_classes_of_transformers(kind, tmp_path, capsys):
-    assert written(model_of(kind), "huggingface", tmp_path).main() == 0
+    if kind == "choice":
+        saved = model_of("score")
+        saved = dataclasses.replace(saved, outputs=TaskOutputs(saved.head, "choice"))
+    else:
+        saved = translator_of(kind, "unigram") if kind in FORMS else model_of(kind)
+    assert written(saved, "huggingface", tmp_path).main() == 0
     assert not wrong(capsys.readouterr().out)
 
 

@@ -16,6 +16,7 @@ from bert_jax.tasks.reports.classes import (
     SHOWN,
     class_statistic,
     confusion,
+    contradicted,
     label_set_statistic,
     most_confident,
     of_classes,
@@ -23,7 +24,7 @@ from bert_jax.tasks.reports.classes import (
     shortened,
 )
 from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, weights
-from bert_jax.tasks.reports.lines import report_lines
+from bert_jax.tasks.reports.lines import difference_lines, report_lines
 from bert_jax.tasks.reports.pictures import report_figure
 from bert_jax.tasks.text.metrics import METRICS, text_grounds
 from bert_jax.training.sweep.statistics import student_interval
@@ -249,6 +250,58 @@ def test_mistakes_are_the_surest_first():
     assert sure[chosen[-1]] >= np.sort(sure[wrong])[-SHOWN]
     assert most_confident(np.zeros(3, bool), sure[:3]) == []
     assert len(shortened("a" * 10_000)) < 700
+
+
+def test_labels_are_contradicted_above_the_mean_of_the_other_class():
+    """By hand: class 0 has the mean 0.7 where it is the label, class 1 0.55, class 2 no label."""
+    shares = np.array([
+        [0.90, 0.10, 0.0], [0.95, 0.05, 0.0], [0.25, 0.75, 0.0],
+        [0.05, 0.95, 0.0], [0.15, 0.85, 0.0], [0.69, 0.31, 0.0], [0.75, 0.25, 0.0],
+        [0.20, 0.39, 0.41],
+    ])  # fmt: skip
+    truth = np.array([0, 0, 0, 1, 1, 1, 1, 1])
+    least = [shares[truth == label, label].mean() for label in (0, 1)]
+    assert least == pytest.approx([0.7, 0.55])
+    assert contradicted(shares, truth) == [2, 6]  # the margins are both 0.5; of row 5 0.69 < 0.7
+    shares[6, :2] = 0.76, 0.24
+    assert contradicted(shares, truth) == [6, 2]
+    assert contradicted(shares, shares.argmax(axis=1)) == []
+
+
+def test_planted_labels_are_found():
+    """Of 400 points in three classes 24 have a planted label; other folds' means predict them."""
+    random = np.random.default_rng(3)
+    truth = random.integers(0, 3, 400)
+    points = np.eye(3)[truth] * 4 + random.normal(size=(400, 3))
+    planted = random.choice(400, 24, replace=False)
+    given = truth.copy()
+    given[planted] = (truth[planted] + 1) % 3
+    shares = np.zeros((400, 3))
+    for fold in range(5):
+        held = np.arange(400) % 5 == fold
+        centres = [points[~held & (given == label)].mean(axis=0) for label in range(3)]
+        gaps = [((points[held] - centre) ** 2).sum(axis=1) / 2 for centre in centres]
+        shares[held] = scipy.special.softmax(-np.stack(gaps, axis=1), axis=1)
+    found = contradicted(shares, given)
+    assert len({*planted.tolist()} & {*found}) >= 21
+    assert len({*found} - {*planted.tolist()}) <= 4
+
+
+def test_the_lines_say_over_what_a_difference_is_judged():
+    def lines(over, **ends):
+        found = {name: {"difference": 0.01, "by_seed": [0.01], "over": over, "interval": each,
+                        "no_interval": None if each else "only 3 units"}
+                 for name, each in ends.items()}  # fmt: skip
+        return difference_lines("a", "b", {"dev": found})
+
+    told = lines("examples", accuracy=(0.001, 0.02), f1=(-0.001, 0.02), recall=None)
+    apart = [line.split("|")[-2].strip() for line in told[2:5]]
+    assert apart == ["distinguishable from zero",
+                     "not distinguishable from zero (the interval contains 0)",
+                     "not judged: no interval"]  # fmt: skip
+    assert "over examples, with one run a side, not over seeds" in told[-1]
+    assert "not over seeds" not in "\n".join(lines("seeds", accuracy=(-0.02, -0.001)))
+    assert lines("seeds", accuracy=(-0.02, -0.001))[2].endswith("| distinguishable from zero |")
 
 
 def test_only_the_middle_of_a_long_text_is_cut_out():

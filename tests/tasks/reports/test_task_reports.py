@@ -59,6 +59,26 @@ def test_of_one_class(tmp_path):
     assert dev.grounds(lost) is None
 
 
+def test_contradicted_labels_of_a_table(tmp_path):
+    """Texts stay on one line, and pairs have two columns; other kinds of tasks have no table."""
+    rows = ["one,x,a", '"two ""2""\tlines\n here",y,b', "three,z,a", "four,z,b", "five,z,b"]
+    path = put(tmp_path / "a.csv", "text,pair,label", *rows)
+    task = table(train=path, dev=path, text_pair="pair")
+    train = task.train_split()
+    logits = pointing_at(np.array([0, 0, 0, 1, 0]), 2)
+    logits[4] *= 2  # surer
+    head, *lines = (line.split("\t") for line in train.label_noise(logits, {}))
+    assert head[:5] == ["line", "text", "text_pair", "label", "predicted"]
+    assert [line[:5] for line in lines] == [
+        ["7", "five", "z", "b", "a"], ["3", 'two "2" lines here', "y", "b", "a"],
+    ]  # fmt: skip
+    sure = math.exp(4) / (math.exp(4) + 1)
+    assert [float(each) for each in lines[1][5:]] == pytest.approx([1 - sure, sure], abs=1e-4)
+    path = put(tmp_path / "b.csv", "text,label", *(f"text {n},{n % 3}" for n in range(9)))
+    scores = table(train=path, dev=path, problem_type="regression").train_split()
+    assert scores.label_noise(np.zeros((9, 1)), {}) == []
+
+
 def test_of_several_classes(tmp_path):
     path = put(tmp_path / "a.csv", "text,label", '1,"x,y"', "2,x", "3,y", "4,")
     [dev] = table(train=path, dev=path, problem_type="multi_label").dev_splits()

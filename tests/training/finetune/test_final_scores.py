@@ -1,6 +1,7 @@
 """What is said of the models of a run: test data, scored once; reports; data that have changed."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from small_finetuning import (
     compile_once,
     fingerprint,
@@ -26,7 +28,7 @@ from bert_jax.tasks.text.task import TextSplit
 from bert_jax.training.finetune import report
 from bert_jax.training.finetune import train as train_module
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.evaluate import evaluate_finetuned
+from bert_jax.training.finetune.evaluate import _differences, _Scored, evaluate_finetuned
 from bert_jax.training.finetune.train import finetune
 
 SWEEP = {"seeds": 2, "baseline": "random", "at_once": 3}
@@ -173,7 +175,7 @@ def test_a_report_on_another_model_is_left_out(sweep, tmp_path):
 def test_two_models_on_the_same_examples(files, sweep, tmp_path, capsys):
     other = tmp_path / "other"
     assert finetune(small_config(files, seed=9), other, echo=quiet).finished
-    found = evaluate_finetuned(sweep, files["test"], versus=other)
+    found = evaluate_finetuned(sweep, files["test"], versus=[other])
     mine, theirs = (evaluate_finetuned(work, files["test"]).scores for work in (sweep, other))
     for name, each in found.differences["test.csv"].items():
         assert each["difference"] == pytest.approx(mine[name] - theirs[name])
@@ -184,8 +186,54 @@ def test_two_models_on_the_same_examples(files, sweep, tmp_path, capsys):
     each = json.loads(said.out)["differences"]["dev"]["accuracy"]
     assert (each["interval"] is None) == ("units differ" in f"{each['no_interval']}")
     assert "95%, paired" in said.err
+    assert "Intervals are over examples, with one run a side, not over seeds" in said.err
     assert main(["evaluate", str(sweep), f"--versus={other}"]) == 2  # it has no test data
     assert "was trained with other test data" in capsys.readouterr().err
+
+
+def test_models_are_compared_over_seeds(files, tmp_path, capsys):
+    """The differences of the pairs, in the order given, have Student's t with n - 1 degrees."""
+    works = [tmp_path / name for name in ("a1", "a2", "b1", "b2")]
+    for seed, work in enumerate(works):
+        short = {"training__num_epochs": 1.0} if work.name[0] == "b" else {}
+        assert finetune(small_config(files, seed=seed, **short), work, echo=quiet).finished
+    ours, theirs = works[:2], works[2:]
+    sides = [[evaluate_finetuned(work).scores["accuracy"] for work in side]
+             for side in (ours, theirs)]  # fmt: skip
+    each = np.subtract(*sides)
+    assert np.ptp(each) > 0
+    first, *more = ours
+    command = ["evaluate", f"{first}", *(f"--other-seed={work}" for work in more)]
+    assert main([*command, *(f"--versus={work}" for work in theirs), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)["differences"]["dev"]["accuracy"]
+    assert (found["over"], found["by_seed"]) == ("seeds", pytest.approx(each))
+    ends = scipy.stats.t.interval(0.95, 1, each.mean(), scipy.stats.sem(each))
+    assert found["interval"] == pytest.approx(ends)
+    assert found["difference"] == pytest.approx(each.mean())
+    assert "a1, a2 minus b1, b2" in said.err
+    assert "Differences are means over pairs of seeds" in said.err
+    own = evaluate_finetuned(first, versus=theirs[::-1], other_seeds=more)
+    assert own.differences["dev"]["accuracy"]["by_seed"] == pytest.approx(
+        np.subtract(sides[0], sides[1][::-1])
+    )
+    for wrong, text in (
+        ([f"--versus={theirs[0]}"], "--versus is given 1 times; give it 2 times"),
+        ([], "--versus is given 0 times; give it 2 times"),
+        ([f"--versus={theirs[0]}"] * 2, "a run is given twice"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_equal_differences_have_no_interval_over_seeds():
+    """A spread of zero says nothing of further seeds; a score that a run lacks is left out."""
+    ours = [_Scored({"accuracy": 0.9, "f1": value}, None) for value in (0.8, math.nan)]
+    theirs = [_Scored({"accuracy": 0.8, "f1": 0.5}, None)] * 2
+    found = _differences(ours, theirs, "seeds")
+    assert found.keys() == {"accuracy"}
+    assert found["accuracy"]["interval"] is None
+    assert found["accuracy"]["no_interval"] == "all pairs differ by the same"
 
 
 def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
@@ -264,7 +312,7 @@ def test_a_report_that_cannot_be_written_is_written_later(files, sweep, tmp_path
 
 def test_options_of_other_verbs(sweep, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"bert_jax": "0", "format": 2, "config": {}}))
-    for option in ("--report=x", "--versus=x"):
+    for option in ("--report=x", "--versus=x", "--other-seed=x"):
         assert main(["evaluate", f"{tmp_path}", option]) == 2
         assert "does not apply to " in capsys.readouterr().err
         assert main(["evaluate", f"{tmp_path}", option, "--pairs", "a", "b"]) == 2

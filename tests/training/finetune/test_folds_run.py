@@ -103,3 +103,25 @@ def test_what_is_refused(runs, tmp_path):
     task = dataclasses.replace(config.task, folds=3)
     with pytest.raises(UserError, match=r"task\.folds"):
         folds.finetune_folds(dataclasses.replace(config, task=task), workdir)
+
+
+def test_contradicted_labels_are_listed(runs):
+    """The table agrees with the file and the predictions, and the report counts its rows."""
+    config, _, workdir = runs
+    head, *rows = (
+        line.split("\t") for line in (workdir / "label_noise.tsv").read_text().splitlines()
+    )
+    assert head == ["line", "text", "label", "predicted", "label_probability",
+                    "predicted_probability"]  # fmt: skip
+    lines = Path(config.task.train).read_text().splitlines()
+    predicted = read_json_lines(workdir / "predictions.jsonl")
+    for line, text, label, guess, own, best in rows:
+        assert lines[int(line) - 1] == f"{text},{label}"
+        entry = predicted[int(line) - 2]
+        assert entry["label"] == guess != label
+        shares = [entry["probabilities"][name] for name in (label, guess)]
+        assert shares == pytest.approx([float(own), float(best)], abs=1e-4)
+    margins = [float(row[5]) - float(row[4]) for row in rows]
+    assert margins == sorted(margins, reverse=True)
+    assert rows
+    assert f"The models contradict {len(rows)} labels" in (workdir / "report.md").read_text()

@@ -148,8 +148,7 @@ def tokenizer_of(directory):
 def main(directory=HERE.parent):
     """Run a directory on all texts, compare, and return the exit code."""
     cases = json.loads((HERE / "cases.json").read_text("utf-8"))
-    load = globals()[f"by_{cases['format'].replace('-', '_')}"]
-    tokenizer, run = load(Path(directory), cases)
+    tokenizer, run = globals()[f"by_{cases['format'].replace('-', '_')}"](Path(directory), cases)
     tokenize = partial(tokenizer, truncation=True, max_length=cases["max_length"])
     answers = {name: run(batch) for name, batch in cases["batches"].items()}
     return int(not all([compare_tokens(tokenize, cases), compare(answers)]))
