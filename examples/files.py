@@ -14,7 +14,6 @@ makes, in the directory `my`, what the pages of docs/recipes use; your own files
 """
 
 import ast
-import contextlib
 import csv
 import importlib.util
 import json
@@ -63,13 +62,11 @@ def main(directory: Path) -> None:
 def write_text(path: Path) -> None:
     """Read documents until the file has its size, and write them in a random order."""
     documents, size = [], 0
-    # One worker: a quarter of the files is enough, and more processes would import JAX first.
-    with contextlib.closing(PythonDocs(num_workers=1).texts()) as texts:
-        for document in texts:
-            documents.append(f"{document}\n\n")
-            size += len(documents[-1].encode())
-            if size > TEXT_BYTES:
-                break
+    for document in PythonDocs(num_workers=1).texts():  # a quarter of the files: start no others
+        documents.append(f"{document}\n\n")
+        size += len(documents[-1].encode())
+        if size > TEXT_BYTES:
+            break
     random.Random(0).shuffle(documents)
     path.write_text("".join(documents), encoding="utf-8")
 
