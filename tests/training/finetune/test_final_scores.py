@@ -195,8 +195,8 @@ def test_models_are_compared_over_seeds(files, tmp_path, capsys):
     """The differences of the pairs, in the order given, have Student's t with n - 1 degrees."""
     works = [tmp_path / name for name in ("a1", "a2", "b1", "b2")]
     for seed, work in enumerate(works):
-        short = {"training__num_epochs": 1.0} if work.name[0] == "b" else {}
-        assert finetune(small_config(files, seed=seed, **short), work, echo=quiet).finished
+        still = {"optimizer__learning_rate": 1e-9} if work.name == "a1" else {}
+        assert finetune(small_config(files, seed=seed, **still), work, echo=quiet).finished
     ours, theirs = works[:2], works[2:]
     sides = [[evaluate_finetuned(work).scores["accuracy"] for work in side]
              for side in (ours, theirs)]  # fmt: skip
