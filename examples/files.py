@@ -152,7 +152,7 @@ def tagged(functions: list[tuple[ast.FunctionDef, str]]) -> list[str]:
 
 def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object]]:
     """Ask for the type of each argument that a docstring lists as `name : type`."""
-    paragraphs = []
+    paragraphs: list[dict[str, object]] = []
     for _, doc in functions:
         section = re.search(r"^Parameters\n-+\n(.+?)(?:\n\n|\Z)", doc, re.M | re.S)
         context = re.sub(r"\s+", " ", section[1])[:300].rpartition(" ")[0] if section else ""
