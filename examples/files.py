@@ -37,7 +37,6 @@ ONES = (
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )  # fmt: skip
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-PACKAGES = ("numpy", "scipy/signal", "scipy/stats")
 TYPES = {"array", "bool", "complex", "dict", "float", "int", "list", "ndarray", "str", "tuple"}
 
 
@@ -52,7 +51,7 @@ def main(directory: Path) -> None:
     for name, numbers in (("train", train.tolist()), ("test", test.tolist())):
         write_lines(directory / f"{name}.fr", map(french_words, numbers))
         write_lines(directory / f"{name}.en", map(english_words, numbers))
-    functions = [each for name in PACKAGES for each in documented(name)]
+    functions = [*documented("numpy"), *documented("scipy/signal"), *documented("scipy/stats")]
     for end, lines in zip(("", "_test"), parted(tagged(functions)), strict=True):
         (directory / f"tags{end}.conll").write_text("\n".join(lines), encoding="utf-8")
     for end, texts in zip(("", "_test"), parted(asked(functions)), strict=True):
@@ -139,34 +138,35 @@ def documented(package: str) -> Iterator[tuple[ast.FunctionDef, str]]:
 
 def tagged(functions: list[tuple[ast.FunctionDef, str]]) -> list[str]:
     """Tag the words of summaries: arguments of the function, names of types, and numbers."""
-    found = {}
+    found = set()
     for node, doc in functions:
         known = dict.fromkeys(TYPES, "B-TYPE") | {a.arg: "B-ARGUMENT" for a in node.args.args}
         words = re.findall(r"\w+|[^\w\s`]", doc.partition("\n\n")[0])
         tags = ["B-NUMBER" if word.isdigit() else known.get(word, "O") for word in words]
         if set(tags) - {"O"} and len(words) <= 40:
-            lines = "".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True))
-            found[lines.lower()] = lines
-    return list(found.values())
+            found.add("".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)))
+    return sorted(found)
 
 
 def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object]]:
-    """Ask for the type of each argument that a docstring lists as `name : type`."""
-    paragraphs: list[dict[str, object]] = []
+    """Ask for the first argument, and for the type of the last, that a docstring describes."""
+    paragraphs: dict[str, Any] = {}
     for _, doc in functions:
         section = re.search(r"^Parameters\n-+\n(.+?)(?:\n\n|\Z)", doc, re.M | re.S)
-        context = re.sub(r"\s+", " ", section[1])[:300].rpartition(" ")[0] if section else ""
-        questions = [
-            {
-                "id": f"{len(paragraphs)}-{number}",
-                "question": f"What is the type of {found[1]}?",
-                "answers": [{"text": found[2], "answer_start": found.start(2)}],
-            }
-            for number, found in enumerate(re.finditer(r"\b(\w+) : (\w+)", context))
-        ]
-        if len(questions) >= 2:
-            paragraphs.append({"context": context, "qas": questions})
-    return list({str(each["context"]): each for each in paragraphs}.values())
+        context = re.sub(r"\s+", " ", section[1])[:200].rpartition(" ")[0] if section else ""
+        found = list(re.finditer(r"\b(\w+) : (\w+)", context))
+        if len(found) >= 2:
+            first = ("Which argument comes first?", found[0], 1)
+            last = ("What type is the last argument?", found[-1], 2)
+            paragraphs[context] = [
+                {
+                    "id": f"{len(paragraphs)}-{group}",
+                    "question": question,
+                    "answers": [{"text": match[group], "answer_start": match.start(group)}],
+                }
+                for question, match, group in (first, last)
+            ]
+    return [{"context": context, "qas": qas} for context, qas in paragraphs.items()]
 
 
 def parted(examples: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -125,9 +125,9 @@ class LinearHead(Affine):
     def __init__(self, config: ModelConfig, num_scores: int, rngs: nnx.Rngs):
         super().__init__(config, {"embed": config.hidden_dim}, {None: num_scores}, rngs)
 
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... C"]:
-        """Compute the scores of each position."""
-        return super().__call__(x).astype(jnp.float32)
+    def __call__(self, x: Float[Array, "... D"], biased: bool = True) -> Float[Array, "... C"]:
+        """Compute the scores of each position, without the bias if `biased` is false."""
+        return super().__call__(x, biased).astype(jnp.float32)
 
 
 class PretrainingModel(nnx.Module):
