@@ -10,7 +10,8 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 TIMEOUT = 180.0
 
 _STUB = """#!/usr/bin/env bash
-{{ printf '%s\\x1f' "$(basename "$0")" "$@"; printf '\\x1e'; }} >>"$STUB_CALLS"
+call=$(printf '%s\\x1f' "$(basename "$0")" "$@"; printf '\\x1e')
+printf '%s' "$call" >>"$STUB_CALLS"  # one write: calls at the same time do not mix
 {behaviour}
 """
 

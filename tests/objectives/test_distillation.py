@@ -21,7 +21,7 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, vocabulary_flops
 from bert_jax.model.heads import encode, init_params, layer_projections
 from bert_jax.model.task_heads import TaskHeadConfig
-from bert_jax.objectives import masked_lm, task
+from bert_jax.objectives import losses, task
 from bert_jax.objectives.distillation import (
     PROJECTION,
     TEACHER,
@@ -260,7 +260,7 @@ def test_tasks_learn_from_a_teacher(kind):
 
 def test_predictions_are_compared_at_the_temperature_that_is_set(monkeypatch):
     used = set()
-    for module in (masked_lm, task):
+    for module in (losses, task):
         monkeypatch.setattr(module, "divergences", lambda *x: used.add(x[-1]) or divergences(*x))
     labelled = TaskObjective(MODEL, TaskHeadConfig("classification", 3), "single_label")
     for plain in (OBJECTIVE.student, labelled):
