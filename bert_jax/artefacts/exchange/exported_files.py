@@ -24,6 +24,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 )
 from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
+from bert_jax.artefacts.formats.sparse_encoder import QUERIES
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
 from bert_jax.config.mapping import to_dict
@@ -32,7 +33,7 @@ from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, num_special
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
@@ -297,6 +298,11 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         for name, content in files.items():
             (directory / name).parent.mkdir(exist_ok=True)
             write_json(directory / name, content)
+        if saved.embedding.static_queries:  # whose tokenizer adds no special tokens
+            room = saved.max_length - num_special(saved.tokenizer, pair=False)
+            write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
+            weights = {"weight": np.asarray(saved.params["queries"]["weight"])}
+            write_arrays(directory / QUERIES / WEIGHTS, weights, format="pt")
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:

@@ -116,7 +116,8 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
     if saved.embedding is not None:
-        text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
+        width = model.vocab_size if saved.embedding.is_sparse else model.hidden_dim
+        text += f" {said_of_vectors(saved.embedding, width)}"
     return text
 
 

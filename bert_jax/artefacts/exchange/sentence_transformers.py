@@ -17,7 +17,8 @@ from bert_jax.artefacts.exchange import huggingface
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.model.embedding import PLAIN, EmbeddingConfig
+from bert_jax.model.embedding import PLAIN, EmbeddingConfig, static_vectors
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
@@ -29,8 +30,9 @@ LEAST_COSINE = 0.99999
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     """Return a model without its heads; if it does not define text vectors, add `PLAIN` vectors."""
-    parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
+    names = ("encoder", "pooling", *((MASKED_LM, "queries") if embedding.is_sparse else ()))
+    parts = {name: part for name, part in saved.params.items() if name in names}
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
@@ -64,11 +66,12 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
     Raises:
         ProofFailedError: Shapes differ, or the cosine of a text is below `LEAST_COSINE`.
     """
-    from sentence_transformers import SentenceTransformer
+    import sentence_transformers
 
     assert saved.embedding is not None
+    name = class_of(saved.embedding)
     with quiet():
-        theirs = SentenceTransformer(f"{out}", device="cpu", local_files_only=True)
+        theirs = getattr(sentence_transformers, name)(f"{out}", device="cpu", local_files_only=True)
     texts = [text for text in plain_texts(saved) if text not in ties]
     encoders = (
         ("without prefix", "", theirs.encode),
@@ -77,8 +80,12 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
     )
     least, gap = 1.0, 0.0
     for kind, prefix, encode in encoders:
-        mine = vectors_of(saved, [prefix + text for text in texts])
-        other = np.asarray(encode(texts, show_progress_bar=False), np.float32)
+        static = kind == "query" and saved.embedding.static_queries
+        mine = vectors_of(saved, [prefix + text for text in texts], static=static)
+        found = encode(texts, show_progress_bar=False)
+        if saved.embedding.is_sparse:
+            found = [each.to_dense() for each in found]
+        other = np.asarray(found, np.float32)
         if mine.shape != other.shape:
             raise ProofFailedError(
                 f"sentence-transformers gives vectors of shape {other.shape}, not {mine.shape}"
@@ -93,18 +100,29 @@ def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> d
         least = min(least, float(cosines[worst]))
         gap = max(gap, float(np.abs(mine - other).max()))
     return {
-        "ran": True, "class": "SentenceTransformer", "texts": len(texts), "least_cosine": least,
+        "ran": True, "class": name, "texts": len(texts), "least_cosine": least,
         "differences": {"embedding": gap},
     }  # fmt: skip
 
 
-def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
-    """Compute vectors (N, D) of texts in float32; each text is cut to the model's length."""
+def class_of(embedding: EmbeddingConfig) -> str:
+    """Return the class of sentence-transformers that computes a model's vectors."""
+    return "SparseEncoder" if embedding.is_sparse else "SentenceTransformer"
+
+
+def vectors_of(saved: SavedModel, texts: Sequence[str], *, static: bool = False) -> np.ndarray:
+    """Compute vectors (N, D) of texts in float32; each text is cut to the model's length.
+
+    `static` means that the texts are queries that no encoder reads.
+    """
     tokenizer = saved.tokenizer
     room = min(saved.max_length, saved.config.num_positions) - num_special(tokenizer, pair=False)
     ids = tokenizer.encode_batch(list(texts))
     rows = [make_row(tokenizer, found[:room]).ids.tolist() for found in ids]
     size, length = 8, max(map(len, rows))
+    if static:
+        tokens, _, there = batch_of(saved, rows, length)
+        return np.asarray(static_vectors(saved.params, tokens, there > 0))
     filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # compile one shape only
     batches = [
         batch_of(saved, filled[start : start + size], length)
@@ -120,6 +138,7 @@ def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
         "cls": "the last state of the first token",
         "last": "the last state of the last token",
         "weighted": "the mean of the last states with learned weights",
+        "splade": "for each token of the vocabulary, the greatest log(1 + relu(logit))",
     }[embedding.pooling]
     text = f"It turns texts into vectors of {width} numbers: {pooling}"
     text += ", divided by its norm." if embedding.normalize else "."
@@ -160,4 +179,4 @@ def loading(saved: SavedModel) -> str:
         f"\n\nThe vectors were trained to work also if cut to their first {sizes} numbers: pass "
         "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax."
     )  # fmt: skip
-    return f"{_LOADING}{cut}"
+    return f"{_LOADING}{cut}".replace("SentenceTransformer", class_of(saved.embedding))

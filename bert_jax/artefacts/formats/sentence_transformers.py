@@ -16,6 +16,12 @@ from bert_jax.artefacts.formats.huggingface_files import (
     model_max_length,
     row_length,
 )
+from bert_jax.artefacts.formats.sparse_encoder import (
+    check_splade,
+    is_sparse,
+    routed,
+    sparse_files,
+)
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.model.config import ModelConfig
@@ -44,21 +50,23 @@ class SentenceForm:
     embedding: EmbeddingConfig
     model: Path
     """Directory of the encoder in Hugging Face's format."""
-    width: int
-    """Width of the states that are pooled."""
+    width: int | None
+    """Width of the states that are pooled; None if vectors are sparse."""
     max_length: int | None
     """Largest number of tokens in a text. None means the encoder's number of positions."""
     notes: tuple[str, ...] = ()
     """Notes for the user about settings that are not kept."""
+    queries: Path | None = None
+    """Folder with the weights of queries that no encoder reads; None if an encoder reads them."""
 
     def limit(self, config: ModelConfig) -> int:
         """Return the largest number of tokens in a text; raise UserError for a wrong width."""
-        if self.width != config.hidden_dim:
+        if self.width not in (None, config.hidden_dim):
             raise UserError(
                 f"{self.model}: the pooling has width {self.width}, but the encoder has "
                 f"{config.hidden_dim}"
             )
-        self.embedding.check_width(self.width)
+        self.embedding.check_width(config.hidden_dim)
         return min(self.max_length or config.num_positions, config.num_positions)
 
 
@@ -71,34 +79,41 @@ def is_sentence_model(directory: Path) -> bool:
 
 def can_be_written(embedding: EmbeddingConfig) -> bool:
     """Return true if a module of sentence-transformers computes the pooling."""
-    return embedding.pooling in POOLINGS.values()
+    return embedding.is_sparse or embedding.pooling in POOLINGS.values()
 
 
 def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> dict[str, Any]:
     """Return the content of the JSON files that accompany an encoder, by path."""
+    sparse, package = embedding.is_sparse, f"{_PACKAGE}models"
     kinds = ["Transformer", "Pooling", *(["Normalize"] if embedding.normalize else [])]
+    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
+    pooling: dict[str, Any] = {
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": width, **flags, "include_prompt": True
+        }
+    }  # fmt: skip
+    if sparse:
+        package = f"{_PACKAGE}sparse_encoder.models"
+        kinds, pooling = sparse_files(package, embedding.static_queries)
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
-        {"idx": n, "name": f"{n}", "path": folder, "type": f"{_PACKAGE}models.{kind}"}
+        {"idx": n, "name": f"{n}", "path": folder, "type": f"{package}.{kind}"}
         for n, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
     ]
     settings: dict[str, Any] = {
-        "model_type": "SentenceTransformer",
+        "model_type": "SparseEncoder" if sparse else "SentenceTransformer",
         "prompts": {"query": embedding.query_prefix, "document": embedding.document_prefix},
         "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": "dot" if sparse else "cosine",
     }
     if embedding.dimensions:
         settings[DIMENSIONS] = list(embedding.dimensions)
-    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
     return {
         MODULES: modules,
         SETTINGS: settings,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": width, **flags, "include_prompt": True
-        },
-    }  # fmt: skip
+        **pooling,
+    }
 
 
 def read_sentence_files(directory: Path) -> SentenceForm:
@@ -108,13 +123,21 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         UserError: If the files are malformed, or ask for something that is not supported here.
     """
     where = directory / MODULES
-    modules = _modules(directory)
+    modules, queries = _modules(directory, read_json(where, max_bytes=MAX_CONFIG_BYTES)), None
+    if [kind for kind, _ in modules] == ["Router"]:
+        (_, queries), *modules = _modules(directory, routed(directory))
     kinds = [kind for kind, _ in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if is_sparse(kinds):
+        check_splade(modules[1][1])
+        prompts, notes = _prompts(_settings(directory), directory / SETTINGS, "dot")
+        made = EmbeddingConfig("splade", False, *prompts, static_queries=queries is not None)
+        length = _max_length(modules[0][1], "fill-mask")
+        return SentenceForm(made, modules[0][1], None, length, notes, queries)
+    if queries or kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise UserError(
             f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be Transformer, "
-            "Pooling and, optionally, Normalize. To read only the encoder, copy "
-            f"{directory} without {MODULES}"
+            "Pooling and, optionally, Normalize, or Transformer and SpladePooling. To read only "
+            f"the encoder, copy {directory} without {MODULES}"
         )
     (_, model), (_, pooling) = modules[:2]
     fields = read_json_object(pooling / "config.json", max_bytes=MAX_CONFIG_BYTES)
@@ -157,11 +180,9 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     )  # fmt: skip
 
 
-def _modules(directory: Path) -> list[tuple[str, Path]]:
-    """Return the kind (last part of the field `type`) and the folder of each module."""
-    where = directory / MODULES
-    found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
-    modules = []
+def _modules(directory: Path, found: Any) -> list[tuple[str, Path]]:
+    """Return the kind (last part of the field `type`) and the folder of each module in `found`."""
+    where, modules = directory / MODULES, []
     for each in found if isinstance(found, list) else [None]:
         kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else ("", "")
         if not (isinstance(kind, str) and isinstance(folder, str) and _FOLDER.fullmatch(folder)):
@@ -177,7 +198,9 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     return modules
 
 
-def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:
+def _prompts(
+    settings: Mapping[str, Any], where: Path, only: str = "cosine"
+) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the prefixes of queries and documents, and notes on prompts that are not kept."""
     prompts = settings.get("prompts") or {}
     texts = isinstance(prompts, dict) and all(
@@ -195,17 +218,19 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
     notes = []
     if others := [name for name in others if prompts[name]]:
         notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
-    similarity = settings.get("similarity_fn_name") or "cosine"
-    if similarity != "cosine":
-        notes.append(f"the similarity {short(similarity)} is not kept; cosine is used")
+    similarity = settings.get("similarity_fn_name") or only
+    if similarity != only:
+        notes.append(f"the similarity {short(similarity)} is not kept; {only} is used")
+    if most := settings.get("max_active_dims"):
+        notes.append(f"max_active_dims {short(most)} is not kept; vectors have all their tokens")
     return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
 
 
-def _max_length(model: Path) -> int | None:
+def _max_length(model: Path, task: str = "feature-extraction") -> int | None:
     """Return the token limit of the encoder's module or else the tokenizer; None means no limit."""
     named = sorted(model.glob("sentence_*_config.json"))
     fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
-    for name, expected in (("do_lower_case", False), ("transformer_task", "feature-extraction")):
+    for name, expected in (("do_lower_case", False), ("transformer_task", task)):
         if (value := fields.get(name, expected)) != expected:
             raise UserError(
                 f"{named[0]}: {name} is {short(value)}; only {short(expected)} is supported"

@@ -173,7 +173,8 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             reading = Reading(task.config.windows.stride, *limits, threshold)
         labels = tuple(task.describe()["learned"]["labels"])
         thresholds, long = task.thresholds(extra["scores"]), task.config.long_texts
-        outputs = TaskOutputs(head, task.objective, labels, thresholds, long, reading)
+        kind = "regression" if task.objective == "ranking" else task.objective  # a score of a pair
+        outputs = TaskOutputs(head, kind, labels, thresholds, long, reading)
     length = build(TaskConfig, config["task"], f"{where}: task").length
     reports = read_reports(place.local, extra["member"])
     return SavedModel(
@@ -228,7 +229,16 @@ def _from_huggingface(
 
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
-    """Add a definition of text vectors to an encoder; raise UserError if the widths do not fit."""
+    """Add a definition of text vectors to an encoder; raise UserError if the sizes do not fit."""
+    if form.queries is not None:
+        weight = read_weights(form.queries, "SparseStaticEmbedding").get("weight")
+        if weight is None or weight.shape != (saved.config.vocab_size,):
+            raise UserError(
+                f"{form.queries / WEIGHTS} needs the tensor `weight` with a number for each of the "
+                f"{saved.config.vocab_size:,} tokens"
+            )
+        weights = {"weight": weight.astype(np.float32)}
+        saved = dataclasses.replace(saved, params={**saved.params, "queries": weights})
     return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
 
 

@@ -52,6 +52,11 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
         Embedder(model, kind="document", dimensions=self.dimensions)  # checks --dimensions
+        if model.embedding is not None and model.embedding.is_sparse:
+            raise UserError(
+                f"{model.name} makes sparse vectors, but an index has dense ones; write them with "
+                "`bert-jax embed --kind=document --out FILE.jsonl` for a search engine"
+            )
         room = min(self.passage_tokens or _PASSAGE_TOKENS, model.max_length)
         prefix = "" if model.embedding is None else model.embedding.document_prefix
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)

@@ -14,6 +14,7 @@ from bert_jax.infer.embed import Kind, text_vectors
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.index import Reranker, reranked
+from bert_jax.model.embedding import PLAIN
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection
@@ -42,7 +43,9 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Raise a UserError if a width is below 1 or above the width of the vectors."""
-        whole = self.model.config.hidden_dim
+        sparse = (self.model.embedding or PLAIN).is_sparse
+        whole = self.model.config.vocab_size if sparse else self.model.config.hidden_dim
+        self._unit = (lambda vectors: vectors) if sparse else unit
         for width in self.dimensions:
             if not 1 <= width <= whole:
                 raise UserError(f"--dimensions has {width}; it must be from 1 to {whole}")
@@ -63,7 +66,8 @@ class Evaluation:
         scores: dict[str, dict[str, float]] = {}
         ranked: dict[str, list[str]] = {}
         for width in self._widths:
-            _, numbers = top_k(unit(asked[:, :width]), unit(known[:, :width]), DEPTH + 1)
+            vectors = self._unit(asked[:, :width]), self._unit(known[:, :width])
+            _, numbers = top_k(*vectors, DEPTH + 1)
             rankings = _named(collection, numbers)
             ranked = ranked or rankings
             scores[f"{width}"] = ranking_scores(rankings, collection.relevant)
@@ -105,7 +109,7 @@ class Evaluation:
         known = self._vectors([each.text_pair or "" for each in examples], "document")
         scores = {}
         for width in self._widths:
-            pairs = unit(asked[:, :width]).astype(np.float64), unit(known[:, :width])
+            pairs = self._unit(asked[:, :width]).astype(np.float64), self._unit(known[:, :width])
             cosines = np.multiply(*pairs).sum(1)
             scores[f"{width}"] = correlations(wanted, cosines)
         return self._result(scores, pairs=len(examples))

@@ -87,18 +87,18 @@ def search_scores(
     relevant: Sequence[Sequence[int]],
     hidden: Sequence[int],
 ) -> dict[str, Float[np.ndarray, " q"]]:
-    """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
+    """Rank the documents for each query by product, and score the rankings by `query_scores`.
 
     `relevant` has the indices of each query's answers; queries without answers are left out.
     `hidden` has the index of one document to skip in each ranking, such as the query's text, or -1.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
-    queries, documents, chosen = unit(queries), unit(documents), list(wanted)
+    chosen = list(wanted)
     ranked: dict[int, list[int]] = {}
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
-        cosines = queries[block] @ documents.T
-        for number, row in zip(block, cosines, strict=True):
+        products = queries[block] @ documents.T
+        for number, row in zip(block, products, strict=True):
             if hidden[number] >= 0:
                 row[hidden[number]] = -np.inf
             count = min(CUTOFF, len(row))

@@ -9,7 +9,7 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import RANKING_METRICS, EmbeddingTaskConfig
+from bert_jax.tasks.retrieval.config import RANKING_METRICS, EmbeddingTaskConfig
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tasks.retrieval import metrics as ranking
 from bert_jax.tasks.retrieval.metrics import chance, ranking_scores, search_scores

@@ -91,14 +91,18 @@ def by_huggingface(directory, cases):
 
 
 def by_sentence_transformers(directory, cases):
-    """Load a SentenceTransformer, with the model's own prompts."""
-    from sentence_transformers import SentenceTransformer
+    """Load a SentenceTransformer or SparseEncoder, with the model's own prompts."""
+    import sentence_transformers
 
-    model = SentenceTransformer(str(directory), device="cpu")
+    sparse = cases["embedding"]["pooling"] == "splade"
+    name = "SparseEncoder" if sparse else "SentenceTransformer"
+    model = getattr(sentence_transformers, name)(str(directory), device="cpu")
 
     def run(batch):
         texts, prompt = [text for (text,) in batch["texts"]], batch["prompt"] and batch["name"]
-        return {"sentence_embedding": model.encode(texts, prompt_name=prompt or None)}
+        found = model.encode(texts, prompt_name=prompt or None)
+        found = np.stack([each.to_dense() for each in found]) if sparse else found
+        return {"sentence_embedding": found}
 
     return model.tokenizer, run
 
