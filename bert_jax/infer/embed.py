@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float
@@ -98,7 +99,8 @@ class Embedder(RowPredictor):
     def forward(self, batch: Batch) -> Array:
         assert self.pooling is not None  # `__post_init__` checks it
         if self._static:
-            return static_vectors(self.model.params, batch["tokens"], batch["segment_ids"] > 0)
+            there = batch["segment_ids"] > 0
+            return jax.jit(static_vectors)(self.model.params, batch["tokens"], there)
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override

@@ -112,7 +112,7 @@ def top_tokens(
 
 def pooled(
     model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
-) -> Float[Array, "B D"]:
+) -> Float[Array, "B W"]:
     """Compute one vector per row, in float32.
 
     The states of `layers` are averaged. `layers` ascends; 0 means the embeddings. `special_tokens`
@@ -252,7 +252,7 @@ def _pool(
     config: ModelConfig, pooling: Pooling, ignored: tuple[int, ...],
     states: list[Float[Array, "B L D"]], tokens: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"], params: Any,
-) -> Float[Array, "B D"]:  # fmt: skip
+) -> Float[Array, "B W"]:  # fmt: skip
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id

@@ -67,13 +67,13 @@ def static_vectors(
 def pool_tokens(
     pooling: Pooling, hidden: Float[Array, "B L D"], counts: Bool[Array, "B L"],
     params: Any = None, model: ModelConfig | None = None,
-) -> Float[Array, "B D"]:  # fmt: skip
+) -> Float[Array, "B W"]:  # fmt: skip
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
     `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
-    `pooling` of `params`; `splade` needs `model`, reads `encoder` and `mlm`, and gives (B, V). With
-    `pooler`, the caller applies the pooler to the result, the first token's state. The result is
-    float32, except that `max` keeps the type of `hidden`.
+    `pooling` of `params`; `splade` needs `model` and reads `encoder` and `mlm`. The width W is D, or
+    for `splade` the size of the vocabulary. With `pooler`, the caller applies the pooler to the
+    result, the first token's state. The result is float32; `max` keeps the type of `hidden`.
     """
     if pooling == "splade":
         assert model is not None

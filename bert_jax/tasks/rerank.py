@@ -24,6 +24,8 @@ class RerankSplit(EmbeddingSplit):
         groups = [(each, each.texts[1:]) for each in data.examples]
         self._sizes = [len(texts) for _, texts in groups]
         rows, cut = grouped_rows(groups, task.tokenizer, length)
+        if data.truth is not None:
+            self.baseline = "the first stage (task.scores)"
         rows = replace(rows, labels=wanted_scores(data.examples, rows.group))
         what = f"queries of more than {length} tokens together with a candidate, cut there"
         Split.__init__(self, data, rows, task.metrics, counted(what, cut))

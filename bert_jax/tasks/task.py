@@ -37,6 +37,7 @@ Classes and scores have logits (N, C), choices and rankings logits (N, G). Embed
 (N, G, D). Tags and spans have N arrays of logits (n, C). Arcs have N arrays (n, n, 2): the score
 and the best relation for each pair of token and head. Entries after a row's tokens are padding."""
 
+CONSTANT = "a constant prediction"
 SplitScores = Mapping[str, float]
 """Scores of a split by name, including the temperature and thresholds that predictions need."""
 
@@ -66,6 +67,8 @@ class Split(ABC):
     """Whether outputs have an entry for each token of a row."""
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
+    baseline = CONSTANT
+    """Noun phrase for what has the `constant_score`."""
 
     def __init__(
         self,

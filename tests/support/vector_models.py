@@ -18,11 +18,16 @@ def vector_model(pooling: Any = "mean", tokenizer: str = "uncased", **fields: An
         tokenizer: Of `export_models.TOKENIZERS`.
         **fields: Other fields of `EmbeddingConfig`.
     """
-    saved = model_of("bare", tokenizer)
+    saved = model_of("mlm" if pooling == "splade" else "bare", tokenizer)
     params = dict(saved.params)
+    if fields.get("static_queries"):
+        weight = np.random.default_rng(2).random(saved.config.vocab_size).astype(np.float32)
+        weight[[*vars(saved.tokenizer.special_ids).values()]] = 0
+        params["queries"] = {"weight": weight}
     if pooling == "weighted":
         score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)
         params["pooling"] = {"score": score}
     return dataclasses.replace(
-        saved, params=params, max_length=32, embedding=EmbeddingConfig(pooling, **fields)
+        saved, params=params, max_length=32,
+        embedding=EmbeddingConfig(pooling, **{"normalize": pooling != "splade"} | fields),
     )

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
@@ -122,7 +123,7 @@ def vectors_of(saved: SavedModel, texts: Sequence[str], *, static: bool = False)
     size, length = 8, max(map(len, rows))
     if static:
         tokens, _, there = batch_of(saved, rows, length)
-        return np.asarray(static_vectors(saved.params, tokens, there > 0))
+        return np.asarray(jax.jit(static_vectors)(saved.params, tokens, there > 0))
     filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # compile one shape only
     batches = [
         batch_of(saved, filled[start : start + size], length)

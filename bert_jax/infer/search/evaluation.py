@@ -50,7 +50,7 @@ class Evaluation:
             if not 1 <= width <= whole:
                 raise UserError(f"--dimensions has {width}; it must be from 1 to {whole}")
         self._widths = sorted({whole, *self.dimensions}, reverse=True)
-        self._cuts = Cuts()
+        self._cuts, self._worse = Cuts(), ""
 
     def retrieval(
         self, collection: Collection, reranker: Reranker | None = None, candidates: int = 100
@@ -84,7 +84,13 @@ class Evaluation:
                 own = found[at : at + len(first)]
                 second[query] = [*reranked(own, first), *row[len(first) :]]
                 at += len(first)
-            scores[f"reranked {candidates}"] = ranking_scores(second, collection.relevant)
+            after = scores[f"reranked {candidates}"] = ranking_scores(second, collection.relevant)
+            before = scores[f"{self._widths[0]}"]
+            if after["ndcg@10"] <= before["ndcg@10"]:
+                self._worse = (
+                    f"the reranker does not beat its first stage: nDCG@10 is {after['ndcg@10']:.4f} "
+                    f"with it and {before['ndcg@10']:.4f} without; search without --rerank"
+                )
         words = BM25(map(normalised_words, texts))
         shared = [words.ranked(normalised_words(query), DEPTH + 1) for query in queries]
         scores["bm25"] = ranking_scores(_named(collection, shared), collection.relevant)
@@ -147,7 +153,8 @@ class Evaluation:
         )
 
     def _result(self, scores: Mapping[str, Mapping[str, float]], **counts: int) -> Result:
-        return {**counts, "scores": scores, "warning": self._cuts.warning()}
+        warning = "; ".join(filter(None, (self._cuts.warning(), self._worse)))
+        return {**counts, "scores": scores, "warning": warning}
 
 
 def score_lines(result: Result) -> list[str]:

@@ -71,6 +71,8 @@ def test_files_in_and_out(tmp_path):
     found = mine(MODEL, pairs, MineConfig(margin=0.0), corpus=CORPUS)
     write_mined(tmp_path / "out.jsonl", found)
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    scores = row.pop("scores")  # of what `ANGLES` says
+    np.testing.assert_allclose(scores, np.cos(np.deg2rad([10, 30, 60])), atol=1e-6)
     assert row == {"query": "q", "document": "answer", "negatives": ["other", "far"]}
     write_mined(tmp_path / "out.jsonl", found, labelled=True)
     rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
