@@ -48,20 +48,13 @@ class TokenWeights(nnx.Module):
         self.score = parameter(jnp.zeros((config.hidden_dim,), jnp.float32), "embed")
 
 
-class QueryWeights(nnx.Module):
-    """Fixed weight of each token of the vocabulary in a query that no encoder reads."""
-
-    def __init__(self, config: ModelConfig):
-        self.weight = parameter(jnp.ones((config.vocab_size,), jnp.float32), None)
-
-
 def static_vectors(
     params: Any, tokens: Integer[Array, "B L"], counts: Bool[Array, "B L"]
 ) -> Float[Array, "B V"]:
-    """Return the weight, from the entry `queries`, of each token in the row, and 0 for others."""
-    weight = params["queries"]["weight"]
-    there = jnp.zeros((len(tokens), len(weight)), bool)
-    return there.at[jnp.arange(len(tokens))[:, None], tokens].max(counts) * weight
+    """Return the weights, from the entry `queries`, of the tokens of each row; 0 for others."""
+    there = jnp.zeros((len(tokens), len(params["queries"])), bool)
+    there = there.at[jnp.arange(len(tokens))[:, None], tokens].max(counts)
+    return there * params["queries"]
 
 
 def pool_tokens(
@@ -71,9 +64,9 @@ def pool_tokens(
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
     `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
-    `pooling` of `params`; `splade` needs `model` and reads `encoder` and `mlm`. The width W is D, or
-    for `splade` the size of the vocabulary. With `pooler`, the caller applies the pooler to the
-    result, the first token's state. The result is float32; `max` keeps the type of `hidden`.
+    `pooling` of `params`; `splade` needs `model`, reads `encoder` and `mlm`, and its width W is the
+    vocabulary's. With `pooler`, the caller applies the pooler to the result, the first token's
+    state. The result is float32, except that `max` keeps the type of `hidden`.
     """
     if pooling == "splade":
         assert model is not None
@@ -148,7 +141,7 @@ class EmbeddingModel(nnx.Module):
         if embedding.is_sparse:
             self.mlm = MaskedLMHead(config, rngs)
         if embedding.static_queries:
-            self.queries = QueryWeights(config)
+            self.queries = parameter(jnp.ones((config.vocab_size,), jnp.float32), None)
 
 
 def finish(

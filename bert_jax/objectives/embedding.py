@@ -34,7 +34,7 @@ from bert_jax.model.heads import Build, encode
 from bert_jax.model.layout import OnMesh
 from bert_jax.objectives.losses import list_losses, ratio
 from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars
-from bert_jax.tasks.retrieval.config import ListLoss
+from bert_jax.tasks.retrieval.metrics import ListLoss
 
 Comparison = Literal["ranking", "scores", "classes", ListLoss]
 """Kind of loss: find a query's document, order pairs by their scores, group texts by class, or

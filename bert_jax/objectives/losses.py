@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from bert_jax.model.layers import differentiable
-from bert_jax.tasks.retrieval.config import ListLoss
+from bert_jax.tasks.retrieval.metrics import ListLoss
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:

@@ -22,7 +22,7 @@ from bert_jax.objectives.losses import (
     list_losses,
 )
 from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Teachable
-from bert_jax.tasks.retrieval.config import ListLoss
+from bert_jax.tasks.retrieval.metrics import ListLoss
 from bert_jax.tasks.task import HeadKind
 
 

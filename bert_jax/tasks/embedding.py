@@ -11,13 +11,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import TableConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig, TableConfig
 from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
 from bert_jax.tasks.overlap import held_out
 from bert_jax.tasks.reports.intervals import Grounds, means
 from bert_jax.tasks.retrieval.bm25 import rarity
-from bert_jax.tasks.retrieval.config import EMBEDDING_METRICS, EmbeddingTaskConfig, PairKind
-from bert_jax.tasks.retrieval.metrics import chance, search_scores
+from bert_jax.tasks.retrieval.metrics import EMBEDDING_METRICS, PairKind, chance, search_scores
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.metrics import correlations, text_grounds

@@ -244,7 +244,7 @@ def params_of(kind):
     if "pooling" in params:  # else all tokens weigh the same
         params["pooling"]["score"] = RNG.normal(size=16).astype(np.float32)
     if "queries" in params:
-        params["queries"]["weight"] = RNG.random(60).astype(np.float32)
+        params["queries"] = RNG.random(60).astype(np.float32)
     return params
 
 

@@ -23,11 +23,11 @@ def vector_model(pooling: Any = "mean", tokenizer: str = "uncased", **fields: An
     if fields.get("static_queries"):
         weight = np.random.default_rng(2).random(saved.config.vocab_size).astype(np.float32)
         weight[[*vars(saved.tokenizer.special_ids).values()]] = 0
-        params["queries"] = {"weight": weight}
+        params["queries"] = weight
     if pooling == "weighted":
         score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)
         params["pooling"] = {"score": score}
+    fields = {"normalize": pooling != "splade"} | fields
     return dataclasses.replace(
-        saved, params=params, max_length=32,
-        embedding=EmbeddingConfig(pooling, **{"normalize": pooling != "splade"} | fields),
+        saved, params=params, max_length=32, embedding=EmbeddingConfig(pooling, **fields)
     )

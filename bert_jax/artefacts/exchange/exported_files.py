@@ -22,9 +22,12 @@ from bert_jax.artefacts.formats.huggingface_files import (
     head_class,
     head_to_huggingface,
 )
-from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
+from bert_jax.artefacts.formats.sentence_transformers import (
+    QUERIES,
+    can_be_written,
+    sentence_files,
+)
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
-from bert_jax.artefacts.formats.sparse_encoder import QUERIES
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
 from bert_jax.config.mapping import to_dict
@@ -301,8 +304,8 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         if saved.embedding.static_queries:  # whose tokenizer adds no special tokens
             room = saved.max_length - num_special(saved.tokenizer, pair=False)
             write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
-            weights = {"weight": np.asarray(saved.params["queries"]["weight"])}
-            write_arrays(directory / QUERIES / WEIGHTS, weights, format="pt")
+            weights = np.asarray(saved.params["queries"])
+            write_arrays(directory / QUERIES / WEIGHTS, {"weight": weights}, format="pt")
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:

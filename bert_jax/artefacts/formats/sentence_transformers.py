@@ -3,6 +3,9 @@
 The file `modules.json` lists modules and their folders: an encoder in Hugging Face's format, a
 pooling and, if vectors have length 1, a normalisation. This package writes names and fields that
 sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
+
+A `SparseEncoder` has a masked-LM model and SpladePooling. If no encoder reads queries, these read
+the documents of a Router, whose queries have a SparseStaticEmbedding.
 """
 
 import re
@@ -16,18 +19,15 @@ from bert_jax.artefacts.formats.huggingface_files import (
     model_max_length,
     row_length,
 )
-from bert_jax.artefacts.formats.sparse_encoder import (
-    check_splade,
-    is_sparse,
-    routed,
-    sparse_files,
-)
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+ROUTES, QUERIES = "router_config.json", "query_0_SparseStaticEmbedding"
+_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
+_SPARSE = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 DIMENSIONS = "matryoshka_dimensions"
 """Our own field of `config_sentence_transformers.json`, with the sizes of shorter vectors."""
 POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -51,13 +51,13 @@ class SentenceForm:
     model: Path
     """Directory of the encoder in Hugging Face's format."""
     width: int | None
-    """Width of the states that are pooled; None if vectors are sparse."""
+    """Width of the states that are pooled; None for sparse vectors."""
     max_length: int | None
     """Largest number of tokens in a text. None means the encoder's number of positions."""
     notes: tuple[str, ...] = ()
     """Notes for the user about settings that are not kept."""
     queries: Path | None = None
-    """Folder with the weights of queries that no encoder reads; None if an encoder reads them."""
+    """Folder with the weights of static queries; None if an encoder reads queries."""
 
     def limit(self, config: ModelConfig) -> int:
         """Return the largest number of tokens in a text; raise UserError for a wrong width."""
@@ -84,17 +84,11 @@ def can_be_written(embedding: EmbeddingConfig) -> bool:
 
 def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> dict[str, Any]:
     """Return the content of the JSON files that accompany an encoder, by path."""
-    sparse, package = embedding.is_sparse, f"{_PACKAGE}models"
     kinds = ["Transformer", "Pooling", *(["Normalize"] if embedding.normalize else [])]
-    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
-    pooling: dict[str, Any] = {
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": width, **flags, "include_prompt": True
-        }
-    }  # fmt: skip
+    package, sparse = f"{_PACKAGE}models", embedding.is_sparse
     if sparse:
         package = f"{_PACKAGE}sparse_encoder.models"
-        kinds, pooling = sparse_files(package, embedding.static_queries)
+        kinds = ["Router"] if embedding.static_queries else _SPARSE[0]
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
         {"idx": n, "name": f"{n}", "path": folder, "type": f"{package}.{kind}"}
@@ -108,12 +102,26 @@ def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> d
     }
     if embedding.dimensions:
         settings[DIMENSIONS] = list(embedding.dimensions)
-    return {
+    files: dict[str, Any] = {
         MODULES: modules,
         SETTINGS: settings,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        **pooling,
     }
+    if embedding.static_queries:  # the folder of the encoder is that of the model
+        pooling = "document_1_SpladePooling"
+        types = {QUERIES: "SparseStaticEmbedding", ".": "MLMTransformer", pooling: "SpladePooling"}
+        files[ROUTES] = {
+            "types": {folder: f"{package}.{kind}" for folder, kind in types.items()},
+            "structure": {"query": [QUERIES], "document": [".", pooling]},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        }
+        files[f"{QUERIES}/config.json"] = {"frozen": True}
+        return {**files, f"{pooling}/config.json": _SPLADE}
+    if sparse:
+        return {**files, "1_SpladePooling/config.json": _SPLADE}
+    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
+    of_pooling = {"word_embedding_dimension": width, **flags, "include_prompt": True}
+    return {**files, "1_Pooling/config.json": of_pooling}
 
 
 def read_sentence_files(directory: Path) -> SentenceForm:
@@ -125,14 +133,17 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     where = directory / MODULES
     modules, queries = _modules(directory, read_json(where, max_bytes=MAX_CONFIG_BYTES)), None
     if [kind for kind, _ in modules] == ["Router"]:
-        (_, queries), *modules = _modules(directory, routed(directory))
+        (_, queries), *modules = _modules(directory, _routed(directory / ROUTES))
     kinds = [kind for kind, _ in modules]
-    if is_sparse(kinds):
-        check_splade(modules[1][1])
+    if kinds in _SPARSE:
+        fields = read_json_object(modules[1][1] / "config.json", max_bytes=MAX_CONFIG_BYTES)
+        for name, only in _SPLADE.items():
+            if (value := fields.get(name, only)) != only:
+                raise UserError(f"{modules[1][1]}: {name} is {short(value)}; it must be {only}")
         prompts, notes = _prompts(_settings(directory), directory / SETTINGS, "dot")
         made = EmbeddingConfig("splade", False, *prompts, static_queries=queries is not None)
-        length = _max_length(modules[0][1], "fill-mask")
-        return SentenceForm(made, modules[0][1], None, length, notes, queries)
+        (_, model), length = modules[0], _max_length(modules[0][1], "fill-mask")
+        return SentenceForm(made, model, None, length, notes, queries)
     if queries or kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise UserError(
             f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be Transformer, "
@@ -180,6 +191,23 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     )  # fmt: skip
 
 
+def _routed(where: Path) -> list[dict[str, str]]:
+    """Return the module of a router's queries and those of its documents, as in `modules.json`."""
+    found = read_json_object(where, max_bytes=MAX_CONFIG_BYTES)
+    try:
+        types, routes = found["types"], found["structure"]
+        (query,), documents = routes["query"], routes["document"]
+        if not types[query].endswith(".SparseStaticEmbedding"):
+            raise LookupError
+        folders = (query, *documents)
+        return [{"type": types[each], "path": each.removeprefix(".")} for each in folders]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UserError(
+            f"{where}: the modules are {short(found.get('types'))}; queries must have a single "
+            "SparseStaticEmbedding, and documents a Transformer and SpladePooling"
+        ) from None
+
+
 def _modules(directory: Path, found: Any) -> list[tuple[str, Path]]:
     """Return the kind (last part of the field `type`) and the folder of each module in `found`."""
     where, modules = directory / MODULES, []
@@ -222,7 +250,7 @@ def _prompts(
     if similarity != only:
         notes.append(f"the similarity {short(similarity)} is not kept; {only} is used")
     if most := settings.get("max_active_dims"):
-        notes.append(f"max_active_dims {short(most)} is not kept; vectors have all their tokens")
+        notes.append(f"max_active_dims {short(most)} is not kept; vectors have all tokens")
     return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
 
 

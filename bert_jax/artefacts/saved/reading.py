@@ -237,8 +237,8 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
                 f"{form.queries / WEIGHTS} needs the tensor `weight` with a number for each of the "
                 f"{saved.config.vocab_size:,} tokens"
             )
-        weights = {"weight": weight.astype(np.float32)}
-        saved = dataclasses.replace(saved, params={**saved.params, "queries": weights})
+        params = {**saved.params, "queries": weight.astype(np.float32)}
+        saved = dataclasses.replace(saved, params=params)
     return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
 
 

@@ -140,20 +140,11 @@ def mine(
     return Mined(pairs, found, similar, len(documents), too_near, cuts.warning())
 
 
-def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
-    """Write JSON lines with query, document, negatives and scores (embedding, rerank).
-
-    If `labelled` is set, each pair is a line with the label 1, and the query with each negative is
-    a line with the label 0. This is for training a reranker with `task.kind=table`.
-    """
-    rows: list[dict[str, Any]] = []
-    whole = zip(mined.pairs, mined.negatives, mined.scores, strict=True)
-    for pair, negatives, scores in whole:
-        if labelled:
-            labels = [(pair.document, 1), *((text, 0) for text in negatives)]
-            rows += [{"query": pair.query, "document": text, "label": n} for text, n in labels]
-        else:
-            listed = [round(score, 6) for score in scores]
-            rows.append({**asdict(pair), "negatives": list(negatives), "scores": listed})
+def write_mined(path: Path, mined: Mined) -> None:
+    """Write JSON lines with query, document, negatives and scores, for embedding and rerank."""
+    rows = [
+        {**asdict(pair), "negatives": list(negatives), "scores": [round(n, 6) for n in scores]}
+        for pair, negatives, scores in zip(mined.pairs, mined.negatives, mined.scores, strict=True)
+    ]
     with staged_file(path) as file:
         file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)

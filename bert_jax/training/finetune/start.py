@@ -20,9 +20,9 @@ from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
-from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig, TaskConfig
 from bert_jax.tasks.embedding import token_weights
-from bert_jax.tasks.retrieval.config import EmbeddingTaskConfig, PairKind
+from bert_jax.tasks.retrieval.metrics import PairKind
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
@@ -241,7 +241,7 @@ def with_vectors(
     if kept.static_queries:
         weights = token_weights(train, model.vocab_size, idf=contrast.queries == "idf")
         weights[[*vars(task.tokenizer.special_ids).values()]] = 0
-        starts = {name: {**each, "queries": {"weight": weights}} for name, each in starts.items()}
+        starts = {name: {**each, "queries": weights} for name, each in starts.items()}
     return objective, starts
 
 
