@@ -113,17 +113,17 @@ class Embedder(RowPredictor):
     @override
     def fields(self, answer: np.ndarray) -> dict[str, Any]:
         if not self._sparse:
-            return {"embedding": answer}
-        ids = np.argsort(-answer, kind="stable")[: np.count_nonzero(answer)]
+            return super().fields(answer)
+        ids = np.argsort(-answer, kind="stable")[: np.count_nonzero(answer)].tolist()
         name = self.model.tokenizer.id_to_token
-        return {"embedding": {name(int(id)): float(str(answer[id])) for id in ids}}
+        return {"embedding": {name(id): float(str(answer[id])) for id in ids}}
 
     @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
         if self._sparse:
             weights = self.fields(answer)["embedding"]
             first = ", ".join(f"{token} {weight:.2f}" for token, weight in [*weights.items()][:8])
-            return [f"{first} ... ({len(weights)} tokens)"]
+            return [f"{first} ({len(weights)} tokens)"]
         first = " ".join(f"{value:.4f}" for value in answer[:6])
         more = f" ... ({len(answer)} numbers)" if len(answer) > 6 else ""
         return [f"{first}{more}"]

@@ -124,7 +124,7 @@ class Predictor(ABC, Generic[Example], Bounded):
 
     def fields(self, answer: Any) -> dict[str, Any]:
         """Return the fields of an answer's JSON line."""
-        return dict(answer)
+        return {"embedding": answer} if isinstance(answer, np.ndarray) else answer
 
     def line(self, answer: Any) -> str:
         """Format an answer as one line of text. Only predictors whose answers are texts do this."""

@@ -82,7 +82,7 @@ def test_files_in_and_out(tmp_path):
     ("config", "message"),
     [
         ("--negatives=0", r"--negatives is 0; it must be at least 1"),
-        ("--margin=3", r"--margin is 3\.0; it must be in \[-2, 2\]"),  # a difference of cosines
+        ("--margin=3000", r"--margin is 3000\.0; it must be in \[-1000, 1000\]"),
     ],
 )
 def test_refusals(config, message):
