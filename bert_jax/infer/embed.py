@@ -61,13 +61,14 @@ class Embedder(RowPredictor):
         self._prefix = "" if self.kind is None else prefixes[self.kind]
         if self.normalize is None:
             self.normalize = own.normalize
+        self._maps = own.maps if self.pooling is None else ()
         if self.pooling is None:
             self.pooling = own.pooling
         if self.pooling == "weighted" and "pooling" not in self.model.params:
             raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
-        width = self.model.config.hidden_dim
-        if self.dimensions is not None and not 1 <= self.dimensions <= width:
-            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {width}")
+        self._whole = self.model.vector_width if self._maps else self.model.config.hidden_dim
+        if self.dimensions is not None and not 1 <= self.dimensions <= self._whole:
+            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {self._whole}")
         self._layers = _numbered(self.layers, self.model)
         if self.pooling == "pooler":
             if not self.model.has_pooler:
@@ -78,7 +79,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.dimensions or self.model.config.hidden_dim
+        return self.dimensions or self._whole
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -88,7 +89,9 @@ class Embedder(RowPredictor):
     @override
     def forward(self, batch: Batch) -> Array:
         assert self.pooling is not None  # `__post_init__` checks it
-        return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
+        found = forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
+        learned = self.model.params.get("pooling")
+        return forward.apply_maps(self._maps, found, learned) if self._maps else found
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[np.ndarray]:

@@ -16,10 +16,17 @@ def vector_model(pooling: Any = "mean", tokenizer: str = "uncased", **fields: An
     Args:
         pooling: Of `EmbeddingConfig`.
         tokenizer: Of `export_models.TOKENIZERS`.
-        **fields: Other fields of `EmbeddingConfig`.
+        **fields: Other fields of `EmbeddingConfig`. Each of `maps` takes a fourth from the width,
+            and has a bias if it has an activation.
     """
     saved = model_of("bare", tokenizer)
-    params = dict(saved.params)
+    params, random, width = dict(saved.params), np.random.default_rng(2), saved.config.hidden_dim
+    for n, activation in enumerate(fields.get("maps", ())):
+        kernel = random.normal(size=(width, width * 3 // 4)).astype(np.float32)
+        bias = {"bias": random.normal(size=kernel.shape[1]).astype(np.float32)}
+        dense = {"kernel": kernel, **(bias if activation else {})}
+        params["pooling"] = {**params.get("pooling", {}), f"dense_{n}": dense}
+        width = kernel.shape[1]
     if pooling == "weighted":
         score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)
         params["pooling"] = {"score": score}

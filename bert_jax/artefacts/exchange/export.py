@@ -25,7 +25,7 @@ from bert_jax.artefacts.exchange.exported_files import (
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
-from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
+from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors, scorer
 from bert_jax.artefacts.exchange.theirs import prove_reading
 from bert_jax.artefacts.formats.huggingface_files import (
     POOLED_HEADS,
@@ -55,6 +55,7 @@ class Format(NamedTuple):
 FORMATS = {
     "huggingface": Format("huggingface", translates=True),
     "sentence-transformers": Format("sentence_transformers"),
+    "cross-encoder": Format("sentence_transformers"),
     "stablehlo": Format("stablehlo", translates=True),
     "orbax": Format("orbax_export", translates=True, any_head=True),
     "onnx": Format("onnx.runtime"),
@@ -130,6 +131,8 @@ def export(
     saved = without_pairs(trained)
     if format == "sentence-transformers" and saved.network is None:
         saved = encoder_with_vectors(saved)
+    if format == "cross-encoder" and saved.network is None:
+        saved = scorer(saved)
     written = FORMATS[format]
     if not written.any_head and saved.origin.kind == "pretrain" and saved.network is None:
         saved = saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})

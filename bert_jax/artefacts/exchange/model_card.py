@@ -18,7 +18,7 @@ from bert_jax.terminal import markdown_table, plain
 
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
-    "sentence-transformers": "sentence-transformers",
+    "sentence-transformers": "sentence-transformers", "cross-encoder": "sentence-transformers",
 }  # fmt: skip
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -69,6 +69,8 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
             fields["tags"].append("sentence-transformers")
+        if parity["format"] == "cross-encoder":
+            fields["pipeline_tag"] = "text-ranking"
     # A JSON string is also a YAML string, whatever characters a name has.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
@@ -116,7 +118,7 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
     if saved.embedding is not None:
-        text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
+        text += f" {said_of_vectors(saved)}"
     return text
 
 

@@ -51,6 +51,8 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+SCORING = "sentence_transformers"
+"""Field of `config.json` with the function of logits that `CrossEncoder` computes."""
 UNTRAINED = "untrained_parts"
 """Field of `config.json` with the untrained parts, which exports add if the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
@@ -124,8 +126,10 @@ def head_from_huggingface(
     labels = _labels(found.get("id2label"), size)
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels, reading=reading)
-    problem = found.get("problem_type")
-    if problem is None:
+    problem, score = found.get("problem_type"), _score(found)
+    if score == "Sigmoid":
+        problem = _PROBLEMS["multi_label"]
+    elif problem is None or (score and size == 1):
         problem = "regression" if size == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
     fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
@@ -159,6 +163,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if outputs.objective in _PROBLEMS:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
+        score = "Sigmoid" if outputs.objective == "multi_label" else "Identity"
+        fields[SCORING] = {"activation_fn": f"torch.nn.{score}"}
     if outputs.thresholds:
         fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
     if outputs.reading is not None:
@@ -171,6 +177,26 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields
+
+
+def _score(found: Mapping[str, Any]) -> str:
+    """Return the function of logits, Identity or Sigmoid; "" if no cross-encoder is described."""
+    given, before = found.get(SCORING), found.get("sbert_ce_default_activation_function")
+    name = given.get("activation_fn", before) if isinstance(given, Mapping) else before
+    if name is not None and torch_class(name) not in ("Identity", "Sigmoid"):
+        raise UserError(
+            f"the activation of a cross-encoder (activation_fn) is {short(name)}; supported are "
+            "torch.nn.Identity and torch.nn.Sigmoid"
+        )
+    return torch_class(name)
+
+
+def torch_class(path: Any) -> str:
+    """Return the name of a class of `torch.nn` from its full path, or "" for any other value."""
+    match = re.fullmatch(
+        r"torch\.nn\.(modules\.\w+\.)?(\w+)", path if isinstance(path, str) else ""
+    )
+    return match[2] if match else ""
 
 
 def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:

@@ -89,7 +89,7 @@ def write_index(
         UserError: There is no passage, pyarrow is missing, or the file cannot be written.
     """
     pa, pq = _arrow()
-    width = dimensions or model.config.hidden_dim
+    width = dimensions or model.vector_width
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
     schema = _schema(width).with_metadata({_KEY: json.dumps(asdict(by))})
     rest, cuts, count, digests = iter(passages), Cuts(), 0, []
@@ -229,13 +229,12 @@ class Reranker:
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # `Classifier` checks it
-        several = outputs.objective == "multi_label" or len(outputs.labels) > 2
-        if several:
+        self._two = outputs.objective == "single_label"
+        if outputs.head.num_labels != 1 + self._two:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
                 "score, or two classes, where the second means that the passage answers the query"
             )
-        self._two = outputs.objective == "single_label"
 
     def scores(
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
@@ -267,6 +266,7 @@ def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[I
 def model_digest(model: SavedModel) -> str:
     """Compute the SHA-256 of what the vectors depend on: weights, tokenizer, settings, length."""
     own = None if model.embedding is None else asdict(model.embedding)
+    own = own and {name: own[name] for name in own if name != "maps" or own[name]}  # a newer field
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
     return digest_of(parts, told)

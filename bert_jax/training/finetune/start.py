@@ -13,7 +13,7 @@ from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.embedding import POOLINGS, EmbeddingConfig
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
@@ -207,7 +207,7 @@ def with_vectors(
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
-            "and set embedding.pooling (mean, cls, last or weighted)"
+            f"and set embedding.pooling ({', '.join(POOLINGS)})"
         )
     if config.head != "auto":
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
@@ -228,6 +228,9 @@ def with_vectors(
             "task.rows is 'texts', which compares a text with itself under different "
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
+    for each in given.values():
+        if each is not None and each.embedding is not None and each.embedding.maps:
+            _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
     starts = {
         name: {} if each is None else starting_vectors(kept, each.params)
         for name, each in given.items()
@@ -239,8 +242,8 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
     """Return the parameters of a saved model from which the training of vectors starts."""
     encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
     start = {"encoder": encoder}
-    if config.pooling == "weighted" and "pooling" in params:
-        start["pooling"] = params["pooling"]
+    if config.pooling == "weighted" and "score" in params.get("pooling", {}):
+        start["pooling"] = {"score": params["pooling"]["score"]}
     return start
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tokenizers
 from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
@@ -67,15 +68,13 @@ def test_rows_of_pairs_are_cut_as_bert_does(tmp_path):
     )
 
 
-def test_pair_lengths_are_those_of_bert():
+def test_pair_lengths_are_those_of_tokenizers():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     for first, second, room in itertools.product(range(9), range(9), range(1, 12)):
-        a, b = first, second
-        while a + b > room:  # run_classifier.py
-            if a > b:
-                a -= 1
-            else:
-                b -= 1
-        assert pair_lengths(first, second, room) == (a, b)
+        tokenizer.enable_truncation(room)
+        ids = tokenizer.encode("a " * first, "b " * second).ids
+        assert pair_lengths(first, second, room) == (ids.count(0), ids.count(1))
 
 
 def test_the_same_texts_are_held_out_together(tmp_path):

@@ -95,10 +95,23 @@ def by_sentence_transformers(directory, cases):
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(directory), device="cpu")
+    model.max_seq_length = cases["max_length"]
 
     def run(batch):
         texts, prompt = [text for (text,) in batch["texts"]], batch["prompt"] and batch["name"]
         return {"sentence_embedding": model.encode(texts, prompt_name=prompt or None)}
+
+    return model.tokenizer, run
+
+
+def by_cross_encoder(directory, cases):
+    """Load a CrossEncoder, with the activation that the model names."""
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(directory), device="cpu", max_length=cases["max_length"])
+
+    def run(batch):
+        return {"scores": model.predict(batch["texts"]).reshape(len(batch["texts"]), -1)}
 
     return model.tokenizer, run
 
