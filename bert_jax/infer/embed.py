@@ -64,7 +64,7 @@ class Embedder(RowPredictor):
         self._maps = own.maps if self.pooling is None else ()
         if self.pooling is None:
             self.pooling = own.pooling
-        if self.pooling == "weighted" and "pooling" not in self.model.params:
+        if self.pooling == "weighted" and "score" not in self.model.params.get("pooling", ()):
             raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
         self._whole = self.model.vector_width if self._maps else self.model.config.hidden_dim
         if self.dimensions is not None and not 1 <= self.dimensions <= self._whole:

@@ -31,17 +31,16 @@ TokenPooling = Literal["mean", "mean_sqrt_len", "max", "cls", "last", "weighted"
 """Poolings with which an embedding model can be trained; `POOLINGS` describes them."""
 Pooling = TokenPooling | Literal["pooler"]
 """Ways to pool the token states into one vector; `pooler` is BERT's pooler on the first state."""
-POOLINGS: Mapping[TokenPooling, str] = {
+POOLINGS: Mapping[str, str] = {
     "mean": "the mean of the tokens' states",
     "mean_sqrt_len": "the sum of the tokens' states over the square root of the number of tokens",
     "max": "the largest value of the tokens' states in each dimension",
     "cls": "the first token's state",
     "last": "the last token's state",
     "weighted": "the mean of the tokens' states, with learned weights",
+    "late": "the mean of the tokens' logits",
 }
-"""Descriptions of poolings. Special tokens count as tokens, unless the caller excludes them."""
-Activation = Literal["", "gelu", "relu", "silu", "tanh"]
-"""Activation of a linear map, see `layers.ACTIVATIONS`; "" means none."""
+"""Descriptions of poolings, also of the input of a head (`Pooled`)."""
 Pooled = Literal["cls", "mean", "late"]
 """Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
 mean of all states. With `late` the head reads every state, and its logits are averaged."""
@@ -94,8 +93,9 @@ class EmbeddingConfig:
     dimensions: tuple[int, ...] = ()
     """Descending widths to which vectors may be cut. Training adds a loss for each of these widths
     (Matryoshka); if empty, only vectors of full width have a loss."""
-    maps: tuple[Activation, ...] = ()
-    """Activation of each linear map after the pooling; only models that were imported have maps."""
+    maps: tuple[str, ...] = ()
+    """Activations of linear maps after the pooling ("" means none); only imported models have maps.
+    """
 
     def __post_init__(self) -> None:
         given = self.dimensions
@@ -128,7 +128,7 @@ class EmbeddingModel(nnx.Module):
 
 
 def mapped(
-    maps: tuple[Activation, ...], vectors: Float[Array, "B D"], learned: Any
+    maps: tuple[str, ...], vectors: Float[Array, "B D"], learned: Any
 ) -> Float[Array, "B D2"]:
     """Apply the linear maps `dense_0`, `dense_1` and so on, entries of `learned`, in float32."""
     for n, activation in enumerate(maps):

@@ -59,10 +59,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Cut two texts to `room` tokens in all, the longer text first, as the package tokenizers does.
-
-    Returns both lengths.
-    """
+    """Return two lengths cut to `room` in all, the longer one first, as tokenizers cuts them."""
     if first + second <= room:
         return first, second
     if first > second:
@@ -144,7 +141,8 @@ def text_rows(
 ) -> TextRows:
     """Encode examples as rows of at most `max_length` tokens.
 
-    When a pair is cut, the longer text loses tokens first, see `pair_lengths`. With windows, each row has a part of the longer text and at most half a row of the shorter.
+    A pair is cut by `pair_lengths`. With windows, each row has a part of the longer text and at
+    most half a row of the shorter.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

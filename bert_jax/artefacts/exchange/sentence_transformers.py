@@ -18,7 +18,6 @@ from bert_jax.artefacts.exchange.conformance import cases, check
 from bert_jax.artefacts.exchange.proof import batch_of, differences, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.errors import UserError
 from bert_jax.model.embedding import PLAIN, POOLINGS
 from bert_jax.terminal import plain
 
@@ -38,19 +37,13 @@ def scorer(saved: SavedModel) -> SavedModel:
     Raises:
         UserError: The model has no head for classes, labels or a number.
     """
+    saved.require("classify", "head that scores pairs of texts, which a cross-encoder needs")
     outputs = saved.outputs
-    if outputs is None or "classify" not in saved.verbs:
-        raise UserError(
-            f"{saved.name} has no head that scores pairs of texts, which a cross-encoder needs; "
-            "fine-tune it on a table of pairs with classes or scores"
-        )
-    if outputs.objective != "single_label" or outputs.head.num_labels != 2:
+    if outputs is None or (outputs.objective, outputs.head.num_labels) != ("single_label", 2):
         return saved
     head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
-    one = dataclasses.replace(outputs.head, num_labels=1)
-    outputs = dataclasses.replace(
-        outputs, head=one, objective="multi_label", labels=outputs.labels[1:]
-    )
+    one, second = dataclasses.replace(outputs.head, num_labels=1), outputs.labels[1:]
+    outputs = dataclasses.replace(outputs, head=one, objective="multi_label", labels=second)
     return dataclasses.replace(saved, params={**saved.params, "head": head}, outputs=outputs)
 
 
@@ -119,9 +112,11 @@ _LOADING = """\
 With sentence-transformers, where `DIR` is this directory:
 
 ```python
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import {0}
 
-model = SentenceTransformer("DIR")
+model = {0}("DIR")
+"""
+_VECTORS = """\
 queries = model.encode_query(["a question"])
 documents = model.encode_document(["A text.", "Another text."])
 print(model.similarity(queries, documents))
@@ -138,28 +133,22 @@ documents = model.embed(["A text.", "Another text."], kind="document")
 ```"""
 
 
-_SCORING = """\
-With sentence-transformers, where `DIR` is this directory:
-
-```python
-from sentence_transformers import CrossEncoder
-
-model = CrossEncoder("DIR")
+_SCORES = """\
 scores = model.predict([("a question", "A text."), ("a question", "Another text.")])
 ```
 
-{}"""
+The scores are the """
 
 
 def loading(saved: SavedModel) -> str:
     """Describe how to compute vectors or scores, for the model card."""
     if saved.embedding is None:
         several = saved.outputs is not None and saved.outputs.objective == "multi_label"
-        given = "probabilities of the labels" if several else "outputs of the head, without softmax"
-        return _SCORING.format(f"The scores are the {given}.")
+        said = "probabilities of the labels." if several else "logits of the head."
+        return _LOADING.format("CrossEncoder") + _SCORES + said
     sizes = ", ".join(map(str, saved.embedding.dimensions))
     cut = "" if not sizes else (
         f"\n\nThe vectors were trained to work also if cut to their first {sizes} numbers: pass "
         "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax."
     )  # fmt: skip
-    return f"{_LOADING}{cut}"
+    return f"{_LOADING.format('SentenceTransformer')}{_VECTORS}{cut}"

@@ -25,8 +25,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
-from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import Activation, EmbeddingConfig, TokenPooling
+from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 DIMENSIONS = "matryoshka_dimensions"
@@ -36,9 +35,7 @@ POOLINGS: Mapping[str, TokenPooling] = {
     "lasttoken": "last",
 }  # fmt: skip
 """Our poolings by mode of the module `Pooling`."""
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "Identity": "", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"
-}  # fmt: skip
+_ACTIVATIONS = {"Identity": "", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
 """Our activations of linear maps by class of torch."""
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
@@ -50,10 +47,6 @@ _DOCUMENTS = ("document", "passage", "corpus")
 _FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
 _PACKAGE = "sentence_transformers."
 _TENSORS = {"kernel": "linear.weight", "bias": "linear.bias"}
-_HINTS = {
-    "truncate_dim": ". Remove it, and shorten vectors with embed(texts, dimensions=N)",
-    "default_prompt_name": ". Remove it, and choose a prompt with embed(texts, kind='query')",
-}
 
 
 @dataclass(frozen=True)
@@ -71,17 +64,6 @@ class SentenceForm:
     """Notes for the user about settings that are not kept."""
     learned: Mapping[str, dict[str, np.ndarray]]
     """Kernel and bias of each linear map; see `model.embedding.mapped`."""
-
-    def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a text; raise UserError for a wrong width."""
-        if self.width != config.hidden_dim:
-            raise UserError(
-                f"{self.model}: the pooling has width {self.width}, but the encoder has "
-                f"{config.hidden_dim}"
-            )
-        widths = [self.width, *(each["kernel"].shape[1] for each in self.learned.values())]
-        self.embedding.check_width(widths[-1])
-        return min(self.max_length or config.num_positions, config.num_positions)
 
 
 def is_sentence_model(directory: Path) -> bool:
@@ -102,8 +84,8 @@ def sentence_files(
 
     `width` is the width of the encoder's states, `learned` as in `SentenceForm`.
     """
-    dense, last = ["Dense"] * len(embedding.maps), ["Normalize"] * embedding.normalize
-    kinds = ["Transformer", "Pooling", *dense, *last]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(embedding.maps)]
+    kinds += ["Normalize"] * embedding.normalize
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
         {"idx": n, "name": f"{n}", "path": folder, "type": f"{_PACKAGE}models.{kind}"}
@@ -149,7 +131,10 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         directory, r"Transformer Pooling( Dense)*( Normalize)?",
         "Transformer, Pooling, any number of Dense and, optionally, Normalize, in this order",
     )  # fmt: skip
-    settings = _read(directory / SETTINGS, dict.fromkeys(["truncate_dim", "default_prompt_name"]))
+    settings = _read(
+        directory / SETTINGS, {"truncate_dim": None, "default_prompt_name": None},
+        ". Remove it, and call embed with dimensions=N or kind='query'",
+    )  # fmt: skip
     prompts, notes = _prompts(settings, directory / SETTINGS)
     dimensions = settings.get(DIMENSIONS, [])
     if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
@@ -172,47 +157,40 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         raise UserError(
             f"{where}: word_embedding_dimension is {short(width)}; expected the encoder's width"
         )
-    maps: list[Activation] = []
-    learned: dict[str, Any] = {}
-    inputs = width
-    for kind, folder in after:
+    maps: tuple[str, ...] = ()
+    learned, inputs = {}, width
+    for n, (kind, folder) in enumerate(after):
         same = dict.fromkeys(["module_input_name", "module_output_name"], "sentence_embedding")
         fields = _read(folder / "config.json", {**same, "use_residual": False})
         if kind == "Dense":
-            activation, arrays = _dense(folder, fields, inputs)
-            maps, inputs = [*maps, activation], arrays["kernel"].shape[1]
-            learned[f"dense_{len(learned)}"] = arrays
+            activation, dense = _dense(folder, fields, inputs)
+            maps, learned[f"dense_{n}"] = (*maps, activation), dense
+            inputs = dense["kernel"].shape[1]
     normalize = len(after) > len(maps)
     return SentenceForm(
-        EmbeddingConfig(POOLINGS[modes[0]], normalize, *prompts, tuple(dimensions), tuple(maps)),
+        EmbeddingConfig(POOLINGS[modes[0]], normalize, *prompts, tuple(dimensions), maps),
         model, width, _max_length(model), notes, learned,
     )  # fmt: skip
 
 
 def _dense(
     folder: Path, fields: Mapping[str, Any], inputs: int
-) -> tuple[Activation, dict[str, np.ndarray]]:
+) -> tuple[str, dict[str, np.ndarray]]:
     """Read a module `Dense` for vectors of width `inputs`; return activation, kernel and bias."""
-    given = fields.get("activation_function", "torch.nn.Tanh")
+    given, width = fields.get("activation_function", "torch.nn.Tanh"), fields.get("out_features")
     if (activation := _ACTIVATIONS.get(torch_class(given))) is None:
         raise UserError(
             f"{folder / 'config.json'}: activation_function is {short(given)}; the supported "
             f"classes of torch.nn are {', '.join(_ACTIVATIONS)}"
         )
-    if not (folder / WEIGHTS).is_file():
-        raise UserError(
-            f"{folder} has no {WEIGHTS}; other weights are not read. If you trust the model, load "
-            "it in sentence-transformers, and save it again"
-        )
-    tensors, width = read_safetensors(folder / WEIGHTS), fields.get("out_features")
-    wanted: dict[str, Any] = {"linear.weight": (width, inputs), "linear.bias": (width,)}
+    shapes = {"linear.weight": (width, inputs), "linear.bias": (width,)}
     if fields.get("bias") is False:
-        del wanted["linear.bias"]
-    arrays = {name: np.asarray(array, np.float32) for name, array in tensors.items()}
-    finite = all(np.isfinite(array).all() for array in arrays.values())
-    if wanted != (found := {name: array.shape for name, array in arrays.items()}) or not finite:
-        raise UserError(f"{folder / WEIGHTS}: {found} should be {wanted}, with finite numbers")
-    return activation, {ours: arrays[name].T for ours, name in _TENSORS.items() if name in arrays}
+        del shapes["linear.bias"]
+    found = {n: np.asarray(a, np.float32) for n, a in read_safetensors(folder / WEIGHTS).items()}
+    finite = all(np.isfinite(array).all() for array in found.values())
+    if not finite or {name: array.shape for name, array in found.items()} != shapes:
+        raise UserError(f"{folder / WEIGHTS}: expected finite numbers of the shapes {shapes}")
+    return activation, {ours: found[name].T for ours, name in _TENSORS.items() if name in found}
 
 
 def scoring_fields(directory: Path) -> dict[str, Any]:
@@ -290,11 +268,11 @@ def _max_length(model: Path, task: str = "feature-extraction") -> int | None:
     return row_length(fields, "max_seq_length", model)
 
 
-def _read(path: Path, only: Mapping[str, Any]) -> dict[str, Any]:
+def _read(path: Path, only: Mapping[str, Any], hint: str = "") -> dict[str, Any]:
     """Read a JSON object, empty if there is no file; refuse other values of fields than `only`."""
     fields = read_json_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
     for name, value in only.items():
         if (found := fields.get(name, value)) != value:
-            said = f"only {short(value)} is supported{_HINTS.get(name, '')}"
-            raise UserError(f"{path}: {name} is {short(found)}; {said}")
+            said = f"{name} is {short(found)}; only {short(value)} is supported{hint}"
+            raise UserError(f"{path}: {said}")
     return fields

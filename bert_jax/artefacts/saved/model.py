@@ -128,9 +128,9 @@ class SavedModel:
     @property
     def vector_width(self) -> int:
         """Width of text vectors."""
-        maps = () if self.embedding is None else self.embedding.maps
-        last = self.params["pooling"][f"dense_{len(maps) - 1}"]["kernel"] if maps else None
-        return self.config.hidden_dim if last is None else last.shape[-1]
+        if self.embedding is None or not self.embedding.maps:
+            return self.config.hidden_dim
+        return self.params["pooling"][f"dense_{len(self.embedding.maps) - 1}"]["kernel"].shape[1]
 
     @property
     def pooling(self) -> Pooled:

@@ -230,9 +230,16 @@ def _from_huggingface(
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the widths do not fit."""
+    width, positions = saved.config.hidden_dim, saved.config.num_positions
+    if form.width != width:
+        raise UserError(
+            f"{form.model}: the pooling has width {form.width}, but the encoder {width}"
+        )
     params = saved.params | ({"pooling": form.learned} if form.learned else {})
-    length = form.limit(saved.config)
-    return dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
+    length = min(form.max_length or positions, positions)
+    saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
+    form.embedding.check_width(saved.vector_width)
+    return saved
 
 
 def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:

@@ -13,7 +13,7 @@ from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.model.embedding import POOLINGS, EmbeddingConfig
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
@@ -207,7 +207,7 @@ def with_vectors(
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
-            f"and set embedding.pooling ({', '.join(POOLINGS)})"
+            "and set embedding.pooling"
         )
     if config.head != "auto":
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")

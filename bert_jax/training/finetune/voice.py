@@ -247,10 +247,7 @@ def _head(setup: Setup) -> str:
         return POOLINGS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
-        states = (
-            "the mean of the tokens' logits" if head.pooling == "late" else POOLINGS[head.pooling]
-        )
-        said.append(f"from {states}")
+        said.append(f"from {POOLINGS[head.pooling]}")
     if "head" in setup.start.parts[0]:
         said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):

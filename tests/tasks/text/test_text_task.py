@@ -53,14 +53,14 @@ def test_rows_of_a_table(tmp_path):
     assert train.rows.labels.dtype == np.int32
 
 
-def test_rows_of_pairs_are_cut_as_bert_does(tmp_path):
+def test_rows_of_pairs_are_cut_as_by_tokenizers(tmp_path):
     rows = ["text,pair,label", "abcdef,gh,x", "ab,cd,y", "abcdefgh,ijklmnop,y"]
     path = put(tmp_path / "a.csv", *rows)
     task = opened(table(train=path, dev=path, text_pair="pair", max_length=10))
     train = task.train_split()
     cls, sep = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
     whole, cut = ids("abcdefgh"), ids("ijklmnop")
-    assert train.rows.tokens[2].tolist() == [cls, *whole[:4], sep, *cut[:3], sep]
+    assert train.rows.tokens[2].tolist() == [cls, *whole[:3], sep, *cut[:4], sep]
     assert train.rows.tokens[1].tolist() == [cls, *ids("ab"), sep, *ids("cd"), sep]
     assert train.rows.second_start.tolist() == [7, 4, 6]
     assert train.warnings == (

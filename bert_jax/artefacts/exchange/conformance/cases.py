@@ -71,18 +71,10 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
 
 
 def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, tuple[str, Any]]:
-    """Return, for each batch, the prompt before its texts and the texts, each alone or a pair.
-
-    If `pairs` is true, there are only pairs of texts.
-    """
+    """Return the prompt and texts of each batch; a text is alone or, always if `pairs`, a pair."""
     long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
-    mixed: Any = [*((text,) for text in MIXED), PAIR]
-    if pairs:
-        return {
-            "mixed": ("", [*itertools.pairwise(MIXED), PAIR]),
-            "long": ("", [("Yes", long), ("Yes", "Yes")]),
-        }
-    found = {"mixed": ("", mixed), "long": ("", [(long,), ("Yes",)])}
+    mixed: Any = [*(itertools.pairwise(MIXED) if pairs else ((text,) for text in MIXED)), PAIR]
+    found = {"mixed": ("", mixed), "long": ("", [("Yes", long)] if pairs else [(long,), ("Yes",)])}
     if (vectors := saved.embedding) is not None:
         mixed.remove(PAIR)
         prompts = {"query": vectors.query_prefix, "document": vectors.document_prefix}
@@ -96,10 +88,9 @@ def rows_of(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) 
     for first, *second in texts:
         ids = tokenizer.encode_batch([prompt + first, *second])
         room = length - num_special(tokenizer, pair=bool(second))
-        kept = pair_lengths(*map(len, ids), room) if second else [room]
-        row = make_row(
-            tokenizer, *(each[:n] for each, n in zip(ids, kept, strict=True))
-        ).ids.tolist()
+        kept = pair_lengths(len(ids[0]), len(ids[1]), room) if second else [room]
+        cut = (each[:number] for each, number in zip(ids, kept, strict=True))
+        row = make_row(tokenizer, *cut).ids.tolist()
         found = tokenize(prompt + first, *second, max_length=length, truncation=True)["input_ids"]
         if found == row:
             rows[first, *second] = row

@@ -109,11 +109,7 @@ def by_cross_encoder(directory, cases):
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(directory), device="cpu", max_length=cases["max_length"])
-
-    def run(batch):
-        return {"scores": model.predict(batch["texts"]).reshape(len(batch["texts"]), -1)}
-
-    return model.tokenizer, run
+    return model.tokenizer, lambda batch: {"scores": np.c_[model.predict(batch["texts"])]}
 
 
 def by_onnx(directory, cases):
