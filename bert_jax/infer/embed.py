@@ -61,14 +61,13 @@ class Embedder(RowPredictor):
         self._prefix = "" if self.kind is None else prefixes[self.kind]
         if self.normalize is None:
             self.normalize = own.normalize
-        self._maps = own.maps if self.pooling is None else ()
         if self.pooling is None:
             self.pooling = own.pooling
         if self.pooling == "weighted" and "score" not in self.model.params.get("pooling", ()):
             raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
-        self._whole = self.model.vector_width if self._maps else self.model.config.hidden_dim
-        if self.dimensions is not None and not 1 <= self.dimensions <= self._whole:
-            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {self._whole}")
+        width = self.model.vector_width
+        if self.dimensions is not None and not 1 <= self.dimensions <= width:
+            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {width}")
         self._layers = _numbered(self.layers, self.model)
         if self.pooling == "pooler":
             if not self.model.has_pooler:
@@ -79,7 +78,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.dimensions or self._whole
+        return self.dimensions or self.model.vector_width
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -89,9 +88,7 @@ class Embedder(RowPredictor):
     @override
     def forward(self, batch: Batch) -> Array:
         assert self.pooling is not None  # `__post_init__` checks it
-        found = forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
-        learned = self.model.params.get("pooling")
-        return forward.apply_maps(self._maps, found, learned) if self._maps else found
+        return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[np.ndarray]:

@@ -245,7 +245,7 @@ def _first(
     config: ModelConfig, pools: bool, end: Any, x: Float[Array, "B L D"], context: Context,
 ) -> Float[Array, "B D"]:  # fmt: skip
     x = _last(config, end, x, context)
-    return (pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32)
+    return mapped((pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32), end)
 
 
 @_program(0, 1)
@@ -258,10 +258,7 @@ def _pool(
         counts &= tokens != id
     wanted = [each.astype(jnp.float32) for each in states]
     mean = sum(wanted[1:], wanted[0]) / len(wanted)
-    return pool_tokens(pooling, mean, counts, params)
-
-
-apply_maps = _program(0)(mapped)
+    return mapped(pool_tokens(pooling, mean, counts, params), params)
 
 
 # Parts that the programs above share

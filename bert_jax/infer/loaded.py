@@ -190,7 +190,7 @@ class LoadedModel:
             pooling: "mean", "mean_sqrt_len" (sum over the square root of the number) or "max" over
                 the tokens, "cls" (state of the first token), "pooler" (BERT's pooler on this
                 state), "last" (state of the last token) or "weighted" (mean with learned weights).
-                None means the model's pooling, followed by any linear maps, or else "mean".
+                None means the model's pooling or else "mean". Linear maps of the model follow.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether mean and max use [CLS] and [SEP], as in sentence-transformers.

@@ -3,10 +3,11 @@
     config = EmbeddingConfig("mean", dimensions=(256, 64))
     params = init_params(model, key, EmbeddingModel, config)
     hidden = encode(model, params, tokens, type_ids, segment_ids)
-    vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params))
+    pooled = pool_tokens(config.pooling, hidden, segment_ids > 0, params)
+    vectors = finish(config, mapped(pooled, params))
 
-Parameters are a nested dict with the entry `encoder`, without a pooler, and the entry `pooling`, if
-the pooling is `weighted` or has `maps`. Texts are compared by the cosine of their vectors.
+Parameters are a nested dict with the entry `encoder`, without a pooler, and, if the pooling is
+`weighted` or linear maps follow, `pooling`. Texts are compared by the cosine of their vectors.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the start of a vector is a useful vector).
@@ -93,9 +94,6 @@ class EmbeddingConfig:
     dimensions: tuple[int, ...] = ()
     """Descending widths to which vectors may be cut. Training adds a loss for each of these widths
     (Matryoshka); if empty, only vectors of full width have a loss."""
-    maps: tuple[str, ...] = ()
-    """Activations of linear maps after the pooling ("" means none); only imported models have maps.
-    """
 
     def __post_init__(self) -> None:
         given = self.dimensions
@@ -127,13 +125,14 @@ class EmbeddingModel(nnx.Module):
             self.pooling = TokenWeights(config)
 
 
-def mapped(
-    maps: tuple[str, ...], vectors: Float[Array, "B D"], learned: Any
-) -> Float[Array, "B D2"]:
-    """Apply the linear maps `dense_0`, `dense_1` and so on, entries of `learned`, in float32."""
-    for n, activation in enumerate(maps):
-        map = learned[f"dense_{n}"]
+def mapped(vectors: Float[Array, "B D"], params: Any) -> Float[Array, "B D2"]:
+    """Apply the linear maps that follow a pooling, in float32, if `params` has maps.
+
+    Names in `params["pooling"]["maps"]` are a number, "_" and an activation or nothing: `0_tanh`.
+    """
+    for name, map in sorted(params.get("pooling", {}).get("maps", {}).items()):
         vectors = jnp.matmul(vectors, map["kernel"], precision="highest") + map.get("bias", 0.0)
+        activation = name.partition("_")[2]
         vectors = ACTIVATIONS[activation](vectors) if activation else vectors
     return vectors
 

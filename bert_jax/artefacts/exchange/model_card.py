@@ -64,13 +64,12 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
-        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        ranks = parity["format"] == "cross-encoder"
+        fields["pipeline_tag"] = "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
             fields["tags"].append("sentence-transformers")
-        if parity["format"] == "cross-encoder":
-            fields["pipeline_tag"] = "text-ranking"
     # A JSON string is also a YAML string, whatever characters a name has.
     lines = [f"{key}: {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(["---", *lines, "---"])

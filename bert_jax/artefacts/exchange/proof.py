@@ -251,8 +251,7 @@ def outputs_of(
             found["head"] = head_logits(config, head, params, hidden, inputs[2])
     if embedding is not None:
         vectors = pool_tokens(embedding.pooling, hidden, inputs[2] > 0, params)
-        vectors = mapped(embedding.maps, vectors, params.get("pooling"))
-        found["embedding"] = finish(embedding, vectors)
+        found["embedding"] = finish(embedding, mapped(vectors, params))
     return {name: array.astype(jnp.float32) for name, array in found.items()}
 
 

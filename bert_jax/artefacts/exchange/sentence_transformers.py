@@ -98,8 +98,8 @@ def said_of_vectors(saved: SavedModel) -> str:
     embedding = saved.embedding
     assert embedding is not None
     pooling = f"{POOLINGS[embedding.pooling]} in the last layer"
-    if embedding.maps:
-        pooling += f", followed by {len(embedding.maps)} linear map{'s'[: len(embedding.maps) > 1]}"
+    if "maps" in saved.params.get("pooling", {}):
+        pooling += ", followed by linear maps"
     text = f"It turns texts into vectors of {saved.vector_width} numbers: {pooling}"
     text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):

@@ -1,7 +1,7 @@
 """Files in Hugging Face's format: weights in safetensors, and heads described in `config.json`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,23 +180,20 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
 
 
 def _score(found: Mapping[str, Any]) -> str:
-    """Return the function of logits, Identity or Sigmoid; "" if no cross-encoder is described."""
+    """Return the function that `CrossEncoder` applies to logits, or "" if no field names one."""
     given, before = found.get(SCORING), found.get("sbert_ce_default_activation_function")
-    name = given.get("activation_fn", before) if isinstance(given, Mapping) else before
-    if name is not None and torch_class(name) not in ("Identity", "Sigmoid"):
-        raise UserError(
-            f"the activation of a cross-encoder (activation_fn) is {short(name)}; supported are "
-            "torch.nn.Identity and torch.nn.Sigmoid"
-        )
-    return torch_class(name)
+    path = given.get("activation_fn", before) if isinstance(given, Mapping) else before
+    where = "the activation of a cross-encoder (activation_fn)"
+    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), where)
 
 
-def torch_class(path: Any) -> str:
-    """Return the name of a class of `torch.nn` from its full path, or "" for any other value."""
-    match = re.fullmatch(
-        r"torch\.nn\.(modules\.\w+\.)?(\w+)", path if isinstance(path, str) else ""
-    )
-    return match[2] if match else ""
+def torch_class(path: Any, supported: Collection[str], where: str) -> str:
+    """Return the name of a class of `torch.nn` from its full path; raise UserError for others."""
+    known = re.fullmatch(r"torch\.nn\.(?:modules\.\w+\.)?(\w+)", f"{path}")
+    if known is None or known[1] not in supported:
+        said = f"{', '.join(supported)} of torch.nn are supported"
+        raise UserError(f"{where} is {short(path)}; {said}")
+    return known[1]
 
 
 def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     row_length,
     torch_class,
 )
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
@@ -56,14 +57,14 @@ class SentenceForm:
     embedding: EmbeddingConfig
     model: Path
     """Directory of the encoder in Hugging Face's format."""
-    width: int
-    """Width of the states that are pooled."""
+    width: int | None
+    """Width of the states that are pooled; None if no field has it."""
     max_length: int | None
     """Largest number of tokens in a text. None means the encoder's number of positions."""
     notes: tuple[str, ...]
     """Notes for the user about settings that are not kept."""
-    learned: Mapping[str, dict[str, np.ndarray]]
-    """Kernel and bias of each linear map; see `model.embedding.mapped`."""
+    maps: dict[str, dict[str, np.ndarray]]
+    """Kernel and bias of each linear map after the pooling; see `model.embedding.mapped`."""
 
 
 def is_sentence_model(directory: Path) -> bool:
@@ -78,13 +79,13 @@ def can_be_written(embedding: EmbeddingConfig) -> bool:
 
 
 def sentence_files(
-    embedding: EmbeddingConfig, width: int, max_length: int, learned: Mapping[str, Any]
+    embedding: EmbeddingConfig, width: int, max_length: int, maps: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of the files that accompany an encoder, by path: JSON, and tensors.
 
-    `width` is the width of the encoder's states, `learned` as in `SentenceForm`.
+    `width` is the width of the encoder's states, `maps` as in `SentenceForm`.
     """
-    kinds = ["Transformer", "Pooling", *["Dense"] * len(embedding.maps)]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(maps)]
     kinds += ["Normalize"] * embedding.normalize
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
@@ -109,14 +110,13 @@ def sentence_files(
         },
     }  # fmt: skip
     names = {ours: f"torch.nn.{theirs}" for theirs, ours in _ACTIVATIONS.items()}
-    for n, activation in enumerate(embedding.maps):
-        arrays = learned[f"dense_{n}"]
-        files[f"{n + 2}_Dense/config.json"] = {
-            **dict(zip(("in_features", "out_features"), arrays["kernel"].shape, strict=True)),
-            "bias": "bias" in arrays, "activation_function": names[activation],
+    for n, (name, each) in enumerate(sorted(maps.items()), 2):
+        files[f"{n}_Dense/config.json"] = {
+            **dict(zip(("in_features", "out_features"), each["kernel"].shape, strict=True)),
+            "bias": "bias" in each, "activation_function": names[name.partition("_")[2]],
         }  # fmt: skip
-        files[f"{n + 2}_Dense/{WEIGHTS}"] = {
-            _TENSORS[name]: np.ascontiguousarray(array.T) for name, array in arrays.items()
+        files[f"{n}_Dense/{WEIGHTS}"] = {
+            _TENSORS[part]: np.ascontiguousarray(array.T) for part, array in each.items()
         }
     return files
 
@@ -136,12 +136,6 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         ". Remove it, and call embed with dimensions=N or kind='query'",
     )  # fmt: skip
     prompts, notes = _prompts(settings, directory / SETTINGS)
-    dimensions = settings.get(DIMENSIONS, [])
-    if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
-        raise UserError(
-            f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; it must be a list of "
-            "integers, the sizes of shorter vectors"
-        )
     where = pooling / "config.json"
     fields = _read(where, {"include_prompt": True} if any(prompts) else {})
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
@@ -152,37 +146,30 @@ def read_sentence_files(directory: Path) -> SentenceForm:
             f"{where}: the pooling is {' and '.join(map(short, modes))}; it must be one of "
             f"{', '.join(POOLINGS)}"
         )
-    width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
-    if type(width) is not int:
-        raise UserError(
-            f"{where}: word_embedding_dimension is {short(width)}; expected the encoder's width"
-        )
-    maps: tuple[str, ...] = ()
-    learned, inputs = {}, width
+    inputs = width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
+    maps: dict[str, dict[str, np.ndarray]] = {}
     for n, (kind, folder) in enumerate(after):
         same = dict.fromkeys(["module_input_name", "module_output_name"], "sentence_embedding")
         fields = _read(folder / "config.json", {**same, "use_residual": False})
         if kind == "Dense":
             activation, dense = _dense(folder, fields, inputs)
-            maps, learned[f"dense_{n}"] = (*maps, activation), dense
-            inputs = dense["kernel"].shape[1]
-    normalize = len(after) > len(maps)
-    return SentenceForm(
-        EmbeddingConfig(POOLINGS[modes[0]], normalize, *prompts, tuple(dimensions), maps),
-        model, width, _max_length(model), notes, learned,
-    )  # fmt: skip
+            maps[f"{n}_{activation}"], inputs = dense, dense["kernel"].shape[1]
+    vectors = {
+        "pooling": POOLINGS[modes[0]], "normalize": len(after) > len(maps),
+        "query_prefix": prompts[0], "document_prefix": prompts[1],
+        "dimensions": settings.get(DIMENSIONS, []),
+    }  # fmt: skip
+    embedding = build(EmbeddingConfig, vectors, f"{directory / SETTINGS}")
+    return SentenceForm(embedding, model, width, _max_length(model), notes, maps)
 
 
 def _dense(
-    folder: Path, fields: Mapping[str, Any], inputs: int
+    folder: Path, fields: Mapping[str, Any], inputs: int | None
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Read a module `Dense` for vectors of width `inputs`; return activation, kernel and bias."""
-    given, width = fields.get("activation_function", "torch.nn.Tanh"), fields.get("out_features")
-    if (activation := _ACTIVATIONS.get(torch_class(given))) is None:
-        raise UserError(
-            f"{folder / 'config.json'}: activation_function is {short(given)}; the supported "
-            f"classes of torch.nn are {', '.join(_ACTIVATIONS)}"
-        )
+    given, where = fields.get("activation_function", "torch.nn.Tanh"), folder / "config.json"
+    activation = _ACTIVATIONS[torch_class(given, _ACTIVATIONS, f"{where}: activation_function")]
+    width = fields.get("out_features")
     shapes = {"linear.weight": (width, inputs), "linear.bias": (width,)}
     if fields.get("bias") is False:
         del shapes["linear.bias"]
@@ -194,7 +181,7 @@ def _dense(
 
 
 def scoring_fields(directory: Path) -> dict[str, Any]:
-    """Return a cross-encoder's function of logits as a field of `config.json`; {} without modules.
+    """Return a cross-encoder's settings as a field of `config.json`, {} if there are none.
 
     Raises:
         UserError: If the files are malformed, or ask for something that is not supported here.
@@ -209,8 +196,7 @@ def scoring_fields(directory: Path) -> dict[str, Any]:
 def _modules(directory: Path, pattern: str, supported: str) -> list[tuple[str, Path]]:
     """Return the kind (last part of the field `type`) and the folder of each module.
 
-    Raises:
-        UserError: If the file is malformed, or the kinds, joined by spaces, do not fit the pattern.
+    The kinds, joined by spaces, must fit the pattern, which `supported` describes in words.
     """
     where = directory / MODULES
     found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
@@ -229,11 +215,9 @@ def _modules(directory: Path, pattern: str, supported: str) -> list[tuple[str, P
         modules.append((kind.rpartition(".")[2], directory / folder))
     kinds = [kind for kind, _ in modules]
     if not re.fullmatch(pattern, " ".join(kinds)):
-        unknown = [kind for kind in kinds if kind not in supported]
         raise UserError(
-            f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be {supported}"
-            f"{f' ({unknown[0]} is not supported)' if unknown else ''}. To read only the encoder, "
-            f"copy {directory} without {MODULES}"
+            f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be {supported}. To "
+            f"read only the encoder, copy {directory} without {MODULES}"
         )
     return modules
 
@@ -247,10 +231,8 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
     if not texts:
         raise UserError(f"{where}: prompts is {short(prompts)}; expected an object of texts")
     document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
-    others = sorted(prompts.keys() - {"query", document})
-    notes = []
-    if others := [name for name in others if prompts[name]]:
-        notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
+    others = sorted(name for name in prompts.keys() - {"query", document} if prompts[name])
+    notes = [f"the prompts {', '.join(map(short, others))} are not kept"] if others else []
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity != "cosine":
         notes.append(f"the similarity {short(similarity)} is not kept; cosine is used")

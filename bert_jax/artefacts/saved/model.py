@@ -128,9 +128,8 @@ class SavedModel:
     @property
     def vector_width(self) -> int:
         """Width of text vectors."""
-        if self.embedding is None or not self.embedding.maps:
-            return self.config.hidden_dim
-        return self.params["pooling"][f"dense_{len(self.embedding.maps) - 1}"]["kernel"].shape[1]
+        maps = self.params.get("pooling", {}).get("maps", {})
+        return maps[max(maps)]["kernel"].shape[1] if maps else self.config.hidden_dim
 
     @property
     def pooling(self) -> Pooled:

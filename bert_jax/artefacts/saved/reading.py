@@ -235,7 +235,7 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
         raise UserError(
             f"{form.model}: the pooling has width {form.width}, but the encoder {width}"
         )
-    params = saved.params | ({"pooling": form.learned} if form.learned else {})
+    params = saved.params | ({"pooling": {"maps": form.maps}} if form.maps else {})
     length = min(form.max_length or positions, positions)
     saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
     form.embedding.check_width(saved.vector_width)

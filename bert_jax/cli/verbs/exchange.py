@@ -19,14 +19,9 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     """
 
     to: Literal[
-        "huggingface",
-        "sentence-transformers",
-        "cross-encoder",
-        "stablehlo",
-        "orbax",
-        "onnx",
+        "huggingface", "sentence-transformers", "cross-encoder", "stablehlo", "orbax", "onnx",
         "peft",
-    ]
+    ]  # fmt: skip
     """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
     encoder that makes vectors. cross-encoder: for CrossEncoder, which scores pairs. stablehlo: one
     program for CPU, CUDA and TPU; a translator's program includes the beam search. orbax:

@@ -266,7 +266,6 @@ def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[I
 def model_digest(model: SavedModel) -> str:
     """Compute the SHA-256 of what the vectors depend on: weights, tokenizer, settings, length."""
     own = None if model.embedding is None else asdict(model.embedding)
-    own = own and {name: own[name] for name in own if name != "maps" or own[name]}  # a newer field
     told = f"{model.tokenizer.fingerprint} {own} {model.max_length}"
     parts = {name: model.params[name] for name in ("encoder", "pooling") if name in model.params}
     return digest_of(parts, told)

@@ -229,7 +229,7 @@ def with_vectors(
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
     for each in given.values():
-        if each is not None and each.embedding is not None and each.embedding.maps:
+        if each is not None and "maps" in each.params.get("pooling", {}):
             _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
     starts = {
         name: {} if each is None else starting_vectors(kept, each.params)

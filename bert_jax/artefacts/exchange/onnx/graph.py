@@ -307,9 +307,9 @@ class Graph:
             vectors = self.op("Gather", x, self.weight("first", 0), axis=1)
         else:
             vectors = self.weighted(x, self.token_weights(x, params))
-        for n, activation in enumerate(embedding.maps):
-            vectors = self.affine(vectors, f"dense_{n}", params["pooling"][f"dense_{n}"])
-            vectors = self.activation(vectors, activation)
+        for name, map in sorted(params.get("pooling", {}).get("maps", {}).items()):
+            vectors = self.affine(vectors, f"pooling.{name}", map)
+            vectors = self.activation(vectors, name.partition("_")[2])
         if not embedding.normalize:
             return self.op("Identity", vectors, name=VECTORS)
         last = self.weight("last_axis", [-1])
