@@ -113,7 +113,7 @@ def top_tokens(
 
 def pooled(
     model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
-) -> Float[Array, "B D"]:
+) -> Float[Array, "B D2"]:
     """Compute one vector per row, in float32.
 
     The states of `layers` are averaged. `layers` ascends; 0 means the embeddings. `special_tokens`
@@ -243,7 +243,7 @@ def _top_tokens(
 @_program(0, 1)
 def _first(
     config: ModelConfig, pools: bool, end: Any, x: Float[Array, "B L D"], context: Context,
-) -> Float[Array, "B D"]:  # fmt: skip
+) -> Float[Array, "B D2"]:  # fmt: skip
     x = _last(config, end, x, context)
     return mapped((pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32), end)
 
@@ -252,7 +252,7 @@ def _first(
 def _pool(
     pooling: Pooling, ignored: tuple[int, ...], states: list[Float[Array, "B L D"]],
     tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"], params: Any,
-) -> Float[Array, "B D"]:  # fmt: skip
+) -> Float[Array, "B D2"]:  # fmt: skip
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id

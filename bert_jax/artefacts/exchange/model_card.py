@@ -65,7 +65,9 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
         ranks = parity["format"] == "cross-encoder"
-        fields["pipeline_tag"] = "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
+        fields["pipeline_tag"] = (
+            "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
+        )
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"

@@ -232,9 +232,8 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the widths do not fit."""
     width, positions = saved.config.hidden_dim, saved.config.num_positions
     if form.width != width:
-        raise UserError(
-            f"{form.model}: the pooling has width {form.width}, but the encoder {width}"
-        )
+        given = f"{form.width!r:.40}, but the encoder has {width}"
+        raise UserError(f"{form.model}: the pooling has width {given}")
     params = saved.params | ({"pooling": {"maps": form.maps}} if form.maps else {})
     length = min(form.max_length or positions, positions)
     saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)

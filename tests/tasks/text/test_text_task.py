@@ -62,7 +62,7 @@ def test_rows_of_pairs_are_cut_as_by_tokenizers(tmp_path):
     whole, cut = ids("abcdefgh"), ids("ijklmnop")
     assert train.rows.tokens[2].tolist() == [cls, *whole[:3], sep, *cut[:4], sep]
     assert train.rows.tokens[1].tolist() == [cls, *ids("ab"), sep, *ids("cd"), sep]
-    assert train.rows.second_start.tolist() == [7, 4, 6]
+    assert train.rows.second_start.tolist() == [7, 4, 5]
     assert train.warnings == (
         f"{path}: 2 pairs of texts of more than 7 tokens, cut there (lines 2, 4)",
     )
