@@ -18,7 +18,6 @@ from bert_jax.artefacts.formats.huggingface_files import (
     PRETRAINING_TASKS,
     UNTRAINED,
     WEIGHTS,
-    NoClassError,
     head_class,
     head_to_huggingface,
 )
@@ -32,7 +31,7 @@ from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
@@ -43,10 +42,10 @@ encoder without a class in Transformers, `network.json` for a translation model 
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` of a written encoder; "bert" if a BERT class can compute the encoder.
 
-    If no family fits, a NoClassError lists the differences from the nearest family.
+    If no family fits, a UserError lists the differences from the nearest family.
     """
     if (kind := model_config.kind_of(saved.config)) is None:
-        raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
+        raise UserError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
     if kind != "bert":
         return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
@@ -92,7 +91,7 @@ def class_of(saved: SavedModel) -> str:
             "and DistilBERT's has relu, but only with one token type and norm_eps 1e-12"
         )
     if wrong:
-        raise NoClassError(f"{saved.name}: {wrong}")
+        raise UserError(f"{saved.name}: {wrong}")
     return name
 
 
@@ -113,11 +112,11 @@ def has_class(saved: SavedModel) -> bool:
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise NoClassError."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise UserError."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
-        raise NoClassError(f"{saved.name}: {why}")
+        raise UserError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
 
 
@@ -222,8 +221,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     `write_description`). The class is `class_of(saved)`. The directory must exist without them.
 
     Raises:
-        NoClassError: No class of Transformers computes the model.
-        UserError: Hugging Face's format cannot express the tokenizer or the translation model.
+        UserError: No class of Transformers computes the model, or Hugging Face's format cannot
+            express the tokenizer.
     """
     class_of(saved)
     if saved.network is None:
@@ -297,6 +296,12 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         for name, content in files.items():
             (directory / name).parent.mkdir(exist_ok=True)
             write_json(directory / name, content)
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raise UserError if Hugging Face's format cannot express a tokenizer."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        tokenizer_json(tokenizer)
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:

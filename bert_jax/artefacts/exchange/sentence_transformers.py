@@ -22,7 +22,7 @@ from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
-write = huggingface.write
+check, write = huggingface.check, huggingface.write
 LEAST_COSINE = 0.99999
 """Lowest accepted cosine between a vector of sentence-transformers and ours."""
 

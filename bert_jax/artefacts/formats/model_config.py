@@ -159,13 +159,6 @@ def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, 
     return fitting[0], set(heads) - {"nsp"}
 
 
-def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
-    """Return the formats to which a pretrained model cannot be exported, each with the reason."""
-    config, heads = exported(config, heads)
-    found = {"huggingface": refusal(config, heads), "sentence-transformers": refusal(config, ())}
-    return {format: why for format, why in found.items() if why}
-
-
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     """Explain why no class of Transformers computes a model with these heads; "" if a class does.
 

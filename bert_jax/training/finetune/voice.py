@@ -1,5 +1,6 @@
 """Reports of a fine-tuning run: printed lines, columns of metrics, and statistics."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ import jax
 from jax.sharding import Mesh
 from scipy.special import bdtrik, stdtrit
 
+from bert_jax.artefacts.exchange.export import refusal_lines
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
+from bert_jax.artefacts.saved.model import Adapter, Origin, SavedModel
 from bert_jax.artefacts.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.data.phases import scaling
 from bert_jax.distributed.checkpoint.agreement import by_first
@@ -227,6 +231,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"({state.trained / state.params:.2%}); a run holds {params} of parameters and "
             f"{moments} of the optimizer's state, and saves {saved}"
         )
+    lines += refusal_lines({"model": planned_model(setup)})
     constant = setup.dev[0].constant_score
     if math.isfinite(constant):
         lines.append(
@@ -235,6 +240,22 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"{setup.dev[0].num_scored:,} rows)"
         )
     return lines
+
+
+def planned_model(setup: Setup) -> SavedModel:
+    """Return the model that a run will save, with axes in place of parameters."""
+    objective, initial = setup.objective, setup.initial
+    head, lora, axes = objective.config, objective.lora, objective.axes()
+    vectors = isinstance(head, EmbeddingConfig)
+    return dataclasses.replace(
+        initial,
+        config=objective.model,
+        params={name: entry for name, entry in axes.items() if name != "lora"},
+        outputs=None if vectors else TaskOutputs(head, setup.task.objective),
+        embedding=head if vectors else None,
+        adapter=Adapter(lora, axes["lora"], axes["encoder"]["layers"]) if lora.rank else None,
+        origin=Origin("finetune"),
+    )
 
 
 def _baseline(setup: Setup) -> list[str]:
