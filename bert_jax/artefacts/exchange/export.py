@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import bert_jax
 from bert_jax.artefacts.exchange.conformance import cases
 from bert_jax.artefacts.exchange.exported_files import (
-    check_tokenizer,
     class_name,
     untrained_parts,
     without_pairs,
@@ -29,13 +28,16 @@ from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_diff
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
 from bert_jax.artefacts.exchange.theirs import prove_reading
 from bert_jax.artefacts.formats.huggingface_files import POOLED_HEADS, PRETRAINING_HEADS
+from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.artefacts.saved.runs import staged
+from bert_jax.artefacts.saved.runs import spent, staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
+from bert_jax.files.remote import open_workdir
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 
 
 class Format(NamedTuple):
@@ -131,7 +133,8 @@ def export(
         whole = (n for n, each in FORMATS.items() if not (n in refused or each.no_heads))
         others = f". Export with --to {' or '.join(whole)}" if len(refused) < len(FORMATS) else ""
         raise UserError(f"{as_read.name}: {refused[format]}{others}")
-    saved, module = held(as_read, format), _module(format)
+    saved = held(as_read, format)
+    module = import_module(f"bert_jax.artefacts.exchange.{FORMATS[format].module}")
     left_out = sorted(as_trained(as_read).params.keys() - saved.params.keys())
     has_parts = saved.network is None or format == "huggingface"  # else nothing is added
     with staged(out) as directory:
@@ -152,6 +155,7 @@ def export(
             "class": class_name(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
+            "spent": spent(open_workdir(source).local / "goodput.json"),
             "contamination": [each.summary() for each in reports_on_ancestors(source)],
             "tolerance": tolerance,
             "texts": len(PROOF_TEXTS),
@@ -185,11 +189,13 @@ def refusals(saved: SavedModel) -> dict[str, str]:
     """
     found = {}
     for name, format in FORMATS.items():
+        module = import_module(f"bert_jax.artefacts.exchange.{format.module}")
         try:
-            check_tokenizer(saved.tokenizer)
+            if isinstance(saved.tokenizer, SentencePieceTokenizer):
+                tokenizer_json(saved.tokenizer)
             if saved.network is not None and not format.translates:
                 raise UserError("it is a translation model, but this format holds only encoders")
-            getattr(_module(name), "check", lambda _: None)(held(saved, name))
+            getattr(module, "check", lambda _: None)(held(saved, name))
         except UserError as error:
             found[name] = f"{error}".removeprefix(f"{saved.name}: ")
     return found
@@ -214,10 +220,6 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     if written.any_head or saved.origin.kind != "pretrain":
         return saved
     return saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
-
-
-def _module(format: str) -> Any:
-    return import_module(f"bert_jax.artefacts.exchange.{FORMATS[format].module}")
 
 
 def as_trained(saved: SavedModel) -> SavedModel:

@@ -31,7 +31,7 @@ from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, Tokenizer
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
@@ -63,8 +63,10 @@ def without_pairs(saved: SavedModel) -> SavedModel:
     No class of a modern family has such a head. A model is returned unchanged if it is a BERT, has
     a fine-tuning head, or would have no class even without these parts.
     """
-    config, heads = model_config.exported(saved.config, saved.params.keys())
-    if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
+    configs = (saved.config, dataclasses.replace(saved.config, pooler=False))
+    config = next(filter(model_config.kind_of, configs), saved.config)
+    nothing = config == saved.config and not POOLED_HEADS & saved.params.keys()
+    if nothing or saved.outputs is not None or model_config.kind_of(config) in (None, "bert"):
         return saved
     return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
 
@@ -298,12 +300,6 @@ def write_description(saved: SavedModel, directory: Path) -> None:
             write_json(directory / name, content)
 
 
-def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Raise UserError if Hugging Face's format cannot express a tokenizer."""
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        tokenizer_json(tokenizer)
-
-
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
     tokenizer = saved.tokenizer
@@ -335,16 +331,20 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def card_fields(saved: SavedModel) -> dict[str, Any]:
-    """Return the values that model cards put into their code snippets."""
+_TOKENIZE = """\
+tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
+tokenizer.enable_truncation({length})
+tokenizer.enable_padding(pad_id={pad}, pad_token={token!r})
+rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])"""
+
+
+def code_of_rows(saved: SavedModel) -> str:
+    """Return code for model cards that encodes two texts with the package `tokenizers`."""
     pad = saved.tokenizer.special_ids.pad
     prefix = "" if saved.embedding is None else saved.embedding.document_prefix
-    return {
-        "max_length": saved.max_length,
-        "pad": pad,
-        "pad_token": saved.tokenizer.id_to_token(pad),
-        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are also Python's
-    }
+    quoted = json.dumps(prefix)[1:-1]  # JSON's escapes are also Python's
+    token = saved.tokenizer.id_to_token(pad)
+    return _TOKENIZE.format(length=saved.max_length, pad=pad, token=token, prefix=quoted)
 
 
 def specials_of(saved: SavedModel) -> list[str]:

@@ -30,12 +30,7 @@ _ENCODER = ("embeddings", "layers", "final_norm")
 
 
 def check(saved: SavedModel) -> None:
-    """Check that PEFT's format can hold a run's adapter.
-
-    Raises:
-        UserError: The run has no low-rank updates or no task head, Transformers has no class for
-            the model, or PEFT has no `task_type` for that class.
-    """
+    """Raise UserError if PEFT has no `task_type` for a model, or the model has no adapter."""
     why = ""
     if saved.adapter is None:
         why = "it has no adapter; only `bert-jax finetune` with lora.rank above 0 makes one"

@@ -148,17 +148,6 @@ def unlike(kind: str, config: ModelConfig) -> list[str]:
     return found + family.refuses(config)
 
 
-def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
-    """Return the configuration and the heads that the export of a pretrained model keeps.
-
-    Classes of modern families have no next-sentence head (`nsp`) and no pooler for that head.
-    """
-    fitting = [each for each in (config, replace(config, pooler=False)) if kind_of(each)]
-    if not fitting or kind_of(config) == "bert":
-        return config, set(heads)
-    return fitting[0], set(heads) - {"nsp"}
-
-
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     """Explain why no class of Transformers computes a model with these heads; "" if a class does.
 

@@ -19,7 +19,7 @@ from bert_jax.data.phases import scaling
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.embedding import POOLED, EmbeddingConfig
 from bert_jax.model.task_heads import has_transform
 from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -36,13 +36,6 @@ from bert_jax.training.sweep.statistics import LEVEL, Outcome, quantile, summari
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 _MAX_STATISTICS_BYTES = 1 << 28
-_POOLINGS = {
-    "cls": "the first token's state",
-    "mean": "the mean of the tokens' states",
-    "late": "the mean of the tokens' logits",
-    "last": "the last token's state",
-    "weighted": "the mean of the tokens' states, with learned weights",
-}
 
 
 class NoModelError(RuntimeError):
@@ -272,10 +265,10 @@ def _head(setup: Setup) -> str:
     """Describe the pooling of an embedding model, or the input and initial weights of a head."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
-        return _POOLINGS[head.pooling]
+        return POOLED[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
-        said.append(f"from {_POOLINGS[head.pooling]}")
+        said.append(f"from {POOLED[head.pooling]}")
     if "head" in setup.start.parts[0]:
         said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):

@@ -166,10 +166,8 @@ def summary(
             f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} "
             "of the corpus"
         )
-    exports = []
-    if store.path is not None:
-        tokenizer = load_tokenizer(store.path / "tokenizer")
-        exports = refusal_lines(planned_models(config, objective, tokenizer))
+    tokenizer = store.path and load_tokenizer(store.path / "tokenizer")
+    exports = refusal_lines(planned_models(config, objective, tokenizer)) if tokenizer else []
     processes = jax.process_count()
     return [
         f"bert_jax {bert_jax.__version__}, work directory {workdir}",

@@ -71,7 +71,7 @@ def test_the_card_says_what_the_vectors_are(source, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'library_name: "sentence-transformers"' in card
     assert 'pipeline_tag: "sentence-similarity"' in card
-    assert "vectors of 16 numbers: the mean of the last states of all tokens, divided" in card
+    assert "vectors of 16 numbers: the mean of the tokens' states, divided" in card
     assert "Each query is prefixed with `query: `." in card
     assert "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax" in card
 
