@@ -253,7 +253,7 @@ def cells(saved: SavedModel) -> dict[str, str]:
 
 def proven(name: str, home: Path, tasks: Iterable[str] = TASKS) -> dict[str, dict[str, str]]:
     """Train, export and compare; return the cells of each row of an architecture's table."""
-    rows = {}
+    rows, base = {}, None
     for run in trained(name, home, tasks):
         told = [line for line in run.said if line.startswith("exports")]
         assert told == refusal_lines(run.models)
@@ -261,7 +261,8 @@ def proven(name: str, home: Path, tasks: Iterable[str] = TASKS) -> dict[str, dic
         assert {*told} <= {*run.said[:begun]}
         for row, saved in run.models.items():
             part = row if len(run.models) > 1 else ""
-            check_exits(saved, run.path, part, home / "base" / " huggingface")
+            base = base or run.path / f"{part} huggingface"  # of the model that others start from
+            check_exits(saved, run.path, part, base)
             rows[row] = cells(saved)
     return rows
 

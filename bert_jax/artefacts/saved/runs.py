@@ -272,7 +272,7 @@ class Start:
     """Number of starts in this record."""
     down: float = 0.0
     """Seconds between the starts in this record."""
-    flops: float = 0.0
+    flops: int = 0
     """Floating-point operations of all steps, repeated ones included, from the batches' shapes."""
     devices: str = ""
     """Number and kind of the devices."""
@@ -324,8 +324,8 @@ def down_seconds(starts: Sequence[Start]) -> float:
 
 def _start(row: dict[str, Any]) -> Start:
     start = Start(**row)
-    times = [start.begin, start.last, start.down, start.flops, *start.seconds.values()]
-    counts = [start.first_step, start.last_step, start.kept_step, start.count]
+    times = [start.begin, start.last, start.down, *start.seconds.values()]
+    counts = [start.first_step, start.last_step, start.kept_step, start.count, start.flops]
     if not all(type(count) is int for count in counts):
         raise TypeError(f"{counts} are not whole numbers")
     if not all(type(time) in (int, float) and math.isfinite(time) for time in times):

@@ -113,7 +113,7 @@ class Goodput:
     ):
         """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` of `goodput.json` is None except in process 0; `devices` is their number and kind.
+        `path` (of `goodput.json`) is None except in process 0. `devices` is such as "8 x TPU v4".
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -159,7 +159,7 @@ class Goodput:
         else:
             self._failing = False
 
-    def tick(self, step: int, flops: float = 0.0) -> None:
+    def tick(self, step: int, flops: int = 0) -> None:
         """Count a step's operations; call `record`, at most every 10 s, for starts to be killed."""
         self._this.flops += flops
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
