@@ -77,7 +77,7 @@ ARCHITECTURES = {
 def pretrain_config(architecture: Architecture) -> PretrainConfig:
     """Two steps of a model of one layer, 16 wide; ModernBERT has a local layer, too."""
     sizes = {
-        "num_positions": 40, "hidden_dim": 16, "num_heads": 2, "mlp_dim": 24, "init_std": 0.3,
+        "num_positions": 40, "hidden_dim": 16, "num_heads": 2, "mlp_dim": 24, "init_std": 0.1,
         "dtype": "float32",
     }  # fmt: skip
     layers = 2 if "attention_pattern" in architecture.model else 1
@@ -179,11 +179,12 @@ def vectors(home: Path) -> dict[str, Any]:
 
 
 TASKS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
-    "class": one_class, "class (LoRA)": one_class, "labels": several_labels,
+    "class": one_class, "labels": several_labels,
     "number": number, "tags": tags, "span": span, "choice": choice, "parser": trees,
     "vectors": vectors,
 }  # fmt: skip
-"""Tasks by name. All but the first train low-rank updates, as PEFT needs them."""
+LOW_RANK = ("class", "labels", "number", "tags", "span")
+"""Tasks for which PEFT has a type; their runs train low-rank updates, others all weights."""
 
 
 def finetune_config(task: str, init: Path, home: Path) -> FinetuneConfig:
@@ -195,7 +196,7 @@ def finetune_config(task: str, init: Path, home: Path) -> FinetuneConfig:
         "init": str(init),
         "training": {"num_epochs": 1.0, "batch_size": 4, "eval_batch_size": 12, "max_buckets": 1},
         "optimizer": {"learning_rate": 1e-2},
-        "lora": {"rank": 0 if task == "class" else 2},
+        "lora": {"rank": 2 * (task in LOW_RANK)},
     })  # fmt: skip
 
 
@@ -348,7 +349,8 @@ def section(name: str, rows: Mapping[str, Mapping[str, str]]) -> str:
     for why, formats in reasons.items():
         places: dict[str, list[str]] = {}
         for format, named in formats.items():
-            places.setdefault(", ".join(named), []).append(format)
+            which = "all" if len(named) == len(rows) > 1 else ", ".join(named)
+            places.setdefault(which, []).append(format)
         said = "; ".join(f"{named} to {', '.join(each)}" for named, each in places.items())
         lines += textwrap.wrap(f"- {said}: {why}.", 118, subsequent_indent="  ")
     return "\n".join(lines) + "\n"

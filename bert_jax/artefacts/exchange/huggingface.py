@@ -47,11 +47,8 @@ def check(saved: SavedModel) -> None:
     """Raise UserError if no class computes a model, or sentence-transformers lacks its pooling."""
     files.class_of(saved)
     if saved.embedding is not None and not can_be_written(saved.embedding):
-        raise UserError(
-            f"{saved.name}: no module of sentence-transformers computes the pooling "
-            f"{saved.embedding.pooling}, a mean with learned token weights, unlike mean, cls and "
-            "last"
-        )
+        what = f"computes the pooling {saved.embedding.pooling}"
+        raise UserError(f"{saved.name}: no module of sentence-transformers {what}")
 
 
 def auto_class(name: str) -> str:

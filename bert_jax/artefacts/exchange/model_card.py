@@ -218,9 +218,8 @@ def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:
     elif "rate" in (masking := config.get("masking", {})):
         rows.append(("masked tokens", f"{masking['rate']:g}"))
     if spent:
-        on = f" on {plain(spent['devices'])}" if spent["devices"] else ""
-        rows.append(("time, measured", f"{spent['hours']:.3g} hours{on}"))
-    if spent and spent["flops"]:
+        on = plain(spent["devices"])
+        rows.append(("time, measured", f"{spent['hours']:.3g} hours on {on}"))
         rows.append(("operations, computed from the batches", f"{spent['flops']:.3g} FLOPs"))
     return "## Training\n\n" + markdown_table([("", ""), *rows])
 
@@ -260,8 +259,8 @@ def _scores(split: str, report: Mapping[str, Any]) -> str:
     chose = (
         "the set that chose the epoch" if report.get("chose", True) else "data that chose nothing"
     )
-    table = markdown_table([("metric", "value", "95% interval"), *rows])
-    return f"On {split}, {count}{chose}.\n\n{table}"
+    head = ("metric", "value", "95% interval")
+    return f"On {split}, {count}{chose}.\n\n{markdown_table([head, *rows])}"
 
 
 def _value(value: float) -> str:

@@ -32,12 +32,12 @@ _ENCODER = ("embeddings", "layers", "final_norm")
 def check(saved: SavedModel) -> None:
     """Raise UserError if PEFT has no `task_type` for a model, or the model has no adapter."""
     why = ""
-    if saved.adapter is None:
-        why = "it has no adapter; only `bert-jax finetune` with lora.rank above 0 makes one"
-    elif saved.outputs is None:
-        why = "PEFT's format needs a task head, but an embedding model has none"
+    if saved.outputs is None:
+        why = "PEFT's format needs a task head, which this model lacks"
     elif files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
         why = f"PEFT has no task_type for the class {files.class_of(saved)}"
+    elif saved.adapter is None:
+        why = "it has no adapter; only `bert-jax finetune` with lora.rank above 0 makes one"
     if why:
         raise UserError(f"{saved.name}: {why}")
 

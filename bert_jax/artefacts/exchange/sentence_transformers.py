@@ -14,17 +14,27 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
+from bert_jax.artefacts.exchange.exported_files import family_of
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.errors import UserError
 from bert_jax.model.embedding import PLAIN, POOLED, EmbeddingConfig
 from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
-check, write = huggingface.check, huggingface.write
+write = huggingface.write
 LEAST_COSINE = 0.99999
 """Lowest accepted cosine between a vector of sentence-transformers and ours."""
+
+
+def check(saved: SavedModel) -> None:
+    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    huggingface.check(saved)
+    if not (family := FAMILIES[family_of(saved)]).native:
+        raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:

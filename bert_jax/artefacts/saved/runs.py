@@ -1,7 +1,4 @@
-"""Work directories of runs: the kind of a run, its checkpoints by name, the record of its starts.
-
-The record is `goodput.json`: wall time by reason (see `training.run.goodput`), operations, devices.
-"""
+"""Work directories of runs: the kind of a run, its checkpoints by name, and its starts."""
 
 import contextlib
 import itertools
@@ -301,8 +298,8 @@ def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
 
 
 def spent(path: Path) -> dict[str, Any]:
-    """Return the hours, the operations and the devices of all starts; {} without a record."""
-    if not (starts := read_starts(path)):
+    """Return the hours, the operations and the devices of a run; {} if a start recorded none."""
+    if not (starts := read_starts(path)) or not all(start.devices for start in starts):
         return {}
     hours = sum(total_seconds(starts).values()) / 3600
     flops = sum(start.flops for start in starts)

@@ -241,14 +241,12 @@ def planned_model(setup: Setup) -> SavedModel:
     head, lora, axes = objective.config, objective.lora, objective.axes()
     vectors = isinstance(head, EmbeddingConfig)
     return dataclasses.replace(
-        initial,
-        config=objective.model,
+        initial, config=objective.model, origin=Origin("finetune"),
         params={name: entry for name, entry in axes.items() if name != "lora"},
         outputs=None if vectors else TaskOutputs(head, setup.task.objective),
         embedding=head if vectors else None,
         adapter=Adapter(lora, axes["lora"], axes["encoder"]["layers"]) if lora.rank else None,
-        origin=Origin("finetune"),
-    )
+    )  # fmt: skip
 
 
 def _baseline(setup: Setup) -> list[str]:

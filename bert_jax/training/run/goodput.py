@@ -132,8 +132,7 @@ class Goodput:
             a, b = self._earlier[:2]
             seconds, down = total_seconds([a, b]), down_seconds([a, b])
             b = replace(b, begin=a.begin, first_step=a.first_step, count=a.count + b.count)
-            b.flops += a.flops
-            self._earlier[:2] = [replace(b, seconds=seconds, down=down)]
+            self._earlier[:2] = [replace(b, seconds=seconds, down=down, flops=a.flops + b.flops)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
         self._this = Start(now - clock.elapsed, now, *[restored_step] * 3, devices=devices)

@@ -156,6 +156,9 @@ def test_many_starts_are_added_up(tmp_path, now, monkeypatch):
 def test_hours_and_operations_of_all_starts(tmp_path, now):
     path = tmp_path / "goodput.json"
     assert spent(path) == {}
+    begun(path, now, 0)  # as before devices were recorded
+    assert spent(path) == {}
+    path.unlink()
     for devices in ("8 x cpu", "4 x cpu"):
         goodput = Goodput(path, Clock(now), 0, devices, wall=now.wall)
         for step in (1, 2):
