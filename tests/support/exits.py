@@ -200,30 +200,44 @@ def finetune_config(task: str, init: Path, home: Path) -> FinetuneConfig:
     })  # fmt: skip
 
 
-def planned(name: str, home: Path) -> dict[str, SavedModel]:
-    """The models of an architecture's runs, by row of the table, before any has trained."""
+def planned(name: str, home: Path) -> dict[str, dict[str, str]]:
+    """The cells of an architecture's table before any run has trained."""
     config = pretrain_config(ARCHITECTURES[name]).with_vocabulary(TOKENIZER.vocab_size)
     found = planned_models(config, objective_of(config), TOKENIZER)
-    if ARCHITECTURES[name].translates:
-        return {"translation": found["model"]}
-    random = np.random.default_rng(0)
-    _, first = next(iter(found.items()))
+    rows = {name: cells(saved) for name, saved in zip(named(name), found.values(), strict=True)}
+    random, (first, *_) = np.random.default_rng(0), found.values()
     shapes = jax.eval_shape(objective_of(config).init, jax.random.key(0))
     arrays = jax.tree.map(lambda a: random.normal(0, 0.3, a.shape).astype(np.float32), shapes)
     initial = dataclasses.replace(first, params={part: arrays[part] for part in first.params})
-    rows = {part.replace("model", "pretraining"): each for part, each in found.items()}
     for task in TASKS:
         config = finetune_config(task, home / "base", home / task)
-        rows[task] = planned_model(set_up(config, lambda *_, **__: initial))
+        try:
+            rows[task] = cells(planned_model(set_up(config, lambda *_, **__: initial)))
+        except UserError as error:
+            rows[task] = refused(error)
     return rows
 
 
+def named(name: str) -> tuple[str, ...]:
+    """Rows of the models of an architecture's pretraining run, which are its parts if several."""
+    if name == "ELECTRA":
+        return "discriminator", "generator"
+    return ("translation" if ARCHITECTURES[name].translates else "pretraining",)
+
+
+def refused(error: UserError) -> dict[str, str]:
+    """Cells of a run that is refused itself; the message begins with the model's name."""
+    return dict.fromkeys(FORMATS, f"{error}".partition(": ")[2])
+
+
 class Run(NamedTuple):
-    """A finished run, the lines that it printed, and its models by row of the table."""
+    """A run, the lines that it printed, and its models by row of the table."""
 
     path: Path
     said: list[str]
     models: dict[str, SavedModel]
+    refused: dict[str, dict[str, str]]
+    """Cells by row, if the run was refused."""
 
 
 def trained(name: str, home: Path, tasks: Iterable[str] = TASKS) -> Iterator[Run]:
@@ -233,17 +247,19 @@ def trained(name: str, home: Path, tasks: Iterable[str] = TASKS) -> Iterator[Run
         use_devices(patch, 1)
         patch.setattr(pretraining, "make_mesh", lambda c: make_mesh(c, jax.devices()[:1]))
         store, base = write_corpus(home / "corpus", architecture.translates), home / "base"
-        config = pretrain_config(architecture)
+        config, rows = pretrain_config(architecture), named(name)
         pretraining.train(config, base, corpus=Corpus(store, None), echo=said.append)
-        if name == "ELECTRA":
-            parts = {part: part for part in ("discriminator", "generator")}
-        else:
-            parts = {"translation" if architecture.translates else "pretraining": ""}
-        yield Run(base, said, {row: read_model(base, part=part) for row, part in parts.items()})
-        for task in () if architecture.translates else tasks:
+        parts = rows if len(rows) > 1 else ("",)
+        models = [read_model(base, part=part) for part in parts]
+        yield Run(base, said, dict(zip(rows, models, strict=True)), {})
+        for task in tasks:
             said, run = list[str](), home / task / "run"
-            finetune(finetune_config(task, base, home / task), run, echo=said.append)
-            yield Run(run, said, {task: read_model(run)})
+            try:
+                finetune(finetune_config(task, base, home / task), run, echo=said.append)
+            except UserError as error:
+                yield Run(run, said, {}, {task: refused(error)})
+            else:
+                yield Run(run, said, {task: read_model(run)}, {})
 
 
 def cells(saved: SavedModel) -> dict[str, str]:
@@ -258,13 +274,15 @@ def proven(name: str, home: Path, tasks: Iterable[str] = TASKS) -> dict[str, dic
     for run in trained(name, home, tasks):
         told = [line for line in run.said if line.startswith("exports")]
         assert told == refusal_lines(run.models)
-        begun = next(n for n, line in enumerate(run.said) if line.startswith("step 1/"))
-        assert {*told} <= {*run.said[:begun]}
+        begun = (n for n, line in enumerate(run.said) if line.startswith("step 1/"))
+        assert {*told} <= {*run.said[: next(begun, None)]}
         for row, saved in run.models.items():
             part = row if len(run.models) > 1 else ""
             base = base or run.path / f"{part} huggingface"  # of the model that others start from
             check_exits(saved, run.path, part, base)
             rows[row] = cells(saved)
+        assert run.models or not run.path.exists()
+        rows |= run.refused
     return rows
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange.conformance import cases
@@ -47,18 +47,16 @@ class Format(NamedTuple):
     """Name of the module in `exchange`."""
     translates: bool = False
     """Whether the module also writes translation models."""
-    any_head: bool = False
-    """Whether the module writes all parameters, even heads that other formats do not know."""
-    no_heads: bool = False
-    """Whether the module writes only an encoder, with the pooling of its states."""
+    heads: Literal["known", "all", "none"] = "known"
+    """Heads that the module writes; with `none`, it writes an encoder and the pooling of states."""
 
 
 FORMATS = {
     "huggingface": Format("huggingface", translates=True),
-    "sentence-transformers": Format("sentence_transformers", no_heads=True),
+    "sentence-transformers": Format("sentence_transformers", heads="none"),
     "onnx": Format("onnx.runtime"),
     "stablehlo": Format("stablehlo", translates=True),
-    "orbax": Format("orbax_export", translates=True, any_head=True),
+    "orbax": Format("orbax_export", translates=True, heads="all"),
     "peft": Format("peft"),
 }
 """Export formats by name.
@@ -130,7 +128,7 @@ def export(
     as_read = read_model(source, part=part)
     refused = refusals(as_read)
     if format in refused:
-        whole = (n for n, each in FORMATS.items() if not (n in refused or each.no_heads))
+        whole = (n for n, each in FORMATS.items() if not (n in refused or each.heads == "none"))
         others = f". Export with --to {' or '.join(whole)}" if len(refused) < len(FORMATS) else ""
         raise UserError(f"{as_read.name}: {refused[format]}{others}")
     saved = held(as_read, format)
@@ -214,10 +212,10 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     """Return the parts of a model that a format holds; see `as_trained` and `without_pairs`."""
     if saved.network is not None:
         return saved
-    written, saved = FORMATS[format], without_pairs(as_trained(saved))
-    if written.no_heads:
+    heads, saved = FORMATS[format].heads, without_pairs(as_trained(saved))
+    if heads == "none":
         return encoder_with_vectors(saved)
-    if written.any_head or saved.origin.kind != "pretrain":
+    if heads == "all" or saved.origin.kind != "pretrain":
         return saved
     return saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
 

@@ -218,8 +218,7 @@ def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:
     elif "rate" in (masking := config.get("masking", {})):
         rows.append(("masked tokens", f"{masking['rate']:g}"))
     if spent:
-        on = plain(spent["devices"])
-        rows.append(("time, measured", f"{spent['hours']:.3g} hours on {on}"))
+        rows.append(("time, measured", f"{spent['hours']:.3g} hours on {plain(spent['devices'])}"))
         rows.append(("operations, computed from the batches", f"{spent['flops']:.3g} FLOPs"))
     return "## Training\n\n" + markdown_table([("", ""), *rows])
 

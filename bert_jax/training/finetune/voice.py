@@ -241,7 +241,7 @@ def planned_model(setup: Setup) -> SavedModel:
     head, lora, axes = objective.config, objective.lora, objective.axes()
     vectors = isinstance(head, EmbeddingConfig)
     return dataclasses.replace(
-        initial, config=objective.model, origin=Origin("finetune"),
+        initial, config=objective.model, origin=Origin("finetune"), network=None,
         params={name: entry for name, entry in axes.items() if name != "lora"},
         outputs=None if vectors else TaskOutputs(head, setup.task.objective),
         embedding=head if vectors else None,

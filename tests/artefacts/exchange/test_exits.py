@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from exits import ARCHITECTURES, cells, planned, proven, section
+from exits import ARCHITECTURES, planned, proven, section
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[3] / "docs" / "exits.md"
@@ -18,15 +18,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "exits.md"
 def test_the_page_says_what_refuses_a_run_before_it_trains(tmp_path):
     text = PAGE.read_text()
     for name in ARCHITECTURES:
-        rows = {row: cells(saved) for row, saved in planned(name, tmp_path / name).items()}
-        assert section(name, rows) in text
+        assert section(name, planned(name, tmp_path / name)) in text
 
 
-@pytest.mark.parametrize(("name", "tasks"), [("BERT", ["class"]), ("Recurrent seq2seq", [])])
+@pytest.mark.parametrize(("name", "tasks"), [("BERT", ["class"]), ("Recurrent seq2seq", ["class"])])
 def test_what_trains_leaves_by_every_exit(name, tasks, tmp_path):
     rows = proven(name, tmp_path, tasks)
     before = planned(name, tmp_path / "planned")
-    assert rows == {row: cells(before[row]) for row in rows}
+    assert rows == {row: before[row] for row in rows}
 
 
 @pytest.mark.slow
