@@ -242,7 +242,7 @@ def _metrics(saved: SavedModel) -> str:
         return "## Metrics\n\nNo metrics are known for these weights." if ours else ""
     split = "held-out text" if origin.kind == "pretrain" else "dev"
     known = {split: {"scores": origin.metrics, "intervals": {}, "chose": split == "dev"}}
-    reports = reversed((origin.reports or known).items())  # test data, if any, come last
+    reports = [*(origin.reports or known).items()][::-1]  # test data, if any, come last
     return "\n\n".join(["## Metrics", *(_scores(*each) for each in reports)])
 
 

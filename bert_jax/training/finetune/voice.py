@@ -20,7 +20,7 @@ from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.embedding import POOLED, EmbeddingConfig
-from bert_jax.model.task_heads import has_transform
+from bert_jax.model.task_heads import TaskHeadConfig, has_transform
 from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.report import REPORT_LINES, writing
@@ -237,14 +237,13 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
 
 def planned_model(setup: Setup) -> SavedModel:
     """Return the model that a run will save, with axes in place of parameters."""
-    objective, initial = setup.objective, setup.initial
+    objective, initial, kind = setup.objective, setup.initial, setup.task.objective
     head, lora, axes = objective.config, objective.lora, objective.axes()
-    vectors = isinstance(head, EmbeddingConfig)
     return dataclasses.replace(
         initial, config=objective.model, origin=Origin("finetune"), network=None,
         params={name: entry for name, entry in axes.items() if name != "lora"},
-        outputs=None if vectors else TaskOutputs(head, setup.task.objective),
-        embedding=head if vectors else None,
+        outputs=TaskOutputs(head, kind) if isinstance(head, TaskHeadConfig) else None,
+        embedding=head if isinstance(head, EmbeddingConfig) else None,
         adapter=Adapter(lora, axes["lora"], axes["encoder"]["layers"]) if lora.rank else None,
     )  # fmt: skip
 

@@ -135,7 +135,8 @@ class Goodput:
             self._earlier[:2] = [replace(b, seconds=seconds, down=down, flops=a.flops + b.flops)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
-        self._this = Start(now - clock.elapsed, now, *[restored_step] * 3, devices=devices)
+        self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)
+        self._this.devices = devices
         self.record(restored_step)
 
     def record(self, step: int) -> None:
