@@ -77,7 +77,7 @@ ARCHITECTURES = {
 def pretrain_config(architecture: Architecture) -> PretrainConfig:
     """Two steps of a model of one layer, 16 wide; ModernBERT has a local layer, too."""
     sizes = {
-        "num_positions": 40, "hidden_dim": 16, "num_heads": 2, "mlp_dim": 24, "init_std": 0.1,
+        "num_positions": 40, "hidden_dim": 16, "num_heads": 2, "mlp_dim": 24, "init_std": 0.05,
         "dtype": "float32",
     }  # fmt: skip
     layers = 2 if "attention_pattern" in architecture.model else 1
@@ -195,7 +195,7 @@ def finetune_config(task: str, init: Path, home: Path) -> FinetuneConfig:
         "task": {"max_length": 32, "dev": section["train"], **section},
         "init": str(init),
         "training": {"num_epochs": 1.0, "batch_size": 4, "eval_batch_size": 12, "max_buckets": 1},
-        "optimizer": {"learning_rate": 1e-2},
+        "optimizer": {"learning_rate": 5e-4},
         "lora": {"rank": 2 * (task in LOW_RANK)},
     })  # fmt: skip
 
