@@ -157,6 +157,7 @@ def test_hours_and_operations_of_all_starts(tmp_path, now):
     path = tmp_path / "goodput.json"
     assert spent(path) == {}
     begun(path, now, 0)  # as before devices were recorded
+    Goodput(path, Clock(now), 0, "8 x cpu", wall=now.wall)
     assert spent(path) == {}
     path.unlink()
     for devices in ("8 x cpu", "4 x cpu"):
