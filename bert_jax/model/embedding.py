@@ -35,7 +35,7 @@ TokenPooling = Literal["mean", "cls", "last", "weighted"]
 Pooled = Literal["cls", "mean", "late"]
 """Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
 mean of all states. With `late` the head reads every state, and its logits are averaged."""
-POOLED: dict[TokenPooling | Pooled, str] = {
+POOLINGS: dict[TokenPooling | Pooled, str] = {
     "cls": "the first token's state",
     "mean": "the mean of the tokens' states",
     "late": "the mean of the tokens' logits",

@@ -20,7 +20,7 @@ from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
-from bert_jax.model.embedding import PLAIN, POOLED, EmbeddingConfig
+from bert_jax.model.embedding import PLAIN, POOLINGS, EmbeddingConfig
 from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
@@ -120,7 +120,7 @@ def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
 
 def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
     """Describe the text vectors of a model, for the model card."""
-    text = f"It turns texts into vectors of {width} numbers: {POOLED[embedding.pooling]}"
+    text = f"It turns texts into vectors of {width} numbers: {POOLINGS[embedding.pooling]}"
     text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:

@@ -19,7 +19,7 @@ from bert_jax.data.phases import scaling
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.model.embedding import POOLED, EmbeddingConfig
+from bert_jax.model.embedding import POOLINGS, EmbeddingConfig
 from bert_jax.model.task_heads import TaskHeadConfig, has_transform
 from bert_jax.objectives.objective import trains_all
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -262,10 +262,10 @@ def _head(setup: Setup) -> str:
     """Describe the pooling of an embedding model, or the input and initial weights of a head."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
-        return POOLED[head.pooling]
+        return POOLINGS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
-        said.append(f"from {POOLED[head.pooling]}")
+        said.append(f"from {POOLINGS[head.pooling]}")
     if "head" in setup.start.parts[0]:
         said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):
