@@ -281,7 +281,7 @@ class _Run:
 
     def _save(self, *, last: bool = False, finished: bool = False) -> None:
         self.plan.batches.confirm()
-        self.recheck.before_save(self.now.step, self.now.state)
+        self.recheck.replicas(self.now.step, self.now.state)
         with self.session.saving(f"the save of step {self.now.step:,}"):
             self.saves.save(self.now, last=last, finished=finished)
         self.saved_at = time.monotonic()
@@ -314,6 +314,7 @@ class _Run:
 
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
+        self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:
             comparison = compute_again(

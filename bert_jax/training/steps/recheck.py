@@ -96,8 +96,8 @@ class Recheck:
         self._agree(number, found[0])
         return after, metrics
 
-    def before_save(self, number: int, state: Any) -> None:
-        """Compare the replicas of the state after step `number`.
+    def replicas(self, number: int, state: Any) -> None:
+        """Compare the replicas of the state after step `number`, if the run checks steps.
 
         Raises:
             SilentCorruptionError: Replicas differ.
