@@ -147,7 +147,9 @@ def flipped(state: Any, device: Any, flip: Flip) -> Any:
 def hashes(workdir: Path, config: PretrainConfig, corpus: Corpus) -> dict[int, str]:
     """SHA-256 of each saved state."""
     config = config.with_vocabulary(corpus.train.vocab_size)
-    abstract = abstract_state(step_config(config, corpus), make_mesh(config.mesh))
+    abstract = abstract_state(
+        step_config(config, corpus), make_mesh(config.mesh, jax.devices()[:4])
+    )
     found = {}
     for step in saved_steps(workdir / "checkpoints"):
         state = restore_step(workdir / "checkpoints", step, abstract).state
