@@ -35,6 +35,14 @@ TokenPooling = Literal["mean", "cls", "last", "weighted"]
 Pooled = Literal["cls", "mean", "late"]
 """Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
 mean of all states. With `late` the head reads every state, and its logits are averaged."""
+POOLINGS: dict[TokenPooling | Pooled, str] = {
+    "cls": "the first token's state",
+    "mean": "the mean of the tokens' states",
+    "late": "the mean of the tokens' logits",
+    "last": "the last token's state",
+    "weighted": "the mean of the tokens' states, with learned weights",
+}
+"""Results of pooling, for people."""
 
 
 class TokenWeights(nnx.Module):

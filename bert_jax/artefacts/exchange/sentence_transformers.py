@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
+from bert_jax.artefacts.exchange.exported_files import family_of
 from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.model.embedding import PLAIN, EmbeddingConfig
+from bert_jax.errors import UserError
+from bert_jax.model.embedding import PLAIN, POOLINGS, EmbeddingConfig
 from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
 from bert_jax.tokenization.tokenizer import make_row, num_special
@@ -25,6 +28,13 @@ from bert_jax.tokenization.tokenizer import make_row, num_special
 write = huggingface.write
 LEAST_COSINE = 0.99999
 """Lowest accepted cosine between a vector of sentence-transformers and ours."""
+
+
+def check(saved: SavedModel) -> None:
+    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    huggingface.check(saved)
+    if not (family := FAMILIES[family_of(saved)]).native:
+        raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
@@ -104,24 +114,13 @@ def vectors_of(saved: SavedModel, texts: Sequence[str]) -> np.ndarray:
     room = min(saved.max_length, saved.config.num_positions) - num_special(tokenizer, pair=False)
     ids = tokenizer.encode_batch(list(texts))
     rows = [make_row(tokenizer, found[:room]).ids.tolist() for found in ids]
-    size, length = 8, max(map(len, rows))
-    filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # compile one shape only
-    batches = [
-        batch_of(saved, filled[start : start + size], length)
-        for start in range(0, len(filled), size)
-    ]
-    return np.concatenate([logits_of(saved, batch)["embedding"] for batch in batches])[: len(rows)]
+    batches = [batch_of(saved, [row], max(map(len, rows))) for row in rows]  # one shape to compile
+    return np.concatenate([logits_of(saved, batch)["embedding"] for batch in batches])
 
 
 def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
     """Describe the text vectors of a model, for the model card."""
-    pooling = {
-        "mean": "the mean of the last states of all tokens",
-        "cls": "the last state of the first token",
-        "last": "the last state of the last token",
-        "weighted": "the mean of the last states with learned weights",
-    }[embedding.pooling]
-    text = f"It turns texts into vectors of {width} numbers: {pooling}"
+    text = f"It turns texts into vectors of {width} numbers: {POOLINGS[embedding.pooling]}"
     text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:

@@ -45,7 +45,7 @@ def read_inits(
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is `init` or differs in sizes or tokenizer.
+        UserError: `init` is empty or recurrent; `sweep.baseline` is `init`, or has other sizes.
     """
     if not config.init:
         raise UserError(
@@ -79,6 +79,8 @@ def read_inits(
 
 def to_start_from(saved: SavedModel) -> SavedModel:
     """Drop a model's pooler if its family's classifiers have none, unless a task head reads it."""
+    if "layers" not in saved.params["encoder"]:
+        raise UserError(f"{saved.name}: fine-tuning needs a Transformer, not a recurrent network")
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
     return saved if own.pooler else saved.without({"pooler"})
