@@ -14,9 +14,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -34,12 +34,22 @@ MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 
 
+class Part(NamedTuple):
+    """A part of a file of a workspace, from byte `begin` up to byte `end`."""
+
+    name: str
+    begin: int
+    end: int
+
+
 class Workspace:
     """A picklable directory, local or on a shared disk, that all processes of a build access."""
 
     def __init__(self, path: Path) -> None:
         self.local: Path | None = path
         """Directory of the workspace; None in a bucket."""
+        self.place = str(path)
+        """Directory or URL."""
         self.path = path
 
     @contextlib.contextmanager
@@ -56,6 +66,21 @@ class Workspace:
         """Return the content of a file; None if there is no such file."""
         path = self.path / name
         return path.read_bytes() if path.is_file() else None
+
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Return the bytes of parts of files."""
+
+        def read(part: Part) -> bytes:
+            with open(self.path / part.name, "rb") as file:
+                file.seek(part.begin)
+                return file.read(part.end - part.begin)
+
+        return list(map(read, parts))
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        """Yield a local path with the content of a file."""
+        yield self.path / name
 
     def marks(self) -> set[str]:
         """Return the names of the complete tasks."""
@@ -83,9 +108,9 @@ class Workspace:
                 if path.is_dir() and path not in stays and path not in parents:
                     shutil.rmtree(path)
 
-    def remove_marks(self) -> None:
-        """Remove all marks, once the corpus is complete."""
-        shutil.rmtree(self.path / MARKS, ignore_errors=True)
+    def remove(self, name: str = "") -> None:
+        """Remove a directory of the workspace, by default all of the workspace."""
+        shutil.rmtree(self.path / name, ignore_errors=True)
 
 
 class BucketWorkspace(Workspace):
@@ -93,6 +118,7 @@ class BucketWorkspace(Workspace):
 
     def __init__(self, url: str) -> None:
         self.local, self.url = None, url.rstrip("/")
+        self.place = self.url
 
     @override
     @contextlib.contextmanager
@@ -109,6 +135,21 @@ class BucketWorkspace(Workspace):
             return None
 
     @override
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        names, begins, ends = zip(*parts, strict=True)
+        with failures_named(f"cannot read {self.url}", self.url):
+            keys = list(map(self._key, names))
+            return self._files().cat_ranges(keys, begins, ends, on_error="raise")
+
+    @override
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        with tempfile.NamedTemporaryFile(prefix="bert_jax-") as file:
+            with failures_named(f"cannot read {self.url}", self.url):
+                self._files().get_file(self._key(name), file.name)
+            yield Path(file.name)
+
+    @override
     def marks(self) -> set[str]:
         return {Path(key).stem for key in self._find(MARKS)}
 
@@ -121,9 +162,9 @@ class BucketWorkspace(Workspace):
                 self._files().rm_file(key)
 
     @override
-    def remove_marks(self) -> None:
-        for key in self._find(MARKS):
-            self._files().rm_file(key)
+    def remove(self, name: str = "") -> None:
+        if found := self._find(name):
+            self._files().rm(found)
 
     def manifests(self) -> list[str]:
         """Return the keys of the manifests that exist."""
@@ -145,6 +186,17 @@ class BucketWorkspace(Workspace):
 
     def _key(self, name: str = "") -> str:
         return f"{self.url.partition('://')[2]}/{name}".rstrip("/")
+
+
+def workspace_at(place: str) -> Workspace:
+    """Return the workspace in a directory, which is made if it is missing, or at a URL."""
+    if is_url(place):
+        return BucketWorkspace(place)
+    try:
+        Path(place).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_full(Path(place), error) from error
+    return Workspace(Path(place))
 
 
 def is_corpora(path: Path) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.cleaning import duplicates
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped, Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
 from bert_jax.data.corpus.overlap.ngrams import SKETCH, sign, similarity
+from bert_jax.data.corpus.sharded import shuffle
+from bert_jax.data.corpus.sharded.duplicates import find_duplicates, scan
+from bert_jax.data.corpus.sharded.workspace import Workspace
 
 pytest.importorskip("rensa")
 
@@ -18,12 +19,11 @@ VOCABULARY = [f"w{number}" for number in range(5000)]
 
 
 def drops_of(tasks: Sequence[list[str]], config: CleaningConfig, directory: Path) -> list[Drops]:
-    scans = [directory / f"scan-{number}" for number in range(len(tasks))]
-    for path, documents in zip(scans, tasks, strict=True):
-        path.mkdir(parents=True)
-        scan(documents, config, path)
-    (directory / "drops").mkdir()
-    return [Drops.load(path) for path in find_duplicates(scans, config, directory / "drops")]
+    directory.mkdir(parents=True, exist_ok=True)
+    scans = [scan(each, config, directory, number) for number, each in enumerate(tasks)]
+    find_duplicates(scans, config, Workspace(directory))
+    paths = [directory / "drops" / f"{number:05d}.npz" for number in range(len(tasks))]
+    return [Drops.load(path.read_bytes()) for path in paths]
 
 
 def cleaned(tasks: Sequence[list[str]], config: CleaningConfig, directory: Path) -> list[str]:
@@ -105,7 +105,8 @@ def test_the_division_changes_nothing(corpus, tmp_path, monkeypatch):
     whole = cleaned([corpus], CONFIG, tmp_path / "one")
     assert {"words", "duplicate", "near-duplicate"} <= set(whole)
     assert any("\n" not in text and len(text) > 20 for text in whole)  # a paragraph is gone
-    monkeypatch.setattr(duplicates, "RANGE_ENTRIES", 64)
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(shuffle, "FAN", 4)
     several = cleaned([corpus[:20], [], corpus[20:27], corpus[27:]], CONFIG, tmp_path / "four")
     assert several == whole
 
@@ -143,7 +144,7 @@ def test_all_repeated_paragraphs_of_a_document_go(tmp_path):
 @pytest.mark.parametrize("block", [1 << 20, 10])  # characters of a block: all, and a document
 def test_documents_are_named_by_their_numbers_in_the_task(tmp_path, monkeypatch, block):
     """Documents that a filter drops before them count, too."""
-    monkeypatch.setattr("bert_jax.data.corpus.cleaning.duplicates._BLOCK_CHARS", block)
+    monkeypatch.setattr("bert_jax.data.corpus.sharded.duplicates._BLOCK_CHARS", block)
     tasks = [
         ["# # #", "one here\ntwo there", "all the same"],
         ["# # #", "# # #", "fresh", "All the same!", "last\none here\ntwo there"],
