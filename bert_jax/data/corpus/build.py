@@ -20,7 +20,7 @@ from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import open_workspace, workspace_at
+from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.pairs import plan_pairs
@@ -179,7 +179,7 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            drops = workspace_at(f"{scratch or space.place}/{_SCRATCH}")
+            drops = Workspace(f"{scratch or space.place}/{_SCRATCH}")
             find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
             recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,

@@ -203,10 +203,10 @@ class Signatures(NamedTuple):
 
 
 def banding(threshold: float) -> tuple[int, int]:
-    """Return the bands, and the rows of each, that find documents of a similarity of `threshold`.
+    """Return the number of bands, and of rows in each, that find documents of a similarity.
 
-    More rows mean fewer candidates that are not similar. They are therefore as many as at most 144
-    MinHashes allow if documents of this similarity share a band with a probability of 0.9975.
+    Documents of this similarity share a band with a probability of 0.9975. Rows, which spare
+    comparisons of other documents, are as many as `_MAX_HASHES` allow.
     """
 
     def bands(rows: int) -> int:
@@ -219,10 +219,8 @@ def banding(threshold: float) -> tuple[int, int]:
 def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Args:
-        texts: the documents.
-        near: lowest Jaccard similarity to be found, below 1; bands and sketches are empty if None.
-        paragraphs: whether to hash paragraphs too.
+    Bands find documents of the similarity `near`. Without `near`, bands and sketches are empty, and
+    paragraphs are empty unless `paragraphs` is set.
 
     Raises:
         UserError: `near` is given, but rensa is not installed.

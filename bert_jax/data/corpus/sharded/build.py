@@ -42,7 +42,7 @@ class Job:
 
     def decisions(self, task: Task) -> bytes | None:
         """Return the content of the file of duplicates to drop; None without a search."""
-        return None if self.drops is None else self.drops.read(f"drops/{task.name}.npz")
+        return None if self.drops is None else self.drops.read(f"scans/{task.name}/drops.npz")
 
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
@@ -138,7 +138,7 @@ def build_shards(
             stores.setdefault((corpus, part), []).append(ShardEntry.read(entry))
     paths = {store: "/".join(filter(None, store)) for store in stores}
     workspace.keep_only(
-        f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]
+        [f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]]
     )
     cleaning = {} if recipe.cleaning.is_empty else {
         "cleaning": recipe.cleaning.record(), **built.report.record()
@@ -175,6 +175,8 @@ def find_drops(
     Raises:
         UserError: The input is bad, or the disk is full.
     """
+    if space.local is not None:
+        space.local.mkdir(parents=True, exist_ok=True)
     key, work = functools.partial(_scan_key, recipe), functools.partial(_scan_task, recipe, space)
     marks = _run(work, space, key, tasks, engine, "reading for duplicates", progress)
     find_duplicates([mark["scan"] for mark in marks], recipe.cleaning, space, engine.map)
@@ -242,8 +244,6 @@ def _digest(value: Any) -> str:
 SAMPLE_BYTES = 32 << 20
 """Number of bytes that an estimate reads from the sources."""
 _PIECES, _ROWS = 32, 10_000
-_SEARCH_BYTES = 6 * RANGE_BYTES
-"""Bytes of memory that the search for duplicates takes in a process."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def estimate_corpus(
         begin = time.process_time()
         if recipe.cleaning.needs_scan:
             texts = (document.text for head in sample for document in head.documents())
-            scan(texts, recipe.cleaning, directory)
+            scan(texts, recipe.cleaning, directory, 0)
         with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
             made.run(sample)
             seconds = time.process_time() - begin
@@ -319,7 +319,7 @@ def estimate_corpus(
     scale = max(1.0, total / sampled)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
-        memory += _SEARCH_BYTES
+        memory += 6 * RANGE_BYTES
     text_bytes = sum(each.text_bytes for each in made.written().values())
     return Estimate(
         total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),

@@ -1,6 +1,9 @@
 """Planted duplicates are found; the same documents stay however the corpus is divided."""
 
+import functools
 import random
+import sys
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,10 +11,11 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped, Drops
-from bert_jax.data.corpus.overlap.ngrams import SKETCH, sign, similarity
-from bert_jax.data.corpus.sharded import shuffle
+from bert_jax.data.corpus.overlap.ngrams import SKETCH, banding, sign, similarity
+from bert_jax.data.corpus.sharded import duplicates, shuffle
 from bert_jax.data.corpus.sharded.duplicates import find_duplicates, scan
-from bert_jax.data.corpus.sharded.workspace import Workspace
+from bert_jax.data.corpus.sharded.shuffle import Inputs
+from bert_jax.data.corpus.sharded.workspace import Part, Workspace
 
 pytest.importorskip("rensa")
 
@@ -22,7 +26,7 @@ def drops_of(tasks: Sequence[list[str]], config: CleaningConfig, directory: Path
     directory.mkdir(parents=True, exist_ok=True)
     scans = [scan(each, config, directory, number) for number, each in enumerate(tasks)]
     find_duplicates(scans, config, Workspace(directory))
-    paths = [directory / "drops" / f"{number:05d}.npz" for number in range(len(tasks))]
+    paths = [directory / "scans" / f"{number:05d}" / "drops.npz" for number in range(len(tasks))]
     return [Drops.load(path.read_bytes()) for path in paths]
 
 
@@ -55,19 +59,28 @@ def jaccard(one: str, other: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def test_planted_near_duplicates_are_found(tmp_path):
-    pairs = list(planted(400, length=200, seed=0)) + list(planted(40, length=1500, seed=1))
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8])
+def test_planted_near_duplicates_are_found(tmp_path, threshold):
+    """Most of the planted pairs are near the threshold, on both sides."""
+    share = 1 - (2 * threshold / (1 + threshold)) ** 0.2  # of words, for this similarity
+    pairs = []
+    for length, count in ((60, 120), (200, 250), (1000, 30)):
+        draw = random.Random(length)
+        for one, _ in planted(count, length=length, seed=length):
+            words = one.split()
+            for at in draw.sample(
+                range(length), max(1, round(length * share * draw.uniform(0.6, 1.3)))
+            ):
+                words[at] = draw.choice(VOCABULARY)
+            pairs.append((one, " ".join(words)))
     texts = [one for one, _ in pairs] + [other for _, other in pairs]
-    config = CleaningConfig(near_duplicates=0.8)
-    (drops,) = drops_of([texts], config, tmp_path)
-    found = {
-        (int(first), int(number))
-        for number, (_, first) in zip(drops.duplicates, drops.firsts, strict=True)
-    }
+    (drops,) = drops_of([texts], CleaningConfig(near_duplicates=threshold), tmp_path)
+    found = set(zip(drops.firsts[:, 1].tolist(), drops.duplicates.tolist(), strict=True))
     values = [jaccard(one, other) for one, other in pairs]
-    similar = {(at, at + len(pairs)) for at, value in enumerate(values) if value >= 0.8}
-    assert 100 < len(similar) < 350  # edits on both sides of the threshold
-    recall, precision = len(found & similar) / len(similar), len(found & similar) / len(found)
+    similar = {(at, at + len(pairs)) for at, value in enumerate(values) if value >= threshold}
+    assert 100 < len(similar) < 300
+    right = [pair for pair in found if jaccard(*(texts[at] for at in pair)) >= threshold]
+    recall, precision = len(found & similar) / len(similar), len(right) / len(found)
     print(f"{len(similar)} of {len(pairs)} pairs: recall {recall:.3f}, precision {precision:.3f}")
     assert recall >= 0.95
     assert precision >= 0.95
@@ -169,11 +182,21 @@ def test_near_duplicates_are_as_similar_as_asked_for(tmp_path):
         assert len(drops.duplicates) == count
 
 
-def test_a_document_is_compared_with_the_first_and_the_one_before_of_its_key():
-    """The one before may be near where the first is not."""
-    keys = np.repeat(np.arange(3, dtype=np.uint64), [4, 1, 2])
-    pairs = list(duplicates._candidates(keys, np.array([0, 2, 3, 7, 1, 2, 3])))
-    assert pairs == [(0, 2), (0, 3), (0, 7), (2, 3), (3, 7)]
+def results(reducer, rows: Sequence[tuple[int, ...]], directory: Path) -> dict[str, list]:
+    """What a reducer yields for rows of one range, by kind."""
+    written = shuffle.write_run(directory, "rows", (0, 1), np.array(rows, np.uint64))
+    part = Part(written.name, 0, int(written.offsets[-1]))
+    given = Inputs(Workspace(directory), directory, (0, 1), [part], len(rows[0]), 1 << 20)
+    return {kind: found.tolist() for kind, found in reducer(given)}
+
+
+def test_a_document_is_compared_with_the_first_and_the_one_before_of_its_key(tmp_path):
+    """The one before may be near where the first is not; of equal texts, only the first counts."""
+    rows = [(0, 10, 0), (0, 12, 2), (0, 13, 3), (0, 12, 5), (0, 17, 7), (1, 11, 1), (2, 12, 2),
+            (2, 13, 3), (12, 12, 5), (12, 12, 2)]  # fmt: skip
+    found = results(duplicates._candidates, rows, tmp_path)
+    assert found["pairs"] == [[2, 0], [3, 0], [3, 2], [7, 0], [7, 3]]
+    assert found["equal"] == [[5, 2]]
 
 
 def test_signatures_do_not_depend_on_the_process():
@@ -183,3 +206,120 @@ def test_signatures_do_not_depend_on_the_process():
         "7b31044b6296df1f", "53419f2b47be247a", "442679536097dc26"
     ]  # fmt: skip
     assert np.array_equal(found.paragraphs[:, 1:], [[0, 0], [0, 1]])
+
+
+def test_bands_follow_the_threshold():
+    for threshold in (0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0):
+        bands, rows = banding(threshold)
+        assert 1 - (1 - min(threshold, 0.99) ** rows) ** bands > 0.997
+        assert bands * rows <= 144
+    assert banding(0.8) == (20, 6)
+
+
+def test_a_chain_is_one_group_however_it_is_divided(tmp_path, monkeypatch):
+    """Only neighbours in the chain are similar; their order in the corpus is another."""
+    draw = random.Random(5)
+    words = draw.choices(VOCABULARY, k=200)
+    chain = []
+    for at in range(60):
+        words[3 * at] = f"new{at}"
+        chain.append(" ".join(words))
+    others = [" ".join(draw.choices(VOCABULARY, k=50)) for _ in range(60)]
+    corpus = draw.sample([*chain, *others], k=120)
+    places = sorted(corpus.index(text) for text in chain)
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 2000)
+    monkeypatch.setattr(shuffle, "FAN", 4)
+    tasks = [corpus[at : at + 9] for at in range(0, 120, 9)]
+    dropped, firsts = [], []
+    for number, drops in enumerate(drops_of(tasks, CleaningConfig(near_duplicates=0.8), tmp_path)):
+        dropped += (9 * number + drops.duplicates).tolist()
+        firsts += (9 * drops.firsts[:, 0] + drops.firsts[:, 1]).tolist()
+        assert not drops.exact.any()
+    assert dropped == places[1:]
+    assert set(firsts) == {places[0]}
+
+
+def test_groups_of_any_graph(tmp_path, monkeypatch):
+    """Against breadth-first search; a chain of n documents takes a number of rounds like log n."""
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 600)
+    monkeypatch.setattr(shuffle, "FAN", 4)
+    monkeypatch.setattr("bert_jax.files.staging.os.fsync", lambda _: None)
+    draw, tasks, size = np.random.default_rng(0), 16, 20
+    nodes = draw.permutation([task << 32 | at for task in range(tasks) for at in range(size)])
+    chain = np.column_stack([nodes[:200], nodes[1:201]])
+    pairs = np.concatenate([chain, draw.choice(nodes[201:], (60, 2))])
+    pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)[:, ::-1].astype(np.uint64)
+    near: dict[int, list[int]] = {}
+    for one, other in pairs.tolist():
+        near.setdefault(one, []).append(other)
+        near.setdefault(other, []).append(one)
+    expected = set()
+    for first in sorted(near):
+        if first not in {one for one, _ in expected}:
+            group, waiting = {first}, [first]
+            while waiting:
+                new = set(near[waiting.pop()]) - group
+                group |= new
+                waiting += new
+            expected |= {(each, first) for each in group - {first}}
+    runs = [shuffle.write_run(tmp_path, "pairs", (0, tasks), pairs)]
+    reduce = functools.partial(shuffle.reduce, Workspace(tmp_path), map)
+    links, rounds = duplicates.grouped_pairs(reduce, runs, tasks)
+    files = [np.fromfile(tmp_path / run.name, np.uint64).reshape(-1, 2) for run in links]
+    assert len(files) > 4
+    assert {tuple(pair) for pair in np.concatenate(files).tolist()} == expected
+    assert rounds < 12
+
+
+class Opens:
+    """Counts the files that are opened below a directory, until it is closed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.count = f"{directory}/", 0
+        sys.addaudithook(self)  # for the life of the process
+
+    def __call__(self, event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).startswith(self.directory):
+            self.count += 1
+
+
+@pytest.mark.parametrize("range_bytes", [1 << 27, 8000])
+def test_opened_files_grow_like_the_number_of_tasks(tmp_path, monkeypatch, range_bytes):
+    """In one range, and where the number of ranges grows like the number of tasks."""
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(shuffle, "FAN", 16)
+    monkeypatch.setattr("bert_jax.files.staging.os.fsync", lambda _: None)
+    draw, counts = random.Random(0), {}
+    for number in (10, 100, 1000):
+        tasks = [[" ".join(draw.choices(VOCABULARY, k=8)) for _ in range(4)] for _ in range(number)]
+        tasks[-1] = tasks[0][::-1]
+        opens = Opens(tmp_path / f"{number}")
+        config = CleaningConfig(near_duplicates=0.8)
+        drops = drops_of(tasks, config, tmp_path / f"{number}")
+        assert sum(len(each.duplicates) for each in drops) == 4
+        counts[number] = opens.count
+    print(counts)
+    assert counts[100] > 500
+    assert counts[1000] < 11 * counts[100]
+    assert counts[1000] < 1000 * (2 * 16 + 25)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 100_000)
+    monkeypatch.setattr("bert_jax.files.staging.os.fsync", lambda _: None)
+    monkeypatch.setattr("bert_jax.data.corpus.sharded.duplicates._BLOCK_CHARS", 10_000)
+    draw = random.Random(0)
+    config = CleaningConfig(near_duplicates=0.8, duplicate_paragraphs=True)
+    peaks = []
+    for number in (1, 1, 8):  # the first fills caches
+        texts = [" ".join(draw.choices(VOCABULARY, k=20)) for _ in range(500 * number)]
+        scans, directory = [], tmp_path / f"{len(peaks)}"
+        directory.mkdir()
+        tracemalloc.start()
+        scans.append(scan(iter(texts), config, directory, 0))
+        scans.append(scan(iter(texts[:100]), config, directory, 1))
+        find_duplicates(scans, config, Workspace(directory))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    print(peaks)
+    assert peaks[2] < 1.3 * peaks[1]
