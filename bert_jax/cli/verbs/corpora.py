@@ -208,8 +208,7 @@ class OfText(Cleaning):
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Annotated[str | None, "DIR"] = None
-    """Directory or gs://BUCKET/DIRECTORY that all nodes reach, for the search for duplicates
-    (default: beside --out)."""
+    """Directory or gs:// place for finding duplicates; all nodes reach it (default: in --out)."""
 
 
 class OfPairs(Verb):

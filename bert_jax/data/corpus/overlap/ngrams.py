@@ -202,6 +202,7 @@ class Signatures(NamedTuple):
     """(m, 3) uint64 for each paragraph with words: its hash, its document and its index there."""
 
 
+@functools.cache
 def banding(threshold: float) -> tuple[int, int]:
     """Return the number of bands, and of rows in each, that find documents of a similarity.
 

@@ -16,7 +16,7 @@ from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
-from bert_jax.data.corpus.sharded.duplicates import find_duplicates, scan
+from bert_jax.data.corpus.sharded.duplicates import find_duplicates, read_drops, scan
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
 from bert_jax.data.corpus.sharded.shuffle import RANGE_BYTES
 from bert_jax.data.corpus.sharded.workspace import MARKS, Workspace
@@ -40,14 +40,9 @@ class Job:
     drops: Workspace | None = None
     """Workspace in which the search for duplicates decided what to drop; None without a search."""
 
-    def decisions(self, task: Task) -> bytes | None:
-        """Return the content of the file of duplicates to drop; None without a search."""
-        return None if self.drops is None else self.drops.read(f"scans/{task.name}/drops.npz")
-
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
-        found = self.decisions(task)
-        drops = None if found is None else hashlib.sha256(found).hexdigest()
+        drops = self.drops and hashlib.sha256(read_drops(self.drops, task.number)).hexdigest()
         thresholds = sorted(self.thresholds.items())
         return _digest([self.recipe.identity(), thresholds, self.samples, drops, task.identity()])
 
@@ -71,8 +66,7 @@ def make_shard(
 
     The work uses `num_workers` processes. `advance` is called after each block of documents.
     """
-    found = job.decisions(task)
-    drops = None if found is None else Drops.load(found)
+    drops = Drops.load(read_drops(job.drops, task.number)) if job.drops else None
     with job.workspace.scratch() as root:
 
         def place(corpus: str, part: str) -> Path:
@@ -216,7 +210,7 @@ def _run(
     Returns:
         Marks of all tasks, in the order of `tasks`.
     """
-    marks = {name: space.read_mark(name) for name in space.marks()}
+    marks = space.marks()
     todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
     done = 0
     size = sum(task.size for task in todo)

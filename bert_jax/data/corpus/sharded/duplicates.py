@@ -26,7 +26,7 @@ import numpy as np
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Drops
 from bert_jax.data.corpus.overlap.ngrams import Signatures, sign, similarity
 from bert_jax.data.corpus.sharded import shuffle
-from bert_jax.data.corpus.sharded.shuffle import HASHES, Inputs, Map, Run, units, write_run
+from bert_jax.data.corpus.sharded.shuffle import HASHES, Inputs, Rows, Run, units, write_run
 from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.corpus.workers import grouped, map_ordered
 from bert_jax.files.staging import staged_file
@@ -36,10 +36,7 @@ _TASK = np.uint64(32)
 """Number of bits of a document's index in its task."""
 _INDEX = np.uint64((1 << 32) - 1)
 _WORDS = 16
-"""Number of words of a row that holds part of a sketch."""
-
-Rows = Iterator[tuple[str, np.ndarray]]
-"""Rows of a reducer, each time with their kind."""
+"""Number of words of a row that holds part of a sketch, of 4 + length values of 32 bits."""
 
 
 def scan(
@@ -47,10 +44,7 @@ def scan(
 ) -> dict[str, Any]:
     """Read the documents of a task, and write their signatures to files in `root`/scans.
 
-    Memory does not grow with the task.
-
-    Returns:
-        The runs of rows, and the sizes of other files, as JSON values for `find_duplicates`.
+    Memory does not grow with the task. Return JSON values for `find_duplicates`.
 
     Raises:
         UserError: The disk is full, or rensa is needed (see `ngrams.sign`) and not installed.
@@ -117,8 +111,7 @@ def _unique(rows: np.ndarray) -> np.ndarray:
 def _distinct_texts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keep the first document of each key and text, from rows (key, hash, document).
 
-    Returns:
-        Rows that are kept; and pairs (duplicate, document that is kept) of equal words.
+    Also return pairs (duplicate, document that is kept) of documents with equal words.
     """
     rows = _sorted(rows)
     begins = _begins(rows[:, :2])
@@ -128,17 +121,16 @@ def _distinct_texts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_duplicates(
-    scans: Sequence[Mapping[str, Any]], config: CleaningConfig, space: Workspace, map_: Map = map
+    scans: Sequence[Mapping[str, Any]],
+    config: CleaningConfig,
+    space: Workspace,
+    map_: shuffle.Map = map,
 ) -> None:
     """Decide which documents and paragraphs to drop.
 
-    Write the decisions for each task to `scans/NNNNN/drops.npz`, a file for `Drops.load`.
-
-    Args:
-        scans: what `scan` returned, for each task in the order of the corpus.
-        config: the rules, as for the scans.
-        space: workspace with the files of the scans.
-        map_: see `shuffle.reduce`.
+    The decisions are written to files for `read_drops`. `scans` is what `scan` returned, for each
+    task in the order of the corpus, and `space` has the files of the scans; for `map_`, see
+    `shuffle.reduce`.
 
     Raises:
         UserError: The disk is full.
@@ -163,6 +155,11 @@ def find_duplicates(
         reduce("repeated", _drop_paragraphs, repeated + found["repeated"], 2, tasks, {})
 
 
+def read_drops(space: Workspace, task: int) -> bytes:
+    """Return the decisions on the documents of a task, for `Drops.load`."""
+    return space.read(f"scans/{task:05d}/drops.npz") or b""
+
+
 def grouped_pairs(
     reduce: Callable[..., dict[str, list[Run]]], pairs: list[Run], tasks: int
 ) -> tuple[list[Run], int]:
@@ -171,10 +168,8 @@ def grouped_pairs(
     In turn, the earlier neighbours of each document and its later neighbours are linked to the
     first of them and the document, until nothing changes. The number of rounds grows with the
     logarithm of a group's size (Kiveris et al. 2014, "Connected Components in MapReduce and
-    Beyond", small-star and large-star).
-
-    Returns:
-        Pairs (document, first document of its group); and the number of rounds.
+    Beyond", small-star and large-star). Return pairs (document, first document of its group), and
+    the number of rounds.
     """
     changed = [True, True]
     while len(changed) % 2 or any(changed[-2:]):
@@ -224,17 +219,12 @@ class _Sketches(contextlib.ExitStack):
         return np.array(self._values[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])])
 
 
-def _num_rows(length: int) -> int:
-    """Return the number of rows that hold a sketch, its length and its document."""
-    return -(-(4 + length) // (2 * (_WORDS - 1)))
-
-
 def _add_sketches(inputs: Inputs) -> Rows:
     """Yield (earlier, later, length, sketch of the later document) for pairs (later, earlier)."""
     with _Sketches(inputs.space) as sketches:
         for later, earlier in _unique(inputs.rows()).tolist():
             found = sketches.find(later)
-            values = np.zeros((_num_rows(len(found)), _WORDS - 1), np.uint64)
+            values = np.zeros((-(-(4 + len(found)) // (2 * _WORDS - 2)), _WORDS - 1), np.uint64)
             values.reshape(-1)[:2] = later, len(found)
             values.reshape(-1).view(np.uint32)[4 : 4 + len(found)] = found
             yield "sketches", np.insert(values, 0, np.uint64(earlier), axis=1)
@@ -248,7 +238,7 @@ def _similar(threshold: float, inputs: Inputs) -> Rows:
             at, pairs = 0, []
             while at < len(rows):
                 earlier, later, length = rows[at, :3].tolist()
-                end = at + _num_rows(length)
+                end = at + -(-(4 + length) // (2 * _WORDS - 2))
                 other = rows[at:end, 1:].reshape(-1).view(np.uint32)[4 : 4 + length]
                 if similarity(sketches.find(earlier), other) >= threshold:
                     pairs.append((later, earlier))
@@ -266,10 +256,10 @@ def _links(earlier: bool, inputs: Inputs) -> Rows:
     documents, begins, counts = np.unique(pairs[:, 0], return_index=True, return_counts=True)
     firsts = np.repeat(np.minimum(documents, pairs[begins, 1]), counts)
     if earlier:
-        links = np.concatenate([pairs[begins], np.column_stack([pairs[:, 1], firsts])])
-        links = links[links[:, 0] != links[:, 1]]
-        yield "pairs", np.concatenate([links, links[:, ::-1]])
         changed = pairs[:, 1] != firsts
+        for links in (pairs[begins], np.column_stack([pairs[:, 1], firsts])[changed]):
+            yield "pairs", links
+            yield "pairs", links[:, ::-1]
     else:
         later = pairs[:, 1] > pairs[:, 0]
         yield "pairs", np.column_stack([pairs[later, 1], firsts[later]])
@@ -330,7 +320,7 @@ def _drop_paragraphs(inputs: Inputs) -> Rows:
     rows = _unique(inputs.rows())
     tasks, begins = np.unique(units(rows), return_index=True)
     for task, mine in zip(tasks, np.split(rows, begins[1:]), strict=True):
-        name = f"scans/{task:05d}/drops.npz"
-        drops = Drops.load(inputs.space.read(name) or b"")
-        drops._replace(paragraphs=(mine & _INDEX).astype(np.int64)).save(inputs.root / name)
+        drops = Drops.load(read_drops(inputs.space, task))
+        drops = drops._replace(paragraphs=(mine & _INDEX).astype(np.int64))
+        drops.save(inputs.root / f"scans/{task:05d}/drops.npz")
     yield from ()

@@ -83,8 +83,10 @@ class Inputs:
         return np.concatenate([np.zeros((0, self.width), np.uint64), *self.blocks()])
 
 
-Reducer = Callable[[Inputs], Iterable[tuple[str, np.ndarray]]]
-"""Picklable function that yields rows, each time with their kind, for other shuffles."""
+Rows = Iterator[tuple[str, np.ndarray]]
+"""Rows for other shuffles, each time with their kind."""
+Reducer = Callable[[Inputs], Rows]
+"""Picklable function."""
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Function like `map` that may use several processes; results come in the order of the items."""
 
@@ -103,11 +105,11 @@ def reduce(
     """Call a reducer for each range of units, and return the runs of its rows by kind.
 
     Args:
-        space: workspace of the runs.
+        space: workspace of all runs.
         map_: see `Map`; it is called only with functions and items that can be pickled.
-        name: directory for new runs.
+        name: directory for the new runs.
         reducer: see `Reducer`.
-        runs: the rows.
+        runs: the rows that are reduced.
         width: number of words of a row.
         num_units: number of units that the keys have.
         kinds: for each kind of rows that the reducer yields: number of units of its keys.
@@ -137,17 +139,11 @@ def reduce(
 def plan(
     span: Span, runs: Sequence[Run], total: np.ndarray | None, limit: int
 ) -> tuple[list[Range], list[tuple[Span, list[Range]]]]:
-    """Divide the span of some runs into ranges.
+    """Divide the span of some runs into ranges of at most about `limit` bytes.
 
-    Args:
-        span: the units.
-        runs: runs that cover the span.
-        total: (units + 1,) bytes that reducers read for all units below a unit besides the runs.
-        limit: number of bytes of a range.
-
-    Returns:
-        Ranges of at most about `limit` bytes; and slices that are larger, each with the merges that
-        divide its rows.
+    `total`, (units + 1,), is the number of bytes that reducers read for all units below a unit
+    besides the runs. Also return the slices that are larger than a range, each with the ranges of
+    the merges that divide its rows.
     """
     edges = _edges(span)
     sizes = sum((np.diff(run.offsets) for run in runs), np.zeros(FAN, np.int64))
@@ -215,6 +211,6 @@ def _run(
     return runs
 
 
-def _merge(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
+def _merge(inputs: Inputs) -> Rows:
     for block in inputs.blocks():
         yield "rows", block

@@ -90,17 +90,14 @@ class Workspace:
                 self._files().get_file(self._key(name), file.name)
             yield Path(file.name)
 
-    def marks(self) -> set[str]:
-        """Return the names of the complete tasks."""
-        return {Path(key).stem for key in self._find(MARKS)}
-
-    def read_mark(self, name: str) -> dict[str, Any]:
-        """Return the mark of a complete task; an empty dict if it cannot be read."""
-        try:
-            found = parse_json(self.read(f"{MARKS}/{name}.json") or b"", where=name)
-        except UserError:
-            return {}  # the task will be repeated
-        return found if isinstance(found, dict) else {}
+    def marks(self) -> dict[str, Any]:
+        """Return the marks of complete tasks by name. A task whose mark is damaged is left out."""
+        found = dict[str, Any]()
+        for name in (Path(key).name for key in self._find(MARKS)):
+            with contextlib.suppress(UserError):
+                mark = parse_json(self.read(f"{MARKS}/{name}") or b"", where=name)
+                found |= {Path(name).stem: mark} if isinstance(mark, dict) else {}
+        return found
 
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
         """Mark a task as complete; its files must have been written."""
@@ -127,10 +124,6 @@ class Workspace:
         """Remove a directory of the workspace, by default all of the workspace."""
         if self._files().exists(self._key(name)):
             self._files().rm(self._key(name), recursive=True)
-
-    def manifests(self) -> list[str]:
-        """Return the keys of the manifests that exist."""
-        return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
 
     def lease(self) -> Lease:
         """Return a lease on the directory of a bucket. The caller acquires it with `take`."""
@@ -188,7 +181,8 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
         with failures_named(f"cannot write {out}", str(out)):
             while not lease.take():
                 time.sleep(_TIMES.poll)
-            there = bucket.manifests()
+            manifest = re.compile(r".*/(train|heldout)/corpus\.json")
+            there = list(filter(manifest.fullmatch, bucket._find()))
             if there and not overwrite:
                 raise UserError(
                     f"{out} already exists and is complete. Name another place, or ask for it to "
