@@ -297,9 +297,9 @@ class Sample:
         self.sketch = sum(each["sketches"] for each in scans) / len(texts)
         self.keys = sum(map(len, keys)) * 24 / len(texts)
         self.share = np.unique(np.concatenate(keys), return_counts=True)[1].max() / len(texts)
-        print(f"measured: {len(texts):,} documents of {self.text:,.0f} bytes, of which "
-              f"{arguments.copies:.0%} are copies; {bands} bands of {rows} rows for a similarity "
-              f"of {arguments.threshold:g}; {dropped:.1%} of the documents are dropped")  # fmt: skip
+        print(f"measured: {len(texts):,} documents of {self.text:,.0f} bytes, "
+              f"{arguments.copies:.0%} of them copies; {bands} bands of {rows} rows for a "
+              f"similarity of {arguments.threshold:g}; {dropped:.1%} are dropped")  # fmt: skip
         print(f"a document has {self.keys:,.0f} bytes of keys and {self.sketch:,.0f} of sketch; "
               f"the most frequent key has {self.share:.2%} of the documents")  # fmt: skip
 
