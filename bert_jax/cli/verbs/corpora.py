@@ -207,8 +207,8 @@ class OfText(Cleaning):
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
-    scratch: Directory | None = None
-    """Directory for the search for duplicates; all nodes must reach it (default: beside --out)."""
+    scratch: Annotated[str | None, "DIR"] = None
+    """Directory or gs:// place for finding duplicates; all nodes reach it (default: in --out)."""
 
 
 class OfPairs(Verb):

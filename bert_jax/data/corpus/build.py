@@ -7,7 +7,6 @@ process then appends the results in order. The number of workers does not change
 
 import contextlib
 import itertools
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import open_workspace
+from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.pairs import plan_pairs
@@ -130,7 +129,7 @@ def build_corpora(
     overwrite: bool = False,
     progress: bool = True,
     keep_dropped: Path | None = None,
-    scratch: Path | None = None,
+    scratch: str | Path | None = None,
     provenance: Provenance | None = None,
 ) -> list[BuiltCorpus]:
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
@@ -155,8 +154,8 @@ def build_corpora(
         overwrite: whether to replace an existing corpus once the new one is complete.
         progress: whether to show a bar on a terminal.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
-        scratch: directory for the files of the search for duplicates, which all processes must be
-            able to reach; by default, a directory inside the unfinished corpus.
+        scratch: directory or gs://BUCKET/DIRECTORY for the files of the search for duplicates,
+            which all processes must be able to reach; by default, inside the unfinished corpus.
         provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
@@ -180,20 +179,14 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            directory = scratch or space.local
-            if directory is None:
-                raise UserError(
-                    f"the search for duplicates keeps its files in a directory, but {out} is in a "
-                    "bucket; name a directory that all nodes reach (--scratch)."
-                )
-            directory = directory / _SCRATCH
-            drops = find_drops(recipe, tasks, directory, engine, progress=progress)
+            drops = Workspace(f"{scratch or space.place}/{_SCRATCH}")
+            find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
             recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
             provenance=provenance,
         )  # fmt: skip
         if drops is not None:
-            shutil.rmtree(drops.parent, ignore_errors=True)
+            drops.remove()
         if dropped is not None:
             built.report.write_samples(dropped.path)
             dropped.commit()

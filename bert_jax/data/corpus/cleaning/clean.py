@@ -1,12 +1,14 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-A build with this search reads each task twice. In the first reading, `duplicates.scan` writes the
-signatures of the documents that pass the filters. `duplicates.find_duplicates` then decides what to
-drop. In the second reading, `Cleaner(config, drops)` cleans the documents.
+A build with this search reads each task twice. In the first reading, `scan` (in
+`sharded.duplicates`) writes the signatures of the documents that pass the filters.
+`find_duplicates` then decides what to drop. In the second reading, `Cleaner(config, drops)` cleans
+the documents.
 """
 
 import functools
+import io
 import itertools
 import json
 from collections import Counter
@@ -118,9 +120,10 @@ class CleaningConfig:
         flags = ("duplicates", "duplicate_paragraphs")
         found |= {name: True for name in flags if getattr(self, name)}
         if self.near_duplicates is not None:
+            bands, rows = ngrams.banding(self.near_duplicates)
             found["near_duplicates"] = {
                 "similarity": self.near_duplicates, "shingle": ngrams.SHINGLE,
-                "bands": ngrams.BANDS, "rows": ngrams.ROWS, "rensa": metadata.version("rensa"),
+                "bands": bands, "rows": rows, "rensa": metadata.version("rensa"),
             }  # fmt: skip
         if self.without:
             sets = map(read_evaluation, self.without)
@@ -198,9 +201,9 @@ class Drops(NamedTuple):
     """(m, 2) int64, ascending: for each paragraph to leave out, its document and index there."""
 
     @classmethod
-    def load(cls, path: Path) -> "Drops":
-        """Read the decisions that `save` wrote."""
-        with np.load(path) as arrays:
+    def load(cls, data: bytes) -> "Drops":
+        """Read the decisions from the content of a file that `save` wrote."""
+        with np.load(io.BytesIO(data)) as arrays:
             return cls(**arrays)
 
     def save(self, path: Path) -> None:
