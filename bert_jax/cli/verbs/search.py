@@ -7,7 +7,7 @@ import textwrap
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import File, Given, ModelPlace
@@ -123,10 +123,11 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         wanted = top if reranker is None else max(self.candidates, top)
         for records in self._queries():
             queries = [record.fields["query"] for record in records]
-            words, vectors = () if self.method == "vector" else queries, ()
+            asked: dict[str, Any] = {} if self.method == "vector" else {"words": queries}
             if model is not None:
-                vectors = text_vectors(model, queries, "query", dimensions=opened.dimensions)
-            found = opened.search(wanted, words=words, vectors=vectors)
+                width = opened.dimensions
+                asked["vectors"] = text_vectors(model, queries, "query", dimensions=width)
+            found = opened.search(wanted, **asked)
             if reranker is not None:
                 found = [reranker.order(*each) for each in zip(queries, found, strict=True)]
             for record, hits in zip(records, found, strict=True):
