@@ -25,7 +25,7 @@ _QUERIES = 1024
 
 
 class Index(groups.OfModel, groups.IntoDirectory, groups.Columns, groups.Dimensions, groups.Device):
-    """Build a search index of files: a LanceDB table of passages and vectors.
+    """Build a search index of files, a table of LanceDB.
 
     $ bert-jax index work/embedder notes/ --out work/notes
     $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out work/docs
@@ -176,8 +176,9 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
         return
     print(query)
     for number, hit in enumerate(hits, 1):
-        part = f"#{hit['passage']}" if (hit["passage"] or 1) > 1 else ""
-        print(f"{number:4}  {hit['score']:.3f}  {hit['id']}{part}")
+        part = hit.get("passage") or 1  # an update may leave it out
+        name = f"{hit.get('id')}" + (f"#{part}" if part > 1 else "")
+        print(f"{number:4}  {hit['score']:.3f}  {name}")
         print(textwrap.indent(textwrap.fill(snippet(hit["text"], query), 90), " " * 6))
     sys.stdout.flush()
 

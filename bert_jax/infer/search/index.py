@@ -74,12 +74,11 @@ def write_index(
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
     rest, cuts, count = iter(passages), Cuts(), 0
     with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
-        text, vectors = pa.string(), pa.list_(pa.float32(), dimensions or model.config.hidden_dim)
-        kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text, "vector": vectors}
+        text, width = pa.string(), dimensions or model.config.hidden_dim
+        kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text}
+        schema = pa.schema([*kinds.items(), ("vector", pa.list_(pa.float32(), width))])
         with _errors_of(path):
-            table = lancedb.connect(staged.path).create_table(
-                TABLE, schema=pa.schema(kinds.items())
-            )
+            table = lancedb.connect(staged.path).create_table(TABLE, schema=schema)
         while some := list(islice(rest, BLOCK)):
             columns = _columns(table.schema, some)
             with _errors_of(path):
@@ -90,7 +89,7 @@ def write_index(
                 cuts=cuts, advance=advance,
             )  # fmt: skip
             with _errors_of(path):
-                vector = pa.array([*vectors], table.schema.field("vector").type)
+                vector = pa.array([*vectors], schema.field("vector").type)
                 table.add(columns.append_column("vector", vector))
             count += len(some)
         if not count:

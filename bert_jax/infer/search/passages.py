@@ -23,7 +23,10 @@ READ_SUFFIXES = (
 Passage = Mapping[str, Any]
 """Row of an index: id (of the document), passage (its number in the document, from 1), source (name
 of the file or other source), text, and the further fields of the document."""
-_RESERVED = {"passage", "source", "text", "vector", "score", "_score", "_distance", "_rowid"}
+_RESERVED = {
+    "passage", "source", "text", "vector", "score", "_score", "_distance", "_relevance_score",
+    "_rowid",
+}  # fmt: skip
 """Columns that an index has, or that LanceDB adds to what it finds."""
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from asked_models import TOKENIZER
 
@@ -75,6 +77,11 @@ def test_rows_of_a_table_are_documents_of_their_own_with_their_ids(tmp_path):
         ("x", "the cat", "1"), (f"{path}:2", "the dog", "2"),
         ("7", "a . b .", "3"),
     ]  # fmt: skip
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": [1], "year": [[2, 3]], "text": ["the cat"]})
+    pq.write_table(table, path)
+    assert [(each["id"], each["year"]) for each in cut(path, 9)] == [("1", [2, 3])]
+    path = tmp_path / "a.csv"
     path.write_text("score,text\n1,the cat\n")
     with pytest.raises(UserError, match=r"a\.csv: rename the column 'score'"):
         cut(path, 9)

@@ -143,6 +143,9 @@ def test_what_other_programs_change_with_lancedb_is_found(home, run, tmp_path):
     assert {row["id"] for row in kept} == {"t2", "t3", "t4"}
     table.optimize()  # rewrites files
     assert next(found("lion")).keys() == {"new"}
+    table.drop_columns(["passage"])
+    lines = run("search", tmp_path / "index", "lion", "--method=words").out.splitlines()
+    assert lines[1].split()[2] == "new"
 
 
 def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch):
