@@ -529,7 +529,7 @@ READERS = {
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "judgements": Reader("qrels/test.tsv", search.judgements, search.use_collection),
     "test_corpus": Reader("corpus.jsonl", search.corpora, search.use_collection),
-    "index": Reader("a.parquet", search.indexes, search.use_index),
+    "index": Reader("index.json", search.index_records, search.use_index_record, True),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
     "huggingface_config": Reader(
         "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class ReadOptions:
     field: str = "text"
     """Name of the field that holds the text: a JSON key, a column of a table, or a TFDS feature."""
     keep: tuple[str, ...] = ()
-    """Names of further fields that are copied to the document if its row has them."""
+    """Names of further fields that are copied to the document if its row has them; * means all."""
     line_documents: bool = False
     """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
@@ -49,8 +49,13 @@ class ReadOptions:
     """Longest allowed document in characters; longer documents usually mean missing blank lines."""
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that `keep` names."""
-        return {name: row[name] for name in self.keep if name in row} if self.keep else NO_FIELDS
+        """Return the fields of a row that are copied."""
+        return {name: row[name] for name in self.kept_names(row)} if self.keep else NO_FIELDS
+
+    def kept_names(self, present: Iterable[str]) -> list[str]:
+        """Return the names in `present` whose fields are copied; * does not mean the text."""
+        rest = "*" in self.keep
+        return [name for name in present if name in self.keep or (rest and name != self.field)]
 
 
 class Source(ABC):

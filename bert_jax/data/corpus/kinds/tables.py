@@ -46,7 +46,7 @@ class ParquetSource(Source):
             begin, end = self.part or (0, file.num_row_groups)
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
             done, total = 0, max(1, sum(sizes[begin:]))
-            kept = [name for name in self.options.keep if name in columns]
+            kept = self.options.kept_names(columns)
             # Reading in batches keeps memory small even if the file is one large row group.
             batches = file.iter_batches(
                 256, row_groups=range(begin, end), columns=list({self._field, *kept})

@@ -27,7 +27,7 @@ from bert_jax.errors import needs_package
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _ASCII_WORD = re.compile(r"\w+")
-_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _MAX_CACHED = 1 << 18
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the multiplication loses no bit
 _MIX = np.uint64(0xD6E8FEB86659FD93)
@@ -41,7 +41,7 @@ def normalised_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    return WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
 def hash_text(text: str) -> int:
