@@ -143,7 +143,7 @@ class Measured:
         self.read: collections.Counter[str] = collections.Counter()
         self.written: dict[str, collections.Counter[str]] = {}
 
-    def __call__(self, function: functools.partial, items: Sequence[Any]) -> list[Any]:
+    def __call__(self, function: Any, items: Sequence[Any]) -> list[Any]:
         """Apply a stage of `shuffle.reduce` to its ranges."""
         name = function.args[3]
         results = [function(item) for item in items]
@@ -162,7 +162,7 @@ class Simulated:
         self.opens = self.bytes_read = self.bytes_written = 0
         self.rows: collections.Counter[str] = collections.Counter()
 
-    def __call__(self, function: functools.partial, items: Sequence[Any]) -> list[Any]:
+    def __call__(self, function: Any, items: Sequence[Any]) -> list[Any]:
         """Return the runs that a stage of `shuffle.reduce` would write."""
         _, _, limit, name, _, kinds = function.args
         results = []
@@ -247,12 +247,12 @@ def _memory(kind: str) -> int:
         run = shuffle.write_run(root, "rows", (0, shuffle.HASHES), rows)
         del rows
         part = Part(run.name, 0, int(run.offsets[-1]))
-        reducer: Callable = {
+        reducers: dict[str, Callable[..., Any]] = {
             "keys": duplicates._candidates, "links": functools.partial(duplicates._links, True),
             "sketches": shuffle._merge,
-        }[kind]  # fmt: skip
+        }  # fmt: skip
         kinds = dict.fromkeys(("equal", "pairs", "changed", "rows"), shuffle.HASHES)
-        shuffle._run(Workspace(name), width, limit, "out", reducer, kinds,
+        shuffle._run(Workspace(name), width, limit, "out", reducers[kind], kinds,
                      (0, ((0, shuffle.HASHES), [part])))  # fmt: skip
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -63,9 +63,9 @@ class Embedder(RowPredictor):
             self.normalize = own.normalize
         if self.pooling is None:
             self.pooling = own.pooling
-        if self.pooling == "weighted" and "pooling" not in self.model.params:
+        if self.pooling == "weighted" and "score" not in self.model.params.get("pooling", ()):
             raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
-        width = self.model.config.hidden_dim
+        width = self.model.vector_width
         if self.dimensions is not None and not 1 <= self.dimensions <= width:
             raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {width}")
         self._layers = _numbered(self.layers, self.model)
@@ -78,7 +78,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.dimensions or self.model.config.hidden_dim
+        return self.dimensions or self.model.vector_width
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:

@@ -44,8 +44,9 @@ class ContrastConfig(Bounded, section="embedding"):
     """Settings of text vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text. `mean` is the mean of the token states, `cls` the first token's state,
-    `last` the last token's state, and `weighted` a mean with learned weights."""
+    """Vector of a text. `mean` is the mean of the token states, `mean_sqrt_len` their sum over the
+    square root of their number, `max` their maxima, `cls` the first token's state, `last` the last
+    token's state, and `weighted` a mean with learned weights."""
     normalize: bool = True
     """Whether the model returns vectors of length 1. The loss always compares by cosine."""
     temperature: Positive = 0.05

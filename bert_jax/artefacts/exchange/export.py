@@ -25,7 +25,7 @@ from bert_jax.artefacts.exchange.exported_files import (
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
-from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
+from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors, scorer
 from bert_jax.artefacts.exchange.theirs import prove_reading
 from bert_jax.artefacts.formats.huggingface_files import POOLED_HEADS, PRETRAINING_HEADS
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
@@ -54,6 +54,7 @@ class Format(NamedTuple):
 FORMATS = {
     "huggingface": Format("huggingface", translates=True),
     "sentence-transformers": Format("sentence_transformers", heads="none"),
+    "cross-encoder": Format("sentence_transformers"),
     "onnx": Format("onnx.runtime"),
     "stablehlo": Format("stablehlo", translates=True),
     "orbax": Format("orbax_export", translates=True, heads="all"),
@@ -213,6 +214,8 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     if saved.network is not None:
         return saved
     heads, saved = FORMATS[format].heads, without_pairs(as_trained(saved))
+    if format == "cross-encoder":
+        return scorer(saved)
     if heads == "none":
         return encoder_with_vectors(saved)
     if heads == "all" or saved.origin.kind != "pretrain":

@@ -294,10 +294,12 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         return
     write_json(directory / "config.json", config_of(saved))
     if saved.embedding is not None and can_be_written(saved.embedding):
-        files = sentence_files(saved.embedding, saved.config.hidden_dim, saved.max_length)
+        maps, width = saved.params.get("pooling", {}).get("maps", {}), saved.config.hidden_dim
+        files = sentence_files(saved.embedding, width, saved.max_length, maps)
         for name, content in files.items():
             (directory / name).parent.mkdir(exist_ok=True)
-            write_json(directory / name, content)
+            write = write_json if name.endswith(".json") else write_arrays
+            write(directory / name, content)
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:

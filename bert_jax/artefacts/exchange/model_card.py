@@ -19,7 +19,7 @@ from bert_jax.terminal import markdown_table, plain
 
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
-    "sentence-transformers": "sentence-transformers",
+    "sentence-transformers": "sentence-transformers", "cross-encoder": "sentence-transformers",
 }  # fmt: skip
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -66,7 +66,10 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
-        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        ranks = parity["format"] == "cross-encoder"
+        fields["pipeline_tag"] = (
+            "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
+        )
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -118,7 +121,7 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
     if saved.embedding is not None:
-        text += f" {said_of_vectors(saved.embedding, model.hidden_dim)}"
+        text += f" {said_of_vectors(saved)}"
     return text
 
 

@@ -93,7 +93,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
             else unflatten_dict(weights, sep="/")
         )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
-        if "pooling" in saved.params:  # small enough for constants: one number per dimension
+        if "pooling" in saved.params:  # small enough for constants
             params["pooling"] = saved.params["pooling"]
         batch = proof.Batch(tokens, type_ids, segment_ids)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.

@@ -27,6 +27,7 @@ from bert_jax.artefacts.formats.sentence_transformers import (
     SentenceForm,
     is_sentence_model,
     read_sentence_files,
+    scoring_fields,
 )
 from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
 from bert_jax.artefacts.saved.model import Origin, SavedModel, merged_params
@@ -229,7 +230,15 @@ def _from_huggingface(
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the widths do not fit."""
-    return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
+    width, positions = saved.config.hidden_dim, saved.config.num_positions
+    if form.width != width:
+        given = f"{form.width!r:.40}, but the encoder has {width}"
+        raise UserError(f"{form.model}: the pooling has width {given}")
+    params = saved.params | ({"pooling": {"maps": form.maps}} if form.maps else {})
+    length = min(form.max_length or positions, positions)
+    saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
+    form.embedding.check_width(saved.vector_width)
+    return saved
 
 
 def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
@@ -258,6 +267,8 @@ def saved_from(
 ) -> SavedModel:
     """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit."""
     config = form.model
+    if not encoder_only:
+        form = dataclasses.replace(form, config=form.config | scoring_fields(files))
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = None if encoder_only else form.outputs()

@@ -42,7 +42,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Raise a UserError if a width is below 1 or above the width of the vectors."""
-        whole = self.model.config.hidden_dim
+        whole = self.model.vector_width
         for width in self.dimensions:
             if not 1 <= width <= whole:
                 raise UserError(f"--dimensions has {width}; it must be from 1 to {whole}")

@@ -209,7 +209,7 @@ def with_vectors(
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
-            "and set embedding.pooling (mean, cls, last or weighted)"
+            "and set embedding.pooling"
         )
     if config.head != "auto":
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
@@ -230,6 +230,9 @@ def with_vectors(
             "task.rows is 'texts', which compares a text with itself under different "
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
+    for each in given.values():
+        if each is not None and "maps" in each.params.get("pooling", {}):
+            _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
     starts = {
         name: {} if each is None else starting_vectors(kept, each.params)
         for name, each in given.items()
@@ -241,8 +244,8 @@ def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
     """Return the parameters of a saved model from which the training of vectors starts."""
     encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
     start = {"encoder": encoder}
-    if config.pooling == "weighted" and "pooling" in params:
-        start["pooling"] = params["pooling"]
+    if config.pooling == "weighted" and "score" in params.get("pooling", {}):
+        start["pooling"] = {"score": params["pooling"]["score"]}
     return start
 
 

@@ -71,7 +71,9 @@ def test_the_card_says_what_the_vectors_are(source, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'library_name: "sentence-transformers"' in card
     assert 'pipeline_tag: "sentence-similarity"' in card
-    assert "vectors of 16 numbers: the mean of the tokens' states, divided" in card
+    assert (
+        "vectors of 16 numbers: the mean of the tokens' states in the last layer, divided" in card
+    )
     assert "Each query is prefixed with `query: `." in card
     assert "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax" in card
 
@@ -97,18 +99,23 @@ def test_a_learned_pooling_is_refused_where_no_module_computes_it():
     assert "pooling weighted" in found["huggingface"]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "weighted"])
-def test_programs_have_the_pooling_inside(pooling, tmp_path):
+@pytest.mark.parametrize(
+    ("pooling", "maps"),
+    [("mean", ()), ("cls", ("gelu", "silu")), ("last", ()), ("weighted", ()),
+     ("max", ("tanh", "", "relu")), ("mean_sqrt_len", ())],
+)  # fmt: skip
+def test_programs_have_the_pooling_inside(pooling, maps, tmp_path):
     pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
-    saved = vector_model(pooling, normalize=pooling != "cls")
-    for module in (runtime, stablehlo) if pooling == "weighted" else (runtime,):
+    saved = vector_model(pooling, normalize=pooling != "cls", maps=maps)
+    for module in (runtime, stablehlo) if pooling in ("weighted", "max") else (runtime,):
         out = tmp_path / module.__name__
         out.mkdir()
         module.write(saved, out)
         found = module.prove(saved, out, ROWS)["differences"]
         assert found.keys() == {"hidden", "embedding"}
         assert max(found.values()) < 2e-5
-    other = vector_model("mean" if pooling == "last" else "last", normalize=pooling != "cls")
+    pooling = "mean" if pooling == "last" else "last"
+    other = vector_model(pooling, normalize=saved.embedding.normalize, maps=maps)
     out = tmp_path / runtime.__name__
     assert runtime.prove(other, out, ROWS)["differences"]["embedding"] > 1e-3
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from conformance_files import check_of
 from flax.traverse_util import unflatten_dict
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
@@ -83,6 +84,8 @@ def test_a_message_names_formats_that_hold_the_model(saved, tmp_path):
         said = json.loads((tmp_path / name / "model.json").read_text())
         assert build(ModelConfig, said["model"], "m") == saved.config
         assert not (tmp_path / name / "config.json").exists()
+        if saved.head is not None and saved.head.kind == "parsing" and name != "orbax":
+            assert check_of(tmp_path / name).main() == 0
         if saved.outputs is not None:
             assert build(TaskOutputs, said["outputs"], "o") == saved.outputs
     weights = unflatten_dict(

@@ -95,12 +95,21 @@ def by_sentence_transformers(directory, cases):
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(directory), device="cpu")
+    model.max_seq_length = cases["max_length"]
 
     def run(batch):
         texts, prompt = [text for (text,) in batch["texts"]], batch["prompt"] and batch["name"]
         return {"sentence_embedding": model.encode(texts, prompt_name=prompt or None)}
 
     return model.tokenizer, run
+
+
+def by_cross_encoder(directory, cases):
+    """Load a CrossEncoder, with the activation that the model names."""
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(directory), device="cpu", max_length=cases["max_length"])
+    return model.tokenizer, lambda batch: {"scores": np.c_[model.predict(batch["texts"])]}
 
 
 def by_onnx(directory, cases):
