@@ -195,9 +195,12 @@ def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
 def _check_offsets(ours: Tokenizer, theirs: Any) -> str:
     """Compare token offsets; return how many texts have equal offsets, such as "40 of 42".
 
+    Marian's tokenizer in Transformers has no offsets.
     Offsets of a SentencePiece model may differ. Spans of `tokenizers` include the space before a
     word, and all tokens of a character with combining accents have the span of the whole character.
     """
+    if not theirs.is_fast:
+        return "none"
     sentencepiece = isinstance(ours, SentencePieceTokenizer)
     exact = ours.pipeline.trim_offsets if isinstance(ours, FastTokenizer) else not sentencepiece
     equal = compared = 0
@@ -263,7 +266,7 @@ def _check_ids(saved: SavedModel, theirs: Any) -> tuple[int, list[str]]:
             f"not {types}"
         )
     roles = [getattr(theirs, f"{role}_id") for role in ROLES]
-    if roles != list(vars(special).values()):
+    if special.opens and roles != list(vars(special).values()):  # Marian has no [CLS] or mask
         raise proof.ProofFailedError(f"{who} has the special ids {roles}, not {vars(special)}")
     return len(compared) - len(ties), ties
 

@@ -14,7 +14,7 @@ from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.mapping import to_dict
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.tokenizer import make_row, num_special
 
 MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
 """No text, a word, and texts of the proof: eight scripts, accents, emoji, upper case in words."""
@@ -81,12 +81,17 @@ def _texts(saved: SavedModel, length: int) -> dict[str, tuple[str, Any]]:
 
 def _rows(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
     """Return the token ids of texts, without ties (see `is_tie`) and pairs that are too long."""
-    tokenizer, tokenize, rows = saved.tokenizer, check.tokenizer_of(out), {}
+    tokenizer, tokenize, rows = saved.tokenizer, None, {}
+    if (out / "tokenizer.json").is_file():  # Marian has none
+        tokenize = check.tokenizer_of(out)
+    room = length - num_special(tokenizer, pair=False)
     for first, *second in texts:
         ids = tokenizer.encode_batch([prompt + first, *second])
-        row = make_row(tokenizer, *(ids if second else [ids[0][: length - 2]])).ids.tolist()
-        found = tokenize(prompt + first, *second, max_length=length, truncation=True)["input_ids"]
-        if found == row:
+        row = make_row(tokenizer, *(ids if second else [ids[0][:room]])).ids.tolist()
+        found, given = row, (prompt + first, *second)
+        if tokenize is not None:
+            found = tokenize(*given, max_length=length, truncation=True)["input_ids"]
+        if found == row and len(row) <= length:
             rows[first, *second] = row
         elif len(row) <= length and not (
             isinstance(tokenizer, SentencePieceTokenizer) and is_tie(tokenizer, row, found)
