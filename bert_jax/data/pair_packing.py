@@ -153,13 +153,13 @@ def plan_translations(
     Raises:
         UserError: A length is out of range, the shard does not hold pairs, or no pair fits a row.
     """
-    lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
+    special = np.array([1 + shard.special_ids.opens, TARGET_SPECIAL])
+    lengths = zip(("length", "target_length"), (length, target_length), special + 1, strict=True)
     for name, value, least in lengths:
         if not least <= value <= 65535:
             raise UserError(f"{name} is {value}; for translation, it must be {least} to 65,535")
     check_pairs(shard)
     offsets = np.asarray(shard.sentence_offsets)
-    special = np.array([1 + shard.special_ids.opens, TARGET_SPECIAL])
     sizes = np.diff(offsets).reshape(-1, 2) + special
     fitting = np.flatnonzero((sizes <= np.array([length, target_length])).all(axis=1))
     if not fitting.size:

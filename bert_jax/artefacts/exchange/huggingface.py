@@ -305,7 +305,9 @@ batch = tokenizer(["A text.", "Another text."], return_tensors="pt", padding=Tru
 found = model.generate(**batch)
 print(tokenizer.batch_decode(found, skip_special_tokens=True))
 """
-_SEARCH = "`generation_config.json` has the search: five beams, scores divided by the length."
+_SEARCH = """\
+`generation_config.json` has the search: five beams, scores divided by the length. Transformers 5 \
+has no pipeline for translation, so `generate` is called as above."""
 _PIPELINE = """
 ```python
 from transformers import pipeline

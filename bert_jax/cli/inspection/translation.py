@@ -185,11 +185,11 @@ def losses(
         The loss, and the loss if each target gets the source of another pair (None if there is only
             one pair). The two losses are equal if the decoder ignores its source.
     """
-    limit, begin = saved.max_length, [saved.tokenizer.special_ids.cls]
-    room = limit - num_special(saved.tokenizer, pair=False)
-    found = saved.tokenizer.encode_batch(sources)
-    rows = [make_row(saved.tokenizer, ids[:room]).ids for ids in found]
-    inputs = [np.concatenate([begin, ids[: limit - 1]]) for ids in targets]
+    tokenizer, limit = saved.tokenizer, saved.max_length
+    room, begin = limit - num_special(tokenizer, pair=False), tokenizer.special_ids.cls
+    found = tokenizer.encode_batch(sources)
+    rows = [make_row(tokenizer, ids[:room]).ids.tolist() for ids in found]
+    inputs = [[begin, *ids[: limit - 1].tolist()] for ids in targets]
     own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:
         return own, None
@@ -199,7 +199,7 @@ def losses(
 
 
 def _mean_loss(
-    saved: SavedModel, sources: Sequence[np.ndarray], inputs: Sequence[np.ndarray]
+    saved: SavedModel, sources: Sequence[list[int]], inputs: Sequence[list[int]]
 ) -> float:
     """Compute the mean loss of targets, given rows of sources and the inputs of the decoder."""
     assert saved.network is not None
