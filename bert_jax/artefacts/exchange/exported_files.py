@@ -30,6 +30,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
+from bert_jax.tokenization.marian import MarianTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -248,6 +249,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         "max_length": saved.max_length + 1,  # Transformers counts the decoder's start token
         "do_sample": False,
         "forced_eos_token_id": None,
+        "bad_words_ids": [[special.cls]],  # the search never chooses the start token
     }
     write_json(directory / "generation_config.json", {**ids, **generation})
     write_arrays(directory / WEIGHTS, family.arrays(network, saved.params), format="pt")
@@ -306,6 +308,8 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
     tokenizer = saved.tokenizer
     tokenizer.save(directory)
+    if isinstance(tokenizer, MarianTokenizer):  # its files are already those of Transformers
+        return
     path = directory / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if isinstance(tokenizer, SentencePieceTokenizer):

@@ -216,7 +216,7 @@ def _from_huggingface(
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
-        return _translator(directory, found, made_by, where)
+        return read_translator(directory, found, made_by, where)
     if not is_read(found):
         raise unread(found, where=where)
     config_from_huggingface(found, where=where)  # report a wrong config before a missing file
@@ -241,7 +241,11 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     return saved
 
 
-def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+def read_translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+    """Read a model that translates, of the class `made_by`; raise a UserError for all faults.
+
+    `found` is the content of `config.json`, which `where` names in messages.
+    """
     tokenizer = load_tokenizer(directory)
     family, arrays = TRANSLATORS[found["model_type"]], read_weights(directory, made_by)
     network = family.network(found, arrays, where)

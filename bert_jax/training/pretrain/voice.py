@@ -70,6 +70,9 @@ class PretrainVoice:
             self.draw()
         text = readout(self.objective.metrics, at.scores, "eval", self.objective.baseline)
         found = [f"held-out text at step {at.step:,}: {text}"] if text else []
+        if "eval/bleu" in at.scores:
+            bleu, chrf = (at.scores[f"eval/{name}"] for name in ("bleu", "chrf"))
+            found.append(f"translations at step {at.step:,}: BLEU {bleu:.1f}, chrF {chrf:.1f}")
         return found + [
             f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
             for name, value in at.scores.items()
@@ -90,7 +93,7 @@ class PretrainVoice:
         spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
         rest = f" (not in steps: {spent})" if spent else ""
         lines = [
-            f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
+            f"step {result.step:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
             f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
         ]
         for label, values, name in (

@@ -119,7 +119,7 @@ def test_the_search_is_in_the_directory(written):
         "pad_token_id": special.pad, "bos_token_id": special.cls, "eos_token_id": special.sep,
         "decoder_start_token_id": special.cls, "num_beams": 5, "length_penalty": 1.0,
         "early_stopping": "never", "max_length": 41, "do_sample": False,
-        "forced_eos_token_id": None,
+        "forced_eos_token_id": None, "bad_words_ids": [[special.cls]],
     }  # fmt: skip
     back = read_back(saved, directory)
     assert back.verbs == ("translate",)
