@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
+from bert_jax.data.corpus.cleaning.clean import Drops
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
-from bert_jax.data.corpus.documents import Source
+from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.intake import BAD_SAMPLES, QUARANTINE, DropReport
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded.duplicates import find_duplicates, read_drops, scan
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
@@ -25,7 +26,7 @@ from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the code that makes shards. Tasks that another version completed are run again."""
 
 
@@ -53,10 +54,12 @@ class Built:
 
     written: dict[str, Written]
     """Counts by corpus."""
-    report: CleaningReport
+    report: DropReport
     sources: list[dict[str, Any]]
     tallies: dict[str, Tally]
     """Languages, licences and tokenizer coverage, by corpus."""
+    bad: DropReport
+    """Counts and samples of bad records."""
 
 
 def make_shard(
@@ -82,6 +85,7 @@ def make_shard(
                 "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
                 "corpora": {name: vars(each) for name, each in made.written().items()},
                 "report": vars(made.report),
+                "bad": vars(made.bad),
                 "sources": made.sources,
                 "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
@@ -97,6 +101,7 @@ def build_shards(
     *,
     drops: Workspace | None = None,
     samples: int = 0,
+    options: ReadOptions | None = None,
     progress: bool = True,
     provenance: Provenance | None = None,
 ) -> Built:
@@ -107,12 +112,13 @@ def build_shards(
     Raises:
         UserError: The input is bad, the disk is full, or the texts contain no tokens.
     """
+    options = options or ReadOptions()
     thresholds: dict[str, int] = {}
     while True:
         job = Job(recipe, workspace, thresholds, samples, drops)
         work = functools.partial(make_shard, job)
         marks = _run(work, workspace, job.key, tasks, engine, "corpus", progress)
-        built = Built({}, CleaningReport(samples), [], {})
+        built = Built({}, DropReport(samples), [], {}, DropReport(BAD_SAMPLES))
         for mark in marks:
             for corpus, counts in mark["tallies"].items():
                 built.tallies.setdefault(corpus, Tally(recipe.tokenizer)).add(counts)
@@ -120,6 +126,8 @@ def build_shards(
                 built.written.setdefault(corpus, Written()).add(Written(**counts))
             built.sources += mark["sources"]
             built.report.merge(mark["report"])
+            built.bad.merge(mark["bad"])
+        built.bad.check(options.most_bad, sum(task.size for task in tasks))
         better = better_thresholds(recipe, thresholds, built.written)
         if not better:
             break
@@ -145,6 +153,10 @@ def build_shards(
                 root / path, entries, recipe.tokenizer, map(workspace.read, files),
                 part=part, heldout_rate=recipe.heldout_rate, splitter=recipe.splitter,
                 text_bytes=built.written[corpus].text_bytes,
+                bad_records={
+                    "on_bad": options.on_bad, "most": options.most_bad, "unread": built.bad.unread,
+                    "records": built.bad.records, "bad": built.bad.documents,
+                },
                 **account(built.tallies[corpus], built.sources, provenance or Provenance()),
                 **cleaning,
             )  # fmt: skip
@@ -152,6 +164,7 @@ def build_shards(
                 store = read_manifest(root / path)
                 for number in range(len(entries)):
                     open_shard(store, number, check=False)  # raises if a file is missing
+        built.bad.write_samples(root / QUARANTINE)
         for corpus in built.written:
             write_datasheet(root / corpus)
     workspace.remove(MARKS)
@@ -186,7 +199,9 @@ def _scan_task(
     del advance  # a scan reads far ahead of its work, so the bytes read do not show progress
     with space.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
-        texts = (document.text for source in task.sources for document in source.documents())
+        texts = (
+            document.text for source in task.sources for document in source.documents(gaps=True)
+        )
         found = scan(texts, recipe.cleaning, root, task.number, num_workers=num_workers)
     mark = {"key": _scan_key(recipe, task), "scan": found}
     space.write_mark(task.name, mark)

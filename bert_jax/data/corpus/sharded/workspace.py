@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from bert_jax.data.corpus.intake import QUARANTINE
 from bert_jax.data.store import is_store
 from bert_jax.errors import UserError
 from bert_jax.files.claims import BucketClaims
@@ -147,7 +148,7 @@ def is_corpora(path: Path) -> bool:
     """Return true if `path` is a corpus, or a directory of corpora as `--by-column` makes it."""
     if is_store(path / "train"):
         return True
-    found = list(path.iterdir()) if path.is_dir() else []
+    found = [each for each in path.glob("*") if each.name != QUARANTINE]
     return bool(found) and all(is_store(each / "train") for each in found)
 
 
