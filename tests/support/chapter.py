@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,3 +32,19 @@ def formulas(station: str) -> ModuleType:
 def normal(*shape: int, seed: int = 0) -> jax.Array:
     """Random float32 numbers."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def affine(params: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """The function x -> W x + b of an `Affine`."""
+    W, b = np.array(params["kernel"]).T, np.array(params.get("bias", 0.0))
+    return lambda x: W @ x + b
+
+
+def gru(params: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The formula of station 2 with the weights of a `Cell`; a second input follows the first."""
+    kernels = [params[name]["kernel"] for name in ("input", "context") if name in params]
+    W = np.concatenate([np.array(kernel).T for kernel in kernels], axis=1)
+    U, step = np.array(params["recurrent"]["kernel"]).T, formulas("gates").gru_step
+    biases = [np.array(params[name]["bias"]).reshape(3, -1) for name in ("input", "recurrent")]
+    matrices = [each.reshape(3, U.shape[1], -1) for each in (W, U)]
+    return lambda x, h: step(x, h, *matrices, *biases)
