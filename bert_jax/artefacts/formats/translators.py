@@ -61,7 +61,7 @@ class Family(ABC):
         """List the fields in which a network differs from the class."""
         found = other_values(network.model, self.computes)
         if network.feature_dim:
-            found.append(f"objective.feature_dim is {network.feature_dim}, not 0")
+            found.append(f"TransformerNetwork.feature_dim is {network.feature_dim}, not 0")
         if network.tying not in self.tyings:
             found.append(f"objective.tying is {network.tying!r}, not {self.tyings[0]!r}")
         return found

@@ -73,7 +73,7 @@ def test_the_order_of_the_width_is_theirs():
         ("pegasus", {"num_types": 2}, "Pegasus.*model.num_types is 2, not 0"),
         ("pegasus", {"tying": "none"}, "Marian.*, but model.norm_order is 'pre', not 'post'"),
         ("marian", {"tying": "output", "feature_dim": 8},
-         "Marian.*, but objective.feature_dim is 8, not 0"),
+         "Marian.*, but TransformerNetwork.feature_dim is 8, not 0"),
     ],
 )  # fmt: skip
 def test_what_no_class_computes_is_named(form, changes, said):
