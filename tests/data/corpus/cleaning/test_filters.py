@@ -3,8 +3,8 @@ import pytest
 from bert_jax.data.corpus.cleaning.clean import (
     Cleaner,
     CleaningConfig,
-    DropReport,
     Dropped,
+    DropReport,
     identify,
 )
 from bert_jax.data.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
