@@ -21,7 +21,11 @@ from bert_jax.artefacts.formats.huggingface_files import (
     head_class,
     head_to_huggingface,
 )
-from bert_jax.artefacts.formats.sentence_transformers import can_be_written, sentence_files
+from bert_jax.artefacts.formats.sentence_transformers import (
+    QUERIES,
+    can_be_written,
+    sentence_files,
+)
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
@@ -32,7 +36,7 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
 from bert_jax.tokenization.marian import MarianTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, num_special
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 MODEL, NETWORK = "model.json", "network.json"
@@ -302,6 +306,11 @@ def write_description(saved: SavedModel, directory: Path) -> None:
             (directory / name).parent.mkdir(exist_ok=True)
             write = write_json if name.endswith(".json") else write_arrays
             write(directory / name, content)
+        if saved.embedding.static_queries:  # whose tokenizer adds no special tokens
+            room = saved.max_length - num_special(saved.tokenizer, pair=False)
+            write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
+            weights = np.asarray(saved.params["queries"])
+            write_arrays(directory / QUERIES / WEIGHTS, {"weight": weights}, format="pt")
 
 
 def write_tokenizer(saved: SavedModel, directory: Path) -> None:
