@@ -73,7 +73,7 @@ def difference(mine: np.ndarray, theirs: np.ndarray, units: np.ndarray) -> str:
 
 
 def mined(options: argparse.Namespace, workdir: Path, pairs: Pairs) -> dict[str, Path]:
-    """Write the lists of the second half with two kinds of scores: the first stage's, and BM25's."""
+    """Write the lists of the second half with the scores of the first stage, and with BM25's."""
     import bert_jax
     from bert_jax.data.corpus.overlap.ngrams import normalised_words
     from bert_jax.infer.search.mine import MineConfig, Pair, mine, write_mined
@@ -149,9 +149,8 @@ def main() -> None:
             model.embed(questions, kind="query"),
             model.embed(paragraphs, kind="document"),
         )
-        used[name] = tuple(
-            float(np.count_nonzero(each, axis=1).mean()) for each in (vectors, known)
-        )
+        many, few = (float(np.count_nonzero(each, axis=1).mean()) for each in (vectors, known))
+        used[name] = many, few
         known, vectors = (known, vectors) if name != "dense" else (unit(known), unit(vectors))
         rankings[name] = ranked(vectors @ known.T)
         found[name], against[name] = judge(rankings[name], wanted), "dense"

@@ -5,7 +5,7 @@ Source: Nogueira and Cho 2019 (Passage Re-ranking with BERT).
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +55,6 @@ class RerankSplit(EmbeddingSplit):
 class RerankTask(EmbeddingTask):
     """A reranking task, configured by `kind: rerank`."""
 
-    SPLIT: ClassVar[type[EmbeddingSplit]] = RerankSplit
+    SPLIT = RerankSplit
     objective: HeadKind = "ranking"
     num_outputs = 1
