@@ -113,7 +113,7 @@ def top_tokens(
 
 def pooled(
     model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
-) -> Float[Array, "B D2"]:
+) -> Float[Array, "B W"]:
     """Compute one vector per row, in float32.
 
     The states of `layers` are averaged. `layers` ascends; 0 means the embeddings. `special_tokens`
@@ -128,8 +128,8 @@ def pooled(
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
         wanted[-1] = _normed(config, model.params, wanted[-1])
-    weights = {"pooling": model.params.get("pooling", {})}
-    return cast(Array, _pool(pooling, ignored, wanted, batch["tokens"], segment_ids, weights))
+    read = {**model.params, "encoder": {"embeddings": model.params["encoder"]["embeddings"]}}
+    return cast(Array, _pool(config, pooling, ignored, wanted, batch["tokens"], segment_ids, read))
 
 
 def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], Context]:
@@ -248,17 +248,18 @@ def _first(
     return mapped((pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32), end)
 
 
-@_program(0, 1)
+@_program(0, 1, 2)
 def _pool(
-    pooling: Pooling, ignored: tuple[int, ...], states: list[Float[Array, "B L D"]],
-    tokens: Int[Array, "B L"], segment_ids: Int[Array, "B L"], params: Any,
-) -> Float[Array, "B D2"]:  # fmt: skip
+    config: ModelConfig, pooling: Pooling, ignored: tuple[int, ...],
+    states: list[Float[Array, "B L D"]], tokens: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"], params: Any,
+) -> Float[Array, "B W"]:  # fmt: skip
     counts = segment_ids > 0
     for id in ignored:
         counts &= tokens != id
     wanted = [each.astype(jnp.float32) for each in states]
     mean = sum(wanted[1:], wanted[0]) / len(wanted)
-    return mapped(pool_tokens(pooling, mean, counts, params), params)
+    return mapped(pool_tokens(pooling, mean, counts, params, config), params)
 
 
 # Parts that the programs above share

@@ -23,7 +23,7 @@ def vector_model(
             has an activation.
         **fields: Other fields of `EmbeddingConfig`.
     """
-    saved = model_of("bare", tokenizer)
+    saved = model_of("mlm" if pooling == "splade" else "bare", tokenizer)
     params, random, width = dict(saved.params), np.random.default_rng(2), saved.config.hidden_dim
     for n, activation in enumerate(maps):
         kernel = random.normal(size=(width, width * 3 // 4)).astype(np.float32)
@@ -31,9 +31,14 @@ def vector_model(
         dense = {"kernel": kernel, **(bias if activation else {})}
         params.setdefault("pooling", {"maps": {}})["maps"][f"{n}_{activation}"] = dense
         width = kernel.shape[1]
+    if fields.get("static_queries"):
+        weight = np.random.default_rng(2).random(saved.config.vocab_size).astype(np.float32)
+        weight[[*vars(saved.tokenizer.special_ids).values()]] = 0
+        params["queries"] = weight
     if pooling == "weighted":
         score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)
         params["pooling"] = {"score": score}
+    fields = {"normalize": pooling != "splade"} | fields
     return dataclasses.replace(
         saved, params=params, max_length=32, embedding=EmbeddingConfig(pooling, **fields)
     )

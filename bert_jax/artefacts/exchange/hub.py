@@ -13,7 +13,7 @@ from bert_jax.errors import UserError, needs_package
 FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "*.model",
+    "vocab.txt", "vocab.json", "merges.txt", "*.model", "source.spm", "target.spm",
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
     "[1-9]_*/config.json", "[1-9]_Dense/model.safetensors",
 )  # fmt: skip

@@ -250,7 +250,7 @@ def outputs_of(
         if "pooled" in found or not pooled:
             found["head"] = head_logits(config, head, params, hidden, inputs[2])
     if embedding is not None:
-        vectors = pool_tokens(embedding.pooling, hidden, inputs[2] > 0, params)
+        vectors = pool_tokens(embedding.pooling, hidden, inputs[2] > 0, params, config)
         found["embedding"] = finish(embedding, mapped(vectors, params))
     return {name: array.astype(jnp.float32) for name, array in found.items()}
 

@@ -13,21 +13,37 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from bert_jax.artefacts.exchange import huggingface
-from bert_jax.artefacts.exchange.conformance import cases, check
+from bert_jax.artefacts.exchange.conformance import cases
+from bert_jax.artefacts.exchange.conformance.check import by_cross_encoder, by_sentence_transformers
+from bert_jax.artefacts.exchange.exported_files import family_of
 from bert_jax.artefacts.exchange.proof import batch_of, differences, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.model.embedding import PLAIN, POOLINGS
+from bert_jax.errors import UserError
+from bert_jax.model.embedding import PLAIN, POOLINGS, static_vectors
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.terminal import plain
 
 write = huggingface.write
 
 
+def check(saved: SavedModel) -> None:
+    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    huggingface.check(saved)
+    if not (family := FAMILIES[family_of(saved)]).native:
+        raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
+
+
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     """Return a model without its heads; if it does not define text vectors, add `PLAIN` vectors."""
-    parts = {name: part for name, part in saved.params.items() if name in ("encoder", "pooling")}
     embedding = saved.embedding or PLAIN
+    names = ("encoder", "pooling", *((MASKED_LM, "queries") if embedding.is_sparse else ()))
+    parts = {name: part for name, part in saved.params.items() if name in names}
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
@@ -74,10 +90,10 @@ def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
         ProofFailedError: The vectors or scores have another shape.
     """
     texts: list[tuple[str, ...]] = [(text,) for text in plain_texts(saved)]
-    prompts, format, load = {"": ""}, "cross-encoder", check.by_cross_encoder
+    prompts, format, load = {"": ""}, "cross-encoder", by_cross_encoder
     if (vectors := saved.embedding) is not None:
         prompts |= {"query": vectors.query_prefix, "document": vectors.document_prefix}
-        format, load = "sentence-transformers", check.by_sentence_transformers
+        format, load = "sentence-transformers", by_sentence_transformers
     else:
         texts = [first + second for first, second in itertools.pairwise(texts)]
     with quiet():
@@ -86,8 +102,16 @@ def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
     for kind, prompt in prompts.items():
         rows = cases.rows_of(saved, out, prompt, texts, saved.max_length)
         batch = batch_of(saved, list(rows.values()))
-        ours = cases.named(saved, format, logits_of(saved, batch), {})
-        theirs = run({"texts": list(rows), "prompt": prompt, "name": kind})
+        given, found = (
+            {"texts": list(rows), "prompt": prompt, "name": kind},
+            logits_of(saved, batch),
+        )
+        if kind == "query" and vectors is not None and vectors.static_queries:
+            there = jnp.asarray(batch.segment_ids > 0)
+            static = static_vectors(saved.params, jnp.asarray(batch.tokens), there)
+            found = {"embedding": np.asarray(static)}
+            given["task"] = kind
+        ours, theirs = cases.named(saved, format, found, {}), run(given)
         for name, gap in differences(ours, theirs, batch.segment_ids).items():
             gaps[name] = max(gap, gaps.get(name, 0.0))
     return {"ran": True, "texts": len(texts), "differences": gaps}
@@ -97,7 +121,7 @@ def said_of_vectors(saved: SavedModel) -> str:
     """Describe the text vectors of a model, for the model card."""
     embedding = saved.embedding
     assert embedding is not None
-    pooling = f"{POOLINGS[embedding.pooling]} in the last layer"
+    pooling = POOLINGS[embedding.pooling] + " in the last layer" * (not embedding.is_sparse)
     if "maps" in saved.params.get("pooling", {}):
         pooling += ", followed by linear maps"
     text = f"It turns texts into vectors of {saved.vector_width} numbers: {pooling}"
@@ -151,4 +175,5 @@ def loading(saved: SavedModel) -> str:
         f"\n\nThe vectors were trained to work also if cut to their first {sizes} numbers: pass "
         "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax."
     )  # fmt: skip
-    return f"{_LOADING.format('SentenceTransformer')}{_VECTORS}{cut}"
+    kind = "SparseEncoder" if saved.embedding.is_sparse else "SentenceTransformer"
+    return f"{_LOADING.format(kind)}{_VECTORS}{cut}"

@@ -74,10 +74,6 @@ class Reading(Bounded):
     """Largest `null_odds` at which a question is answered. None means that all are answered."""
 
 
-class NoClassError(UserError):
-    """Error for a model that no class of Transformers computes."""
-
-
 @dataclass(frozen=True)
 class TaskOutputs:
     """A fine-tuning head and the meaning of its logits."""
@@ -147,12 +143,12 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the suffix of the class names for a head; raise NoClassError if there is no class."""
+    """Return the suffix of the class names for a head; raise UserError if there is no class."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
     if task is None:
-        raise NoClassError(f"no class of Transformers has a head for {outputs.head.kind}")
+        raise UserError(f"no class of Transformers has a head for {outputs.head.kind}")
     return task
 
 

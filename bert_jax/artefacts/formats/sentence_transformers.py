@@ -4,6 +4,9 @@ The file `modules.json` lists modules and their folders: an encoder in Hugging F
 pooling, linear maps and, if vectors have length 1, a normalisation. This package writes names and
 fields that sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
 A cross-encoder is a classifier in Hugging Face's format, with a function of its logits.
+
+A `SparseEncoder` has a masked-LM model and SpladePooling. If no encoder reads queries, these read
+the documents of a Router, whose queries have a SparseStaticEmbedding.
 """
 
 import re
@@ -48,6 +51,14 @@ _DOCUMENTS = ("document", "passage", "corpus")
 """Possible names of the prompt for documents; the first name that a file has is used."""
 _FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
 _PACKAGE = "sentence_transformers."
+ROUTES, QUERIES = "router_config.json", "query_0_SparseStaticEmbedding"
+_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
+_DENSE = "Transformer Pooling( Dense)*( Normalize)?"
+_SPARSE = "(MLM)?Transformer SpladePooling"
+_READ = (
+    "Transformer, Pooling, any number of Dense and, optionally, Normalize, in this order, or "
+    "Transformer and SpladePooling, for queries perhaps a single SparseStaticEmbedding"
+)
 _TENSORS = {"kernel": "linear.weight", "bias": "linear.bias"}
 
 
@@ -59,13 +70,15 @@ class SentenceForm:
     model: Path
     """Directory of the encoder in Hugging Face's format."""
     width: int | None
-    """Width of the states that are pooled; None if no field has it."""
+    """Width of the states that are pooled; None if no field has it, and for sparse vectors."""
     max_length: int | None
     """Largest number of tokens in a text. None means the encoder's number of positions."""
     notes: tuple[str, ...]
     """Notes for the user about settings that are not kept."""
     maps: dict[str, dict[str, np.ndarray]]
     """Kernel and bias of each linear map after the pooling; see `model.embedding.mapped`."""
+    queries: Path | None = None
+    """Folder with the weights of static queries; None if an encoder reads queries."""
 
 
 def is_sentence_model(directory: Path) -> bool:
@@ -76,7 +89,7 @@ def is_sentence_model(directory: Path) -> bool:
 
 def can_be_written(embedding: EmbeddingConfig) -> bool:
     """Return true if a module of sentence-transformers computes the pooling."""
-    return embedding.pooling in POOLINGS.values()
+    return embedding.is_sparse or embedding.pooling in POOLINGS.values()
 
 
 def sentence_files(
@@ -86,30 +99,45 @@ def sentence_files(
 
     `width` is the width of the encoder's states, `maps` as in `SentenceForm`.
     """
+    package, sparse = f"{_PACKAGE}models", embedding.is_sparse
     kinds = ["Transformer", "Pooling", *["Dense"] * len(maps)]
     kinds += ["Normalize"] * embedding.normalize
+    if sparse:
+        package = f"{_PACKAGE}sparse_encoder.models"
+        kinds = ["Router"] if embedding.static_queries else ["MLMTransformer", "SpladePooling"]
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
-        {"idx": n, "name": f"{n}", "path": folder, "type": f"{_PACKAGE}models.{kind}"}
+        {"idx": n, "name": f"{n}", "path": folder, "type": f"{package}.{kind}"}
         for n, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
     ]
     settings: dict[str, Any] = {
-        "model_type": "SentenceTransformer",
+        "model_type": "SparseEncoder" if sparse else "SentenceTransformer",
         "prompts": {"query": embedding.query_prefix, "document": embedding.document_prefix},
         "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": "dot" if sparse else "cosine",
     }
     if embedding.dimensions:
         settings[DIMENSIONS] = list(embedding.dimensions)
-    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
     files: dict[str, Any] = {
         MODULES: modules,
         SETTINGS: settings,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": width, **flags, "include_prompt": True
-        },
-    }  # fmt: skip
+    }
+    if embedding.static_queries:  # the folder of the encoder is that of the model
+        pooling = "document_1_SpladePooling"
+        types = {QUERIES: "SparseStaticEmbedding", ".": "MLMTransformer", pooling: "SpladePooling"}
+        files[ROUTES] = {
+            "types": {folder: f"{package}.{kind}" for folder, kind in types.items()},
+            "structure": {"query": [QUERIES], "document": [".", pooling]},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        }
+        files[f"{QUERIES}/config.json"] = {"frozen": True}
+        return {**files, f"{pooling}/config.json": _SPLADE}
+    if sparse:
+        return {**files, "1_SpladePooling/config.json": _SPLADE}
+    flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
+    of_pooling = {"word_embedding_dimension": width, **flags, "include_prompt": True}
+    files["1_Pooling/config.json"] = of_pooling
     names = {ours: f"torch.nn.{theirs}" for theirs, ours in _ACTIVATIONS.items()}
     for n, (name, each) in enumerate(sorted(maps.items()), 2):
         files[f"{n}_Dense/config.json"] = {
@@ -128,15 +156,21 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     Raises:
         UserError: If the files are malformed, or ask for something that is not supported here.
     """
-    (_, model), (_, pooling), *after = _modules(
-        directory, r"Transformer Pooling( Dense)*( Normalize)?",
-        "Transformer, Pooling, any number of Dense and, optionally, Normalize, in this order",
-    )  # fmt: skip
+    modules, queries = _modules(directory, f"{_DENSE}|{_SPARSE}|Router", _READ), None
+    if modules[0][0] == "Router":
+        routed = f"SparseStaticEmbedding {_SPARSE}"
+        (_, queries), *modules = _modules(directory, routed, _READ, _routed(directory / ROUTES))
+    (_, model), (kind, pooling), *after = modules
     settings = _read(
         directory / SETTINGS, {"truncate_dim": None, "default_prompt_name": None},
         ". Remove it, and call embed with dimensions=N or kind='query'",
     )  # fmt: skip
-    prompts, notes = _prompts(settings, directory / SETTINGS)
+    sparse = kind == "SpladePooling"
+    prompts, notes = _prompts(settings, directory / SETTINGS, "dot" if sparse else "cosine")
+    if sparse:
+        _read(pooling / "config.json", _SPLADE)
+        made = EmbeddingConfig("splade", False, *prompts, static_queries=queries is not None)
+        return SentenceForm(made, model, None, _max_length(model, "fill-mask"), notes, {}, queries)
     where = pooling / "config.json"
     fields = _read(where, {"include_prompt": True} if any(prompts) else {})
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
@@ -195,14 +229,27 @@ def scoring_fields(directory: Path) -> dict[str, Any]:
     return {SCORING: _read(directory / SETTINGS, {"default_prompt_name": None})}
 
 
-def _modules(directory: Path, pattern: str, supported: str) -> list[tuple[str, Path]]:
+def _routed(where: Path) -> list[dict[str, Any]]:
+    """Return the modules of a router's queries, then of its documents, as in `modules.json`."""
+    found = read_json_object(where, max_bytes=MAX_CONFIG_BYTES)
+    try:
+        types, routes = found["types"], found["structure"]
+        folders = (*routes["query"], *routes["document"])
+        return [{"type": types[each], "path": each.removeprefix(".")} for each in folders]
+    except (LookupError, TypeError, AttributeError):
+        raise UserError(f"{where}: the modules are {short(found)}; they must be {_READ}") from None
+
+
+def _modules(
+    directory: Path, pattern: str, supported: str, found: Any = None
+) -> list[tuple[str, Path]]:
     """Return the kind (last part of the field `type`) and the folder of each module.
 
-    The kinds, joined by spaces, must fit the pattern, which `supported` describes in words.
+    The kinds, joined by spaces, must fit the pattern, which `supported` describes in words. The
+    modules are those of `found` or, without it, of `modules.json`.
     """
-    where = directory / MODULES
-    found = read_json(where, max_bytes=MAX_CONFIG_BYTES)
-    modules = []
+    where, modules = directory / MODULES, []
+    found = found or read_json(where, max_bytes=MAX_CONFIG_BYTES)
     for each in found if isinstance(found, list) else [None]:
         kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else ("", "")
         if not (isinstance(kind, str) and isinstance(folder, str) and _FOLDER.fullmatch(folder)):
@@ -224,7 +271,9 @@ def _modules(directory: Path, pattern: str, supported: str) -> list[tuple[str, P
     return modules
 
 
-def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str], tuple[str, ...]]:
+def _prompts(
+    settings: Mapping[str, Any], where: Path, only: str
+) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the prefixes of queries and documents, and notes on prompts that are not kept."""
     prompts = settings.get("prompts") or {}
     texts = isinstance(prompts, dict) and all(
@@ -235,9 +284,11 @@ def _prompts(settings: Mapping[str, Any], where: Path) -> tuple[tuple[str, str],
     document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
     others = sorted(name for name in prompts.keys() - {"query", document} if prompts[name])
     notes = [f"the prompts {', '.join(map(short, others))} are not kept"] if others else []
-    similarity = settings.get("similarity_fn_name") or "cosine"
-    if similarity != "cosine":
-        notes.append(f"the similarity {short(similarity)} is not kept; cosine is used")
+    similarity = settings.get("similarity_fn_name") or only
+    if similarity != only:
+        notes.append(f"the similarity {short(similarity)} is not kept; {only} is used")
+    if most := settings.get("max_active_dims"):
+        notes.append(f"max_active_dims {short(most)} is not kept; vectors have all tokens")
     return (prompts.get("query") or "", prompts.get(document) or ""), tuple(notes)
 
 

@@ -128,6 +128,8 @@ class SavedModel:
     @property
     def vector_width(self) -> int:
         """Width of text vectors."""
+        if self.embedding is not None and self.embedding.is_sparse:
+            return self.config.vocab_size
         maps = self.params.get("pooling", {}).get("maps", {})
         return maps[max(maps)]["kernel"].shape[1] if maps else self.config.hidden_dim
 

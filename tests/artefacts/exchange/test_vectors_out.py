@@ -14,8 +14,8 @@ from small_saved import ROWS, small_saved
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
-from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange import sentence_transformers, stablehlo, theirs
+from bert_jax.artefacts.exchange.export import export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
@@ -95,12 +95,10 @@ def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", ["huggingface", "sentence-transformers"])
-def test_a_learned_pooling_is_refused_with_the_formats_that_have_it(format, tmp_path):
-    module = huggingface if format == "huggingface" else sentence_transformers
-    with pytest.raises(UserError, match=r"pooling weighted.*--to onnx or stablehlo"):
-        module.write(vector_model("weighted"), tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_learned_pooling_is_refused_where_no_module_computes_it():
+    found = refusals(vector_model("weighted"))
+    assert found.keys() == {"huggingface", "sentence-transformers", "peft"}
+    assert "pooling weighted" in found["huggingface"]
 
 
 def test_the_card_of_a_cross_encoder(tmp_path, monkeypatch):

@@ -84,14 +84,18 @@ def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, 
 
 def rows_of(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
     """Return the token ids of texts, without ties (see `is_tie`)."""
-    tokenizer, tokenize, rows = saved.tokenizer, check.tokenizer_of(out), {}
+    tokenizer, tokenize, rows = saved.tokenizer, None, {}
+    if (out / "tokenizer.json").is_file():  # Marian has none
+        tokenize = check.tokenizer_of(out)
     for first, *second in texts:
         ids = tokenizer.encode_batch([prompt + first, *second])
         room = length - num_special(tokenizer, pair=bool(second))
         kept = pair_lengths(len(ids[0]), len(ids[1]), room) if second else [room]
         cut = (each[:number] for each, number in zip(ids, kept, strict=True))
         row = make_row(tokenizer, *cut).ids.tolist()
-        found = tokenize(prompt + first, *second, max_length=length, truncation=True)["input_ids"]
+        found, given = row, (prompt + first, *second)
+        if tokenize is not None:
+            found = tokenize(*given, max_length=length, truncation=True)["input_ids"]
         if found == row:
             rows[first, *second] = row
         elif not (isinstance(tokenizer, SentencePieceTokenizer) and is_tie(tokenizer, row, found)):
