@@ -16,9 +16,9 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
-from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Reranker
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import train as train_module
