@@ -55,8 +55,8 @@ def scorer(saved: SavedModel) -> SavedModel:
     """
     saved.require("classify", "head that scores pairs of texts, which a cross-encoder needs")
     outputs = saved.outputs
-    if outputs is None or (outputs.objective, outputs.head.num_labels) != ("single_label", 2):
-        return saved
+    if outputs is None or (outputs.objective, len(outputs.labels)) != ("single_label", 2):
+        return saved  # also a planned model, which has neither labels nor arrays
     head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
     one, second = dataclasses.replace(outputs.head, num_labels=1), outputs.labels[1:]
     outputs = dataclasses.replace(outputs, head=one, objective="multi_label", labels=second)
