@@ -67,7 +67,9 @@ class MarianTokenizer(base.Tokenizer):
         code, text = _divided(text)
         pieces, _, spans = spans_of(self._models[self._side], text)
         shift = sum(map(len, code))
-        spans = np.concatenate([np.int32([(0, shift)] * len(code)).reshape(-1, 2), spans + shift])
+        spans = np.concatenate(
+            [np.array([(0, shift)] * len(code), np.int32).reshape(-1, 2), spans + shift]
+        )
         return base.Encoding(self._mapped(code + pieces), spans.astype(np.int32))
 
     @override

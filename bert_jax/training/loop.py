@@ -31,6 +31,7 @@ from bert_jax.training.steps.bad_step import (
     find_bad_step,
     skipped_message,
 )
+from bert_jax.training.steps.recheck import Recheck
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.step_queue import StepQueue
@@ -52,7 +53,8 @@ class _Run:
         self.steps = made_once(
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
-        self.queue = StepQueue(session, self._read)
+        self.recheck = Recheck(plan.stages[0].train, plan.mesh, plan.saves.newest)
+        self.queue = StepQueue(session, self.recheck, self._read)
         self.watched = plan.objective.metrics[0].name
         if plan.num_trials:
             self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
@@ -279,6 +281,7 @@ class _Run:
 
     def _save(self, *, last: bool = False, finished: bool = False) -> None:
         self.plan.batches.confirm()
+        self.recheck.replicas(self.now.step, self.now.state)
         with self.session.saving(f"the save of step {self.now.step:,}"):
             self.saves.save(self.now, last=last, finished=finished)
         self.saved_at = time.monotonic()
@@ -311,6 +314,7 @@ class _Run:
 
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
+        self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:
             comparison = compute_again(

@@ -442,13 +442,13 @@ def _use_mark(path: Path) -> None:
 
 
 def _starts(_: Path) -> list[bytes]:
-    from bert_jax.training.run.goodput import Start
+    from bert_jax.artefacts.saved.runs import Start
 
     return [json.dumps({"starts": [vars(Start(1.0, 2.0, 0, 3, 3, {"productive": 1.0}))]}).encode()]
 
 
 def _use_starts(path: Path) -> None:
-    from bert_jax.training.run.goodput import read_starts, time_shares
+    from bert_jax.artefacts.saved.runs import read_starts, time_shares
 
     time_shares(read_starts(path))
 
@@ -529,7 +529,7 @@ READERS = {
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "judgements": Reader("qrels/test.tsv", search.judgements, search.use_collection),
     "test_corpus": Reader("corpus.jsonl", search.corpora, search.use_collection),
-    "index": Reader("a.parquet", search.indexes, search.use_index),
+    "index": Reader("index.json", search.index_records, search.use_index_record, True),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
     "huggingface_config": Reader(
         "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True

@@ -40,19 +40,15 @@ PIPELINES = {
 """Pipelines of Transformers, by class-name suffix."""
 
 
-def write(saved: SavedModel, out: Path) -> None:
-    """Write the files of `write_huggingface`.
+write = files.write_huggingface
 
-    Raises:
-        UserError: `write_huggingface` fails, or sentence-transformers lacks the model's pooling.
-    """
+
+def check(saved: SavedModel) -> None:
+    """Raise UserError if no class computes a model, or sentence-transformers lacks its pooling."""
+    files.class_of(saved)
     if saved.embedding is not None and not can_be_written(saved.embedding):
-        raise UserError(
-            f"{saved.name}: no module of sentence-transformers computes the pooling "
-            f"{saved.embedding.pooling}, a mean with learned token weights. Export with --to onnx "
-            "or stablehlo, which contain the pooling, or train with pooling mean, cls or last"
-        )
-    files.write_huggingface(saved, out)
+        what = f"computes the pooling {saved.embedding.pooling}"
+        raise UserError(f"{saved.name}: no module of sentence-transformers {what}")
 
 
 def auto_class(name: str) -> str:

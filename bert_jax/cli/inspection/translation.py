@@ -79,12 +79,12 @@ def evaluate_pairs(
             for runs in (other_seeds, versus)
         )
         # How many translations equal their reference says nothing about BLEU's differences.
-        sides = [
+        mine, other = (
             [Scored(each.values, each.grounds._replace(right=None)) for each in side]
             for side in ([ours, *more], theirs)
-        ]
+        )
         over = "seeds" if more else "sentences"
-        found["differences"] = differences(*sides, over)
+        found["differences"] = differences(mine, other, over)
     found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
     captions = _training_targets(saved, corpus)
     constant = best_constant(references, captions) if captions else None

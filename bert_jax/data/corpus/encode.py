@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport
+from bert_jax.data.corpus.cleaning.clean import Cleaner
+from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.corpus.sentences import Splitter, get_splitter
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.shard import token_dtype
@@ -87,7 +88,7 @@ def start_worker(
     _worker = tokenizer, get_splitter(splitter)
 
 
-def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | None]:
+def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, DropReport | None]:
     """Clean, split and tokenize documents.
 
     Returns:

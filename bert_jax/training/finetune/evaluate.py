@@ -284,7 +284,7 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
         objective = saved_objective(model.embedding, model.config, task, split.rows)
     else:
         assert model.outputs is not None  # from `read_finetuned`
-        objective = TaskObjective(model.config, model.outputs.head, model.outputs.objective)
+        objective = TaskObjective(model.config, model.outputs.head, task_of(model).objective)
     config = StepConfig(objective, OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)

@@ -93,7 +93,11 @@ class Translations(OfRun):
         )
         self._sources, self._references = zip(*spelled, strict=True)
         quality(self._references, self._references)  # an error before the first step, if any
-        self.after = due.after  # type: ignore[method-assign]
+        self._due = due
+
+    def after(self, step: int) -> bool:
+        """Return true if `due` is due."""
+        return self._due.after(step)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Translate the sources, and score the translations."""
@@ -145,11 +149,11 @@ class Probe(OfRun):
         """Fine-tune the encoder and score it on dev. If a logit is not finite, the score is NaN."""
         setup, plan, step = self._of_stages[at.stage]
         saved, head = self._current(self._models[at.stage], params), setup.objective.config
-        known = to_start_from(saved).params
+        known = to_start_from(saved)
         if isinstance(head, EmbeddingConfig):
             start = starting_vectors(head, known)
         else:
-            start = starting_params(setup.objective.model, head, known)
+            start = starting_params(setup.objective.model, head, known.params)
         setup = dataclasses.replace(setup, start=Start(inits={"the run": start}))
         now = FinetuneSaves(self._config, setup, plan.mesh, self._work).begin(0, plan.stages[0])
         for batch in islice(plan.batches.stream(0), self.given.num_steps):
