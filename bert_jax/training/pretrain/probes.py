@@ -41,7 +41,7 @@ from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
 
-class OfRun(Scorer):
+class _OfRun(Scorer):
     """Scorer that uses the run's current model as if it had been read from a checkpoint."""
 
     def __init__(
@@ -49,9 +49,7 @@ class OfRun(Scorer):
     ) -> None:
         """Read the tokenizer in `files`; None means that the corpus is in memory.
 
-        Raises:
-            UserError: There are no tokenizer files, or the run's model is not of the `kind`. The
-                message begins with `where`.
+        A UserError that begins with `where` says that there are no files or no model of the `kind`.
         """
         self._run, network = config, config.objective.network(config.model)
         if files is None or (network is None) != (kind == "an encoder"):
@@ -76,7 +74,7 @@ class OfRun(Scorer):
         return self._saved(model, jax.device_get(params))
 
 
-class Translations(OfRun):
+class Translations(_OfRun):
     """Scorer that translates held-out sources by greedy search, for BLEU and chrF.
 
     Sources and references are decoded from the corpus. All processes translate all sources, so that
@@ -84,7 +82,7 @@ class Translations(OfRun):
     """
 
     def __init__(self, config: PretrainConfig, pairs: Shard, files: Path | None, due: Scorer):
-        """Choose the pairs, which are translated whenever `due` is due. See `OfRun`."""
+        """Choose the pairs, which are translated whenever `due` is due."""
         number = config.training.eval_translations
         where = f"training.eval_translations is {number}"
         super().__init__(config, files, where, "a model that translates")
@@ -107,14 +105,15 @@ class Translations(OfRun):
         return [Scores(quality(found, self._references).values)]
 
 
-class Probe(OfRun):
+class Probe(_OfRun):
     """Scorer that fine-tunes a copy of the current encoder by a recipe and scores it on dev."""
 
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
-        """Read the recipe and the data of probe `number`. See `OfRun` for `files`.
+        """Read the recipe and the data of probe `number`.
 
+        `files` is the directory of the corpus's tokenizer; None if the corpus is in memory.
         `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:
