@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float
@@ -17,7 +18,8 @@ from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.classify import RowPredictor
 from bert_jax.infer.predictor import Cuts, Prepared
-from bert_jax.model.embedding import PLAIN, Pooling
+from bert_jax.model.embedding import PLAIN, Pooling, static_vectors
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.tasks.rows import Batch
@@ -63,11 +65,19 @@ class Embedder(RowPredictor):
             self.normalize = own.normalize
         if self.pooling is None:
             self.pooling = own.pooling
-        if self.pooling == "weighted" and "pooling" not in self.model.params:
-            raise UserError(f"{self.model.name} has no learned token weights; pool by mean")
-        width = self.model.config.hidden_dim
-        if self.dimensions is not None and not 1 <= self.dimensions <= width:
-            raise UserError(f"dimensions is {self.dimensions}; it must be from 1 to {width}")
+        entries = {*self.model.params, *self.model.params.get("pooling", ())}
+        for pooling, entry, what in (
+            ("weighted", "score", "learned token weights"),
+            ("splade", MASKED_LM, "masked-LM head"),
+        ):
+            if self.pooling == pooling and entry not in entries:
+                raise UserError(f"{self.model.name} has no {what}; pool by mean")
+        self._sparse = self.pooling == "splade"
+        self._static = self._sparse and own.static_queries and self.kind == "query"
+        width = self.model.vector_width
+        if self.dimensions is not None and (self._sparse or not 1 <= self.dimensions <= width):
+            right = "not be given for sparse vectors" if self._sparse else f"be from 1 to {width}"
+            raise UserError(f"dimensions is {self.dimensions}; it must {right}")
         self._layers = _numbered(self.layers, self.model)
         if self.pooling == "pooler":
             if not self.model.has_pooler:
@@ -78,7 +88,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.dimensions or self.model.config.hidden_dim
+        return self.dimensions or self.model.vector_width
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -88,6 +98,9 @@ class Embedder(RowPredictor):
     @override
     def forward(self, batch: Batch) -> Array:
         assert self.pooling is not None  # `__post_init__` checks it
+        if self._static:
+            there = batch["segment_ids"] > 0
+            return jax.jit(static_vectors)(self.model.params, batch["tokens"], there)
         return forward.pooled(self.model, batch, self.pooling, self._layers, self.special_tokens)
 
     @override
@@ -98,7 +111,19 @@ class Embedder(RowPredictor):
         return list(unit(vectors) if self.normalize else vectors)
 
     @override
+    def fields(self, answer: np.ndarray) -> dict[str, Any]:
+        if not self._sparse:
+            return super().fields(answer)
+        ids = np.argsort(-answer, kind="stable")[: np.count_nonzero(answer)].tolist()
+        name = self.model.tokenizer.id_to_token
+        return {"embedding": {name(id): float(str(answer[id])) for id in ids}}
+
+    @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
+        if self._sparse:
+            weights = self.fields(answer)["embedding"]
+            first = ", ".join(f"{token} {weight:.2f}" for token, weight in [*weights.items()][:8])
+            return [f"{first} ({len(weights)} tokens)"]
         first = " ".join(f"{value:.4f}" for value in answer[:6])
         more = f" ... ({len(answer)} numbers)" if len(answer) > 6 else ""
         return [f"{first}{more}"]
@@ -109,7 +134,11 @@ def text_vectors(
     normalize: bool = True, cuts: Cuts | None = None,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Float[np.ndarray, "N D"]:  # fmt: skip
-    """Compute float32 vectors of texts; options as in `LoadedModel.embed` and `Predictor.parts`."""
+    """Compute float32 vectors of texts; options as in `LoadedModel.embed` and `Predictor.parts`.
+
+    Sparse vectors are never normalised.
+    """
+    normalize = normalize and not (model.embedding or PLAIN).is_sparse
     embedder = Embedder(model, kind=kind, dimensions=dimensions, normalize=normalize)
     parts = embedder.parts({"text": texts}, cuts=cuts, advance=advance)
     found = [np.stack(embedder.predict(part)) for part in parts]

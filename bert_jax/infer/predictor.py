@@ -122,6 +122,10 @@ class Predictor(ABC, Generic[Example], Bounded):
     def lines(self, example: Example, answer: Any) -> list[str]:
         """Format an answer for people to read, in one or more lines."""
 
+    def fields(self, answer: Any) -> dict[str, Any]:
+        """Return the fields of an answer's JSON line."""
+        return {"embedding": answer} if isinstance(answer, np.ndarray) else answer
+
     def line(self, answer: Any) -> str:
         """Format an answer as one line of text. Only predictors whose answers are texts do this."""
         raise NotImplementedError

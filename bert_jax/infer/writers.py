@@ -123,15 +123,16 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
         raise UserError(f"--out {path} is a {what}; name a file")
 
 
-def json_line(record: Record) -> str:
+def json_line(predictor: Predictor[Any], record: Record) -> str:
     """Format an answer, or a skipped record's error, as one JSON object with the record's `id`."""
     id = record.fields.get("id")
     begin = "{" if id is None else f'{{"id": {_json(id)}, '
     if record.problem is not None:
         return f"{begin}{_json({'error': record.problem, 'line': record.origin.line})[1:]}\n"
-    if isinstance(record.answer, np.ndarray):  # `str` gives the fewest digits that are exact
-        return f'{begin}"embedding": [{", ".join(map(str, record.answer))}]}}\n'
-    return f"{begin}{_json(record.answer)[1:]}\n"
+    fields = predictor.fields(record.answer)
+    if isinstance(vector := fields.get("embedding"), np.ndarray):  # `str` gives the fewest digits
+        return f'{begin}"embedding": [{", ".join(map(str, vector))}]}}\n'
+    return f"{begin}{_json(fields)[1:]}\n"
 
 
 def lines(predictor: Predictor[Any], record: Record) -> str:
@@ -151,7 +152,7 @@ def plain(predictor: Predictor[Any], record: Record) -> str:
 
 
 _LINES: dict[Form, Callable[[Predictor[Any], Record], str]] = {
-    "people": lines, "json": lambda _, record: json_line(record), "plain": plain,
+    "people": lines, "json": json_line, "plain": plain,
 }  # fmt: skip
 
 

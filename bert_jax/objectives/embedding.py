@@ -6,7 +6,8 @@ example with all other examples of the batch, on all devices.
 
 Sources: van den Oord et al. 2018 (InfoNCE); Henderson et al. 2017, section 4.4 (in-batch
 negatives); Gao, Yao and Chen 2021 (SimCSE); Su 2022 (CoSENT, kexue.fm/archives/8847); Khosla et al.
-2020, equation 2 (classes); Kusupati et al. 2022, equation 1 (Matryoshka).
+2020, equation 2 (classes); Kusupati et al. 2022, equation 1 (Matryoshka); Formal et al. 2021
+(SPLADE v2), section 3; Paria et al. 2020, section 3 (FLOPS).
 """
 
 from dataclasses import dataclass, field
@@ -18,22 +19,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 from typing_extensions import override
 
-from bert_jax.config.bounds import Bounded, Positive
+from bert_jax.config.bounds import Bounded, NonNegative, Positive, Rate
 from bert_jax.errors import UserError
 from bert_jax.model.embedding import (
     EmbeddingConfig,
     EmbeddingModel,
     TokenPooling,
     pool_tokens,
+    static_vectors,
     unit,
 )
-from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, vocabulary_flops
 from bert_jax.model.heads import Build, encode
 from bert_jax.model.layout import OnMesh
+from bert_jax.objectives.losses import list_losses, ratio
 from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metric, Scalars
+from bert_jax.tasks.retrieval.metrics import ListLoss
 
-Comparison = Literal["ranking", "scores", "classes"]
-"""Kind of loss: find a query's document, order pairs by their scores, or group texts by class."""
+Comparison = Literal["ranking", "scores", "classes", ListLoss]
+"""Kind of loss: find a query's document, order pairs by their scores, group texts by class, or
+score the documents of a group like a teacher."""
 
 _HIDDEN = -1e30
 """Logit of a text that is not a candidate. The logit makes the text's probability 0."""
@@ -44,12 +49,16 @@ class ContrastConfig(Bounded, section="embedding"):
     """Settings of text vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text. `mean` is the mean of the token states, `cls` the first token's state,
-    `last` the last token's state, and `weighted` a mean with learned weights."""
+    """Vector of a text. `mean` is the mean of the token states, `mean_sqrt_len` their sum over the
+    square root of their number, `max` their maxima, `cls` the first token's state, `last` the last
+    token's state, and `weighted` a mean with learned weights. `splade` makes sparse vectors: a
+    weight for each token of the vocabulary, from the masked-LM head of init."""
     normalize: bool = True
-    """Whether the model returns vectors of length 1. The loss always compares by cosine."""
-    temperature: Positive = 0.05
-    """Temperature by which the loss divides cosines."""
+    """Whether the model returns vectors of length 1. The loss compares dense vectors by cosine.
+    Sparse vectors are never normalised, and compared by their product."""
+    temperature: Positive | None = None
+    """Temperature by which the loss divides cosines or products. None means 0.05 for cosines and 1
+    for products."""
     symmetric: bool = False
     """Whether half of the loss is to find a document's query; needs task.rows `pairs`, `texts`."""
     dimensions: tuple[int, ...] = ()
@@ -57,6 +66,16 @@ class ContrastConfig(Bounded, section="embedding"):
     widths (Matryoshka). The full width is always trained."""
     dimension_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each width in `dimensions`; empty means 1, as for the full width."""
+    queries: Literal["encoder", "ones", "idf"] = "encoder"
+    """Vector of a query (splade). `encoder` computes it like a document's. With `ones` and `idf`, a
+    query has a fixed weight for each of its tokens, and no encoder runs when it is asked: 1, or the
+    token's inverse document frequency in the training documents."""
+    query_flops: NonNegative = 5e-5
+    """Weight of the FLOPS loss of queries (splade). A higher weight leaves fewer tokens."""
+    document_flops: NonNegative = 3e-5
+    """Weight of the FLOPS loss of documents (splade)."""
+    flops_warmup: Rate = 0.33
+    """Share of the steps in which both weights rise from 0, as a parabola (splade)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,20 +85,28 @@ class ContrastConfig(Bounded, section="embedding"):
                 f"embedding.dimension_weights is {weights} for the dimensions {self.dimensions}; "
                 "expected one weight for each dimension, or none"
             )
-        self.of_model()  # refuses dimensions that do not descend
+        sparse = self.of_model().is_sparse  # refuses dimensions that do not descend
+        if self.dimensions if sparse else self.queries != "encoder":
+            raise UserError(
+                f"embedding.pooling is {self.pooling!r}, embedding.queries {self.queries!r} and "
+                f"embedding.dimensions {self.dimensions}; splade has no dimensions, and the others "
+                "have no queries without an encoder. Leave one out"
+            )
 
     def of_model(self, query_prefix: str = "", document_prefix: str = "") -> EmbeddingConfig:
         """Return the settings that are saved with the trained model."""
         return EmbeddingConfig(
-            self.pooling, self.normalize, query_prefix, document_prefix, self.dimensions
-        )
+            self.pooling, self.normalize and self.pooling != "splade", query_prefix,
+            document_prefix, self.dimensions, self.queries != "encoder",
+        )  # fmt: skip
 
 
 class Compared(NamedTuple):
     """Inputs of the loss, with one group of texts per example."""
 
     vectors: Float[Array, "B G D"]
-    """Unit vectors of the texts of each group: query, document and hard negatives, or one text."""
+    """Vectors of the texts of each group: query, document and hard negatives, or one text. Dense
+    vectors have length 1."""
     row_index: Integer[Array, " B"]
     """Index of each group in the stream of examples. The index identifies the group."""
     weights: Float[Array, " B"]
@@ -89,11 +116,15 @@ class Compared(NamedTuple):
     present: Bool[Array, "B G"]
     """Mask that is true for each text and false for unused positions of a group."""
     labels: Array | None = None
-    """Scores or classes (B,). None if the examples have neither."""
+    """Scores or classes (B,), or a teacher's scores (B, G - 1) of the documents. None if the
+    examples have none of these."""
 
     def leading(self, size: int) -> "Compared":
-        """Return the groups with vectors cut to the first `size` values and scaled to length 1."""
-        return self._replace(vectors=unit(self.vectors[..., :size]))
+        """Return the groups with vectors cut to the first `size` values and scaled to length 1.
+
+        With the size 0, the vectors stay as they are.
+        """
+        return self._replace(vectors=unit(self.vectors[..., :size])) if size else self
 
 
 def ranking_losses(
@@ -169,7 +200,10 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 
 @dataclass(frozen=True)
 class EmbeddingObjective(Adapted, CoupledObjective):
-    """Training of text vectors. Batches are `tasks.rows.Batch`; outputs are float32 (B, G, D)."""
+    """Training of text vectors. Batches are `tasks.rows.Batch`; outputs are float32 (B, G, D).
+
+    Dense outputs have length 1, so that a product of outputs is what the loss compares.
+    """
 
     config: EmbeddingConfig
     """Settings of the model's vectors, such as the pooling."""
@@ -200,24 +234,40 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return {"count": jnp.sum(self._counted(compared, compared))}
 
     @override
+    def pace(self, done: Float[Array, ""]) -> Scalars:
+        rise = jnp.minimum(done / max(self.contrast.flops_warmup, 1e-9), 1.0)
+        return {"flops_share": jnp.square(rise)}
+
+    @override
+    def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
+        """Return the mean loss over the labels, or 0 without labels, plus the FLOPS losses."""
+        flops = ratio(sums.get("flops", jnp.float32(0)), counts["count"])
+        return super().loss(sums, counts) + counts.get("flops_share", 1.0) * flops
+
+    @override
     def represent(
         self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh
     ) -> Float[Array, "B G D"]:
         params = self.computing(params)
         length, size = self.query_length, rows["tokens"].shape[-1]
-        parts = [(0, self.group, size)]
-        if self.group > 1 and 0 < length < size:
-            parts = [(0, 1, length), (1, self.group, size)]
+        parts, static = [(0, self.group, size)], self.config.static_queries
+        if self.group > 1 and (0 < length < size or static):
+            parts = [(0, 1, length or size), (1, self.group, size)]
         *whole, stream = self.inputs(rows, seed)
         found = []
         for start, end, length in parts:
             part = partial(_part, self.group, start, end)
             tokens, types, segments = (part(x)[:, :length] for x in whole)
-            own = stream and stream._replace(row_index=part(stream.row_index))
-            hidden = encode(self.model, params, tokens, types, segments, own, layout)
-            vectors = pool_tokens(self.config.pooling, hidden, segments > 0, params)
+            if static and self.group > 1 and not start:
+                vectors = static_vectors(params, tokens, segments > 0)
+            else:
+                own = stream and stream._replace(row_index=part(stream.row_index))
+                hidden = encode(self.model, params, tokens, types, segments, own, layout)
+                pooling = self.config.pooling
+                vectors = pool_tokens(pooling, hidden, segments > 0, params, self.model)
             found.append(vectors.reshape(-1, end - start, vectors.shape[-1]))
-        return jnp.concatenate(found, axis=1)
+        vectors = jnp.concatenate(found, axis=1)
+        return vectors if self.config.is_sparse else unit(vectors)
 
     @override
     def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
@@ -226,21 +276,41 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         own = _compared(outputs, rows)
         every = own if layout is None else layout.all_rows(own)
         counted = self._counted(own, every)
-        width = outputs.shape[-1]
+        width = 0 if self.config.is_sparse else outputs.shape[-1]
         sizes, weights = self.config.dimensions, self.contrast.dimension_weights
         weighted = dict(zip(sizes, weights or (1.0,) * len(sizes), strict=True))
         losses = sum(
             weight * self._losses(own.leading(size), every.leading(size))
             for size, weight in {width: 1.0, **weighted}.items()
         )
-        return {"loss": jnp.sum(losses * counted), "count": jnp.sum(counted)}
+        sums = {"loss": jnp.sum(losses * counted), "count": jnp.sum(counted)}
+        return sums if width else {**sums, "flops": self._flops_loss(every) * sums["count"]}
+
+    def _flops_loss(self, every: Compared) -> Float[Array, ""]:
+        """Sum the squared mean weights of all tokens, in queries and in documents (Paria et al.).
+
+        Single texts are documents.
+        """
+        total = jnp.float32(0)
+        query = jnp.arange(self.group) < (self.group > 1)
+        for weight, side in (
+            (self.contrast.query_flops, query), (self.contrast.document_flops, ~query)
+        ):  # fmt: skip
+            shares = every.present * every.weights[:, None] * side
+            means = jnp.einsum("ikV,ik->V", every.vectors, shares)
+            total += weight * jnp.sum(jnp.square(means / jnp.maximum(jnp.sum(shares), 1.0)))
+        return total
 
     def _losses(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        temperature = self.contrast.temperature
+        temperature = self.contrast.temperature or (1.0 if self.config.is_sparse else 0.05)
         if self.comparison == "ranking":
             return ranking_losses(own, every, temperature, self.contrast.symmetric)
-        losses = score_losses if self.comparison == "scores" else class_losses
-        return losses(own, every, temperature)
+        if self.comparison == "scores" or self.comparison == "classes":
+            losses = score_losses if self.comparison == "scores" else class_losses
+            return losses(own, every, temperature)
+        assert own.labels is not None
+        scores = jnp.einsum("iD,icD->ic", own.vectors[:, 0], own.vectors[:, 1:]) / temperature
+        return list_losses(self.comparison, scores, own.labels, own.present[:, 1:])
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
         """Return the weight of each group's loss. The only text of a class has the weight 0."""
@@ -253,9 +323,11 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     def flops(self, rows: Batch) -> int:
         """Count the operations per row in a training step, as the mean over a group's rows."""
         length = rows["tokens"].shape[-1]
-        first = encoder_flops(self.model, min(self.query_length or length, length))
-        others = (self.group - 1) * encoder_flops(self.model, length)
-        return TRAIN_OVER_FORWARD * (first + others) // self.group
+        lengths = [min(self.query_length or length, length), *(self.group - 1) * [length]]
+        lengths = lengths[self.config.static_queries and self.group > 1 :]
+        total = sum(encoder_flops(self.model, each) for each in lengths)
+        total += self.config.is_sparse * vocabulary_flops(self.model, sum(lengths))
+        return TRAIN_OVER_FORWARD * total // self.group
 
 
 def _part(group: int, start: int, end: int, x: Array) -> Array:

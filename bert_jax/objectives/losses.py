@@ -1,10 +1,11 @@
-"""Means, divergences, and a cross entropy that saves memory in the backward pass."""
+"""Means, divergences, losses of lists, and a cross entropy with a backward pass of its own."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from bert_jax.model.layers import differentiable
+from bert_jax.tasks.retrieval.metrics import ListLoss
 
 
 def ratio(total: Num[Array, ""], count: Num[Array, ""]) -> Float[Array, ""]:
@@ -91,6 +92,29 @@ def binary_divergences(
     """Return the `divergences` of binary predictions with the probability sigmoid(logits / T)."""
     mine, theirs = (jnp.stack([jnp.zeros_like(x), x], axis=-1) for x in (student, teacher))
     return divergences(mine, theirs, temperature)
+
+
+def list_losses(
+    kind: ListLoss, scores: Float[Array, "B K"], wanted: Float[Array, "B K"],
+    present: Bool[Array, "B K"],
+) -> Float[Array, " B"]:  # fmt: skip
+    """Compare each query's scores of its K documents with wanted scores, such as a teacher's.
+
+    contrast: cross entropy of the first document among all K (Gao et al. 2021, Rethink Training of
+    BERT Rerankers), without `wanted`. margin_mse: squared error of the first score minus each other
+    score, averaged (Hofstätter et al. 2020). kl: `divergences`. list_net: cross entropy of
+    softmax(wanted) (Cao et al. 2007). Documents that are not `present` do not count.
+    """
+    if kind == "margin_mse":
+        first, second = (each[:, :1] - each[:, 1:] for each in (scores, wanted))
+        errors = jnp.square(first - second) * present[:, 1:]
+        return jnp.sum(errors, axis=1) / jnp.maximum(jnp.sum(present[:, 1:], axis=1), 1)
+    scores, wanted = (jnp.where(present, each, -1e30) for each in (scores, wanted))
+    if kind == "contrast":
+        return -jax.nn.log_softmax(scores)[:, 0]
+    if kind == "kl":
+        return divergences(scores, wanted)
+    return -jnp.sum(jax.nn.softmax(wanted) * jax.nn.log_softmax(scores), axis=1)
 
 
 _LEAST_BLOCK = 3000

@@ -129,6 +129,10 @@ class Objective(ABC):
     def counts(self, rows: Batch) -> Scalars:
         """Compute the denominators of the loss over the full batch."""
 
+    def pace(self, done: Float[Array, ""]) -> Scalars:
+        """Return more entries of `counts`, which change with the share `done` of all steps."""
+        return {}
+
     @abstractmethod
     def forward(self, params: Tree, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Compute the sums over prepared rows. If `seed` is None, there is no dropout."""

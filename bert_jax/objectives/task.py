@@ -15,14 +15,20 @@ from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, Build
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig, TaskModel, head_logits
-from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences
+from bert_jax.objectives.losses import (
+    binary_divergences,
+    cross_entropy,
+    divergences,
+    list_losses,
+)
 from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Teachable
+from bert_jax.tasks.retrieval.metrics import ListLoss
 from bert_jax.tasks.task import HeadKind
 
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """Options of the loss for rare classes or uncertain labels (from `tasks.skew.SkewConfig`)."""
+    """Options of the loss for rare classes, uncertain labels (`tasks.skew.SkewConfig`) or lists."""
 
     weights: tuple[float, ...] = ()
     """Weight of each class, or in multi-label tasks of its positive labels. Empty means 1."""
@@ -30,6 +36,8 @@ class ClassLoss:
     """Exponent gamma of the focal loss (see `focal`). With 0, the loss is cross entropy."""
     label_smoothing: float = 0.0
     """Share of a label's probability that is spread over all classes."""
+    lists: ListLoss = "contrast"
+    """Loss of a reranker (see `list_losses`)."""
 
     def of(self, labels: Integer[Array, "*rows"]) -> Float[Array, "*rows"]:
         """Return the class weight of each label."""
@@ -149,6 +157,13 @@ HEADS: dict[HeadKind, Head] = {
         lambda x, labels, *_: cross_entropy(x[..., 0], labels)[0],
         outputs=lambda logits: logits[..., 0],
     ),
+    "ranking": Head(
+        "classification",
+        lambda x, wanted, segment_ids, options: list_losses(
+            options.lists, x[..., 0], wanted, jnp.any(segment_ids > 0, axis=-1)
+        ),
+        outputs=lambda logits: logits[..., 0],
+    ),
     "arcs": Head(
         "parsing", _arc_losses, "nats per word", per_token=True, outputs=_arcs_and_best_relations
     ),
@@ -162,7 +177,7 @@ class TaskObjective(Adapted, Teachable):
     """Prediction of the labels of rows or tokens by a head on the encoder.
 
     Batches have the type `tasks.rows.Batch`. Outputs are float32. They are logits of shape (B, C)
-    for rows, (B, L, C) for tags and spans, and (B, G) for examples of G choices. For arcs, the
+    for rows, (B, L, C) for tags and spans, and (B, G) for G choices or documents. For arcs, the
     outputs (B, L, L, 2) are the score of each arc and the index of its best relation.
     """
 

@@ -12,8 +12,10 @@ from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
 from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.intervals import Grounds, means
+from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.tables import as_text, read_labelled, read_other_texts
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 def read_choices(
@@ -32,6 +34,27 @@ def read_choices(
     return read(source, table, labels, more=columns, texts_of=choices, **options)
 
 
+def grouped_rows(
+    groups: Sequence[tuple[TextExample, Sequence[str]]], tokenizer: Tokenizer, length: int
+) -> tuple[Rows, list[Origin]]:
+    """Encode each example's text with each of its other texts as a row of at most `length` tokens.
+
+    Smaller groups are padded with empty rows. The second value has the origins of cut examples.
+    """
+    pairs = [replace(each, text_pair=text) for each, texts in groups for text in texts]
+    found = text_rows(pairs, tokenizer, length, None)
+    made = iter(zip(found.rows.tokens, found.rows.second_start, strict=True))
+    size = max(len(texts) for _, texts in groups)
+    rows = [
+        next(made) if number < len(texts) else (np.zeros(0, np.int32), 0)
+        for _, texts in groups
+        for number in range(size)
+    ]
+    tokens, starts = zip(*rows, strict=True)
+    cut = dict.fromkeys(pairs[number].origin for number in found.long)
+    return Rows(tokens, np.array(starts, np.int32), group=size), [*cut]
+
+
 class ChoiceSplit(Split):
     """Examples of one file, each a text with its choices."""
 
@@ -39,19 +62,11 @@ class ChoiceSplit(Split):
 
     def __init__(self, task: "ChoiceTask", data: Data[TextExample]) -> None:
         self._task = task
-        group, length = len(task.config.choices), task.config.length
-        pairs = [
-            TextExample(each.id, each.text, choice, None, each.origin)
-            for each in data.examples
-            for choice in each.more
-        ]
-        found = text_rows(pairs, task.tokenizer, length, None)
-        long = sorted({row // group for row in found.long})
+        groups = [(each, each.more) for each in data.examples]
+        rows, cut = grouped_rows(groups, task.tokenizer, length := task.config.length)
         what = f"texts of more than {length} tokens together with one of their choices, cut there"
-        warnings = counted(what, [data.examples[number].origin for number in long])
         labels = None if data.truth is None else np.array(data.truth, np.int32)
-        rows = replace(found.rows, labels=labels, group=group)
-        super().__init__(data, rows, ["accuracy"], warnings)
+        super().__init__(data, replace(rows, labels=labels), ["accuracy"], counted(what, cut))
 
     def _best_constant(self, gold: list[int]) -> float:
         """Return the accuracy of always picking the most frequent right choice."""

@@ -1,6 +1,5 @@
 """The section `task` of a fine-tuning configuration: each kind of task, with its fields."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from bert_jax.tasks.fields import FileTaskConfig, ProblemType, WrittenConfig
 from bert_jax.tasks.fields import TaskConfig as TaskConfig
 from bert_jax.tasks.glue import GlueConfig as GlueConfig
 from bert_jax.tasks.long_texts import LongTexts, Pooling
+from bert_jax.tasks.retrieval.metrics import EMBEDDING_METRICS, ListLoss, PairKind
 from bert_jax.tasks.skew import SkewConfig
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
@@ -113,16 +113,6 @@ class TableConfig(SkewConfig, WrittenConfig):
         return LongTexts(self.long, self.window_pooling, self.window_stride)
 
 
-PairKind = Literal["pairs", "scores", "classes", "texts"]
-
-RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@100", "map")
-EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
-    "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
-    "texts": RANKING_METRICS,
-}  # fmt: skip
-"""Metrics that can select the best checkpoint, by kind of rows; the first is the default."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTaskConfig(WrittenConfig):
     """Settings of the task kind `embedding`: vectors that are similar if texts belong together.
@@ -163,6 +153,14 @@ class EmbeddingTaskConfig(WrittenConfig):
     """Text to put before each query, such as "query: ", in training and in every later use."""
     document_prefix: str = ""
     """Text to put before each document, or before each text if `rows` is classes or texts."""
+    loss: ListLoss = "contrast"
+    """Loss (pairs). contrast: the query's document against all documents of the batch, or, if kind
+    is rerank, against the row's negatives. margin_mse, kl and list_net compare the scores of the
+    row's own documents with `scores`, by differences or as distributions."""
+    scores: str = ""
+    """Column with a teacher's scores of the row's document and of each negative, a list of numbers
+    (pairs). If empty, the document has 1 and negatives have 0. With kind=rerank, the scores of the
+    dev rows are those of the first stage, which the reranker must beat."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
     """Largest number of tokens in a query, including special tokens. 0 means `task.max_length`,
     which also limits documents. If queries are short, a low limit saves time."""
@@ -170,11 +168,14 @@ class EmbeddingTaskConfig(WrittenConfig):
     def __post_init__(self) -> None:
         """Raise a UserError for options that do not apply to the kind of rows."""
         super().__post_init__()
-        if self.negatives and self.rows != "pairs":
+        listed = self.loss != "contrast" or self.scores or self.kind == "rerank"
+        if (listed or self.negatives) and (self.rows != "pairs" or not self.negatives):
             raise UserError(
-                f"task.negatives is {self.negatives}; only pairs have hard negatives, but "
-                f"task.rows is {self.rows!r}"
+                f"task.negatives is {self.negatives} and task.rows is {self.rows!r}; hard "
+                "negatives, task.loss, task.scores and rerankers need each other and pairs"
             )
+        if self.kind == "rerank" and (self.query_prefix or self.document_prefix or self.max_query):
+            raise UserError("task.*_prefix and max_query are for vectors, not kind 'rerank'")
         if self.dev_rows != "auto" and (self.rows == "classes" or not self.dev):
             reason = "task.rows is 'classes'" if self.rows == "classes" else "task.dev is empty"
             raise UserError(f"task.dev_rows is {self.dev_rows!r}, but {reason}; leave it at 'auto'")
@@ -390,4 +391,5 @@ class ParsingConfig(FileTaskConfig):
 TaskConfig.VARIANTS = {
     "glue": GlueConfig, "table": TableConfig, "tagging": TaggingConfig, "squad": SquadConfig,
     "choice": ChoiceConfig, "parsing": ParsingConfig, "embedding": EmbeddingTaskConfig,
+    "rerank": EmbeddingTaskConfig,
 }  # fmt: skip

@@ -2,24 +2,25 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import EMBEDDING_METRICS, EmbeddingTaskConfig, PairKind, TableConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig, TableConfig
 from bert_jax.tasks.examples import Data, LabelSet, Origin, TextExample, counted
 from bert_jax.tasks.overlap import held_out
 from bert_jax.tasks.reports.intervals import Grounds, means
-from bert_jax.tasks.retrieval.metrics import chance, search_scores, unit
+from bert_jax.tasks.retrieval.bm25 import rarity
+from bert_jax.tasks.retrieval.metrics import EMBEDDING_METRICS, PairKind, chance, search_scores
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 from bert_jax.tasks.text.metrics import correlations, text_grounds
-from bert_jax.tasks.text.tables import read_labelled, read_texts
+from bert_jax.tasks.text.tables import as_score, read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 _SHORTEST_HALVES = 8
@@ -67,15 +68,31 @@ def read_groups(
         header=config.header, quoting=config.quoting, delimiter=config.delimiter,
     )  # fmt: skip
 
-    def negatives(origin: Origin, values: Sequence[Any]) -> list[str]:
-        found = [text for value in values for text in _listed(origin, value)]
-        return found[: config.max_negatives]
+    columns = config.negatives if kind == "pairs" else ()
+    given: list[tuple[float, ...] | None] = []
 
-    more = config.negatives if kind == "pairs" else ()
+    def negatives(origin: Origin, values: Sequence[Any]) -> list[str]:
+        found = [text for value in values[: len(columns)] for text in _listed(origin, value)]
+        kept = found[: config.max_negatives]
+        scores = values[-1] if config.scores else None
+        if config.scores and not (isinstance(scores, list) and len(scores) == 1 + len(found)):
+            raise UserError(
+                f"{origin}: column {config.scores!r} holds {scores!r:.60}; expected a list of "
+                f"{1 + len(found)} numbers, for the document and for each negative"
+            )
+        scores = scores and tuple(as_score(origin, config.scores, each) for each in scores)
+        given.append(scores and scores[: 1 + len(kept)])
+        return kept
+
+    more = (*columns, config.scores) if columns and config.scores else columns
     labelled = labelled and kind in ("scores", "classes")
     read = read_labelled if labelled else read_texts
     data = read(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
-    return GroupData(data.name, data.examples, data.labels, data.warnings, kind=kind)
+    examples = data.examples
+    if columns:
+        pairs = zip(examples, given, strict=True)
+        examples = [replace(each, label=scores) for each, scores in pairs]
+    return GroupData(data.name, examples, data.labels, data.warnings, kind=kind)
 
 
 def _listed(origin: Origin, value: Any) -> Iterator[str]:
@@ -181,7 +198,9 @@ def group_rows(
         tokens += [_NO_ROW] * (size - len(group))
         text_ids += [-1] * (size - len(group))
     labels = None
-    if data.examples[0].label is not None:
+    if data.kind == "pairs" and config.loss != "contrast":
+        labels = wanted_scores(data.examples, size - 1)
+    elif data.kind != "pairs" and data.examples[0].label is not None:
         dtype = np.int32 if data.kind == "classes" else np.float32
         labels = np.array([each.label for each in data.examples], dtype)
     rows = Rows(
@@ -197,6 +216,27 @@ def group_rows(
         what = f"rows with {names[side]} of more than {limit} tokens, cut there"
         warnings += counted(what, origins)
     return rows, warnings
+
+
+def wanted_scores(examples: Sequence[TextExample], size: int) -> Float[np.ndarray, "N K"]:
+    """Return the `task.scores` of each pair, or else 1 for its document, in rows of `size`."""
+    wanted = np.zeros((len(examples), size), np.float32)
+    for row, each in zip(wanted, examples, strict=True):
+        given = each.label if isinstance(each.label, tuple) else (1.0,)
+        row[: len(given)] = given
+    return wanted
+
+
+def token_weights(rows: Rows, vocab_size: int, *, idf: bool) -> Float32[np.ndarray, " V"]:
+    """Return each token's weight in a static query: its rarity in the documents of `rows`, or 1."""
+    if not idf:
+        return np.ones(vocab_size, np.float32)
+    assert rows.text_ids is not None
+    first, places = min(1, rows.group - 1), np.arange(len(rows.tokens)).reshape(-1, rows.group)
+    _, at = np.unique(rows.text_ids[places[:, first:]], return_index=True)
+    known = [rows.tokens[place] for place in places[:, first:].ravel()[at]]
+    found_in = np.bincount(np.concatenate([*map(np.unique, known)]), minlength=vocab_size)
+    return rarity(found_in, len(known)).astype(np.float32)
 
 
 class EmbeddingSplit(Split):
@@ -261,13 +301,14 @@ class EmbeddingSplit(Split):
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
         if self._data.kind != "scores":
             return super()._score(outputs, saved)
-        return correlations(np.array(self._gold, np.float32), self._cosines(self._vectors(outputs)))
+        products = self._products(self._vectors(outputs))
+        return correlations(np.array(self._gold, np.float32), products)
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         vectors = self._vectors(outputs)
         if self._data.kind == "scores":
-            truth, cosines = np.array(self._gold, np.float32), self._cosines(vectors)
-            return Examined(text_grounds("regression", truth, cosines, self.units))
+            truth, products = np.array(self._gold, np.float32), self._products(vectors)
+            return Examined(text_grounds("regression", truth, products, self.units))
         queries, documents, relevant, hidden = self._search
         if not any(relevant):
             raise UserError(
@@ -275,24 +316,27 @@ class EmbeddingSplit(Split):
                 "least one class must occur twice"
             )
         flat = vectors.reshape(-1, vectors.shape[-1])
-        values = search_scores(flat[queries], flat[documents], relevant, hidden)
+        return self._graded(search_scores(flat[queries], flat[documents], relevant, hidden))
+
+    def _graded(self, values: Mapping[str, Float[np.ndarray, " Q"]]) -> Examined:
+        """Return the means of each query's scores, and what their intervals rest on."""
         each = np.stack([values[name] for name in self._score_names], axis=1)
         units, right = np.arange(len(each)), each.mean(axis=1)
         found = Grounds(means(self._score_names, each), units, right)
         return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
-        """Return the cosine between the two texts of each row."""
+        """Return the cosine between the two texts of each row, for sparse vectors the product."""
         if self.rows.group == 1:
             raise UserError(
                 f"{self.name} has single texts, but predictions compare pairs; use `bert-jax "
                 "embed` to write the vectors of texts"
             )
-        return [{"cosine": round(float(x), 6)} for x in self._cosines(self._vectors(outputs))]
+        return [{"cosine": round(float(x), 6)} for x in self._products(self._vectors(outputs))]
 
     @staticmethod
-    def _cosines(vectors: Float[np.ndarray, "N G D"]) -> Float[np.ndarray, " N"]:
-        pairs = unit(vectors[:, :2].astype(np.float64))
+    def _products(vectors: Float[np.ndarray, "N G D"]) -> Float[np.ndarray, " N"]:
+        pairs = vectors[:, :2].astype(np.float64)
         return (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
 
     def _vectors(self, outputs: Outputs) -> Float[np.ndarray, "N G D"]:
@@ -302,7 +346,7 @@ class EmbeddingSplit(Split):
 class EmbeddingTask(Task[EmbeddingTaskConfig]):
     """An embedding task, configured by `kind: embedding`."""
 
-    SPLIT = EmbeddingSplit
+    SPLIT: type[EmbeddingSplit] = EmbeddingSplit
     objective: HeadKind = "embedding"
     num_outputs = 0
 

@@ -44,9 +44,9 @@ class TextExample:
     """Id from the file. If the file has no ids, the index of the example."""
     text: str
     text_pair: str | None
-    label: int | float | tuple[int, ...] | None
+    label: int | float | tuple[int, ...] | tuple[float, ...] | None
     """Index of a class or choice, or a score, or (multi-label) the ascending indices of all classes
-    of the text. None if the file has no labels."""
+    of the text, or the scores of its other texts. None if the file has no labels."""
     origin: Origin
     group: str | None = None
     """Group of the example; None if the table has no groups."""

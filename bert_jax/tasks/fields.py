@@ -32,11 +32,12 @@ class TaskConfig(Bounded, section="task"):
 
     kind: str = "table"
     """Kind of task: table (texts with labels), glue, tagging (words with tags), squad (questions
-    about texts), choice (multiple choice), parsing (dependency trees), or embedding (vectors)."""
+    about texts), choice (multiple choice), parsing (dependency trees), embedding (vectors), or
+    rerank (scores of queries with documents)."""
     max_length: Annotated[int, AtLeast(8), Or(0)] = 0
     """Largest number of tokens in a row, including special tokens. 0 means 128 (384 for squad, 256
-    for embedding), or the model's number of positions if that is lower. Longer texts are cut, and a
-    warning counts them. Tagged sentences and squad contexts are split into windows instead."""
+    for embedding and rerank), or the model's number of positions if that is lower. Longer texts are
+    cut, and a warning counts them. Tagged sentences and squad contexts are split into windows."""
     folds: Annotated[int, AtLeast(2), Or(0)] = 0
     """Number of folds of the training data for cross-validation, each held out in one run. Folds
     have the same mix of labels and keep groups together. 0 means no cross-validation."""

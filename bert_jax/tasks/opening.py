@@ -12,6 +12,7 @@ from bert_jax.tasks.config import TaskConfig
 from bert_jax.tasks.embedding import EmbeddingTask
 from bert_jax.tasks.overlap import deal, example_key, joined
 from bert_jax.tasks.parsing.task import ParsingTask
+from bert_jax.tasks.rerank import RerankTask
 from bert_jax.tasks.squad.task import SpanTask
 from bert_jax.tasks.tagging.task import TaggingTask
 from bert_jax.tasks.task import LabelSpec, Split, Task
@@ -20,7 +21,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASKS: Mapping[str, type[Task[Any]]] = {
     "glue": TextTask, "table": TextTask, "tagging": TaggingTask, "squad": SpanTask,
-    "embedding": EmbeddingTask,
+    "embedding": EmbeddingTask, "rerank": RerankTask,
     "choice": ChoiceTask, "parsing": ParsingTask,
 }  # fmt: skip
 """Task classes by `TaskConfig.kind`."""

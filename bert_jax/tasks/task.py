@@ -23,19 +23,21 @@ from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 HeadKind = Literal[
-    "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "embedding"
-]
+    "single_label", "multi_label", "regression", "tags", "span", "arcs", "choice", "ranking",
+    "embedding",
+]  # fmt: skip
 """Kind of prediction. single_label: one class. multi_label: any number of classes. regression: a
 score. tags: a tag for each word. span: an answer span. arcs: a head and a relation for each word.
-choice: one of several choices. embedding: a vector."""
+choice: one of several choices. ranking: a score of each document. embedding: a vector."""
 
 Outputs = Sequence[np.ndarray] | np.ndarray
 """Model outputs in float32 for N rows, or for N groups of G rows, in the order of the rows.
 
-Classes and scores have logits (N, C), and choices have logits (N, G). Embeddings have vectors
+Classes and scores have logits (N, C), choices and rankings logits (N, G). Embeddings have vectors
 (N, G, D). Tags and spans have N arrays of logits (n, C). Arcs have N arrays (n, n, 2): the score
 and the best relation for each pair of token and head. Entries after a row's tokens are padding."""
 
+CONSTANT = "a constant prediction"
 SplitScores = Mapping[str, float]
 """Scores of a split by name, including the temperature and thresholds that predictions need."""
 
@@ -65,6 +67,8 @@ class Split(ABC):
     """Whether outputs have an entry for each token of a row."""
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
+    baseline = CONSTANT
+    """Noun phrase for what has the `constant_score`."""
 
     def __init__(
         self,

@@ -218,7 +218,7 @@ def test_json_lines_have_ids_and_errors():
         answered({"label": "ä"}, id=7), skipped(2, id="x"), skipped(3),
         answered(np.array([0.1, -2], np.float32)),
     ]  # fmt: skip
-    assert [json.loads(json_line(record)) for record in records] == [
+    assert [json.loads(json_line(Shout(), record)) for record in records] == [
         {"id": 7, "label": "ä"}, {"id": "x", "error": "bad", "line": 2},
         {"error": "bad", "line": 3}, {"embedding": [0.1, -2.0]},
     ]  # fmt: skip

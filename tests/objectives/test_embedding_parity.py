@@ -64,7 +64,7 @@ def theirs(comparison, group, contrast):
             return D
 
     given = Given()
-    scale = 1 / contrast.temperature
+    scale = 1 / (contrast.temperature or 0.05)
     if comparison == "scores":
         loss = losses.CoSENTLoss(given, scale=scale)
     else:

@@ -442,13 +442,13 @@ def _use_mark(path: Path) -> None:
 
 
 def _starts(_: Path) -> list[bytes]:
-    from bert_jax.training.run.goodput import Start
+    from bert_jax.artefacts.saved.runs import Start
 
     return [json.dumps({"starts": [vars(Start(1.0, 2.0, 0, 3, 3, {"productive": 1.0}))]}).encode()]
 
 
 def _use_starts(path: Path) -> None:
-    from bert_jax.training.run.goodput import read_starts, time_shares
+    from bert_jax.artefacts.saved.runs import read_starts, time_shares
 
     time_shares(read_starts(path))
 

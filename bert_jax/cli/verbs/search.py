@@ -52,6 +52,11 @@ class Index(groups.OfModel, groups.IntoDirectory, groups.Columns, groups.Dimensi
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
         Embedder(model, kind="document", dimensions=self.dimensions)  # checks --dimensions
+        if model.embedding is not None and model.embedding.is_sparse:
+            raise UserError(
+                f"{model.name} makes sparse vectors, but an index has dense ones; write them with "
+                "`bert-jax embed --kind=document --out FILE.jsonl` for a search engine"
+            )
         room = min(self.passage_tokens or _PASSAGE_TOKENS, model.max_length)
         prefix = "" if model.embedding is None else model.embedding.document_prefix
         room -= num_special(model.tokenizer, False) + len(model.tokenizer.encode(prefix).ids)
@@ -202,10 +207,8 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
     """Further documents that may become negatives, as for `bert-jax index`. May be repeated."""
     negatives: Count = 5
     """Largest number of negatives for each pair."""
-    margin: Annotated[float, AtLeast(-2), AtMost(2)] = 0.05
-    """Margin by which a pair's cosine must exceed the cosines of its negatives; may be negative."""
-    labelled: bool = False
-    """Write a line for each pair (label 1) and each negative (label 0), to train a reranker."""
+    margin: Annotated[float, AtLeast(-1000), AtMost(1000)] = 0.05
+    """Margin by which a pair's similarity must exceed that of its negatives; may be negative."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
     """Ranks of the negatives by cosine, among the documents that are not paired with the query."""
 
@@ -232,13 +235,9 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
                 f"no pair has a negative: {found.lines()[-1]}. Add documents (--input), lower "
                 f"--margin ({self.margin}) or widen --ranks ({self.ranks})"
             )
-        mining.write_mined(self.out, found, labelled=self.labelled)
+        mining.write_mined(self.out, found)
         if found.warning:
             print(f"Warning: {found.warning}", file=sys.stderr)
         print("\n".join(found.lines()))
-        if self.labelled:
-            fields = "text=query --config.task.text_pair=document"
-        else:
-            fields = "negatives=negatives"
-        print(f"{self.out}: train on it with --config.task.{fields}")
+        print(f"{self.out}: train on it with --config.task.negatives=negatives")
         return 0

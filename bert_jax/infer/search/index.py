@@ -75,7 +75,7 @@ def write_index(
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
     rest, cuts, count = iter(passages), Cuts(), 0
     with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
-        text, width = pa.string(), dimensions or model.config.hidden_dim
+        text, width = pa.string(), dimensions or model.vector_width
         kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text}
         schema = pa.schema([*kinds.items(), ("vector", pa.list_(pa.float32(), width))])
         with _errors_of(path):
@@ -184,13 +184,12 @@ class Reranker:
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # `Classifier` checks it
-        several = outputs.objective == "multi_label" or len(outputs.labels) > 2
-        if several:
+        self._two = outputs.objective == "single_label"
+        if outputs.head.num_labels != 1 + self._two:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
                 "score, or two classes, where the second means that the passage answers the query"
             )
-        self._two = outputs.objective == "single_label"
 
     def scores(
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,

@@ -60,6 +60,8 @@ class Mined:
 
     pairs: Sequence[Pair]
     negatives: Sequence[Sequence[str]]
+    scores: Sequence[Sequence[float]]
+    """Similarities of each query with its document and with each negative, by the model."""
     documents: int
     """Number of distinct documents that were searched."""
     too_near: int
@@ -120,7 +122,7 @@ def mine(
     keys, texts = [*documents], [*documents.values()]
     number_of = {key: number for number, key in enumerate(keys)}
     row_of = {query: row for row, query in enumerate(queries)}
-    found, too_near = [], 0
+    found, similar, too_near = [], [], 0
     for pair in pairs:
         query = text_key(pair.query)
         row = row_of[query]
@@ -129,25 +131,20 @@ def mine(
             for score, number in zip(scores[row], numbers[row], strict=True)
             if keys[number] not in own[query]
         ][config.first - 1 : config.last]
-        limit = float(asked[row] @ known[number_of[text_key(pair.document)]]) - config.margin
-        kept = [texts[number] for score, number in others if score <= limit]
+        own_score = float(asked[row] @ known[number_of[text_key(pair.document)]])
+        kept = [each for each in others if each[0] <= own_score - config.margin]
         too_near += len(others) - len(kept)
-        found.append(kept[: config.negatives])
-    return Mined(pairs, found, len(documents), too_near, cuts.warning())
+        chosen = kept[: config.negatives]
+        found.append([texts[number] for _, number in chosen])
+        similar.append([own_score, *(score for score, _ in chosen)])
+    return Mined(pairs, found, similar, len(documents), too_near, cuts.warning())
 
 
-def write_mined(path: Path, mined: Mined, *, labelled: bool = False) -> None:
-    """Write JSON lines with query, document and negatives, for `task.kind=embedding`.
-
-    If `labelled` is set, each pair is a line with the label 1, and the query with each negative is
-    a line with the label 0. This is for training a reranker with `task.kind=table`.
-    """
-    rows: list[dict[str, Any]] = []
-    for pair, negatives in zip(mined.pairs, mined.negatives, strict=True):
-        if labelled:
-            labels = [(pair.document, 1), *((text, 0) for text in negatives)]
-            rows += [{"query": pair.query, "document": text, "label": n} for text, n in labels]
-        else:
-            rows.append({**asdict(pair), "negatives": list(negatives)})
+def write_mined(path: Path, mined: Mined) -> None:
+    """Write JSON lines with query, document, negatives and scores, for embedding and rerank."""
+    rows = [
+        {**asdict(pair), "negatives": list(negatives), "scores": [round(n, 6) for n in scores]}
+        for pair, negatives, scores in zip(mined.pairs, mined.negatives, mined.scores, strict=True)
+    ]
     with staged_file(path) as file:
         file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in rows)

@@ -7,10 +7,15 @@ formula and the constants are those of Lucene 8 and later, which omits the facto
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Integer
 from scipy.sparse import csc_array
 
 K1, B = 1.2, 0.75
+
+
+def rarity(found_in: Integer[np.ndarray, " V"], documents: int) -> Float[np.ndarray, " V"]:
+    """Return the inverse document frequency of words that `found_in` documents have."""
+    return np.log1p((documents - found_in + 0.5) / (found_in + 0.5))
 
 
 class BM25:
@@ -33,9 +38,9 @@ class BM25:
         places = np.repeat(np.arange(len(rows)), lengths), terms
         counts = csc_array((np.ones(len(terms)), places), (len(rows), len(number)))  # of f(t, d)
         found_in = np.diff(counts.indptr)
-        rarity = np.repeat(np.log1p((len(rows) - found_in + 0.5) / (found_in + 0.5)), found_in)
+        rarities = np.repeat(rarity(found_in, len(rows)), found_in)
         norms = k1 * (1 - b + b * lengths / max(lengths.mean() if rows else 0.0, 1e-12))
-        counts.data *= rarity / (counts.data + norms[counts.indices])
+        counts.data *= rarities / (counts.data + norms[counts.indices])
         self._weights = counts
 
     def scores(self, query: Sequence[str]) -> Float[np.ndarray, " N"]:

@@ -5,13 +5,23 @@ Sources: Arthur and Vassilvitskii 2007 (k-means++); Rosenberg and Hirschberg 200
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int64, Integer
 from scipy.special import entr
 
 from bert_jax.errors import UserError
+
+PairKind = Literal["pairs", "scores", "classes", "texts"]
+ListLoss = Literal["contrast", "margin_mse", "kl", "list_net"]
+"""Loss of a query's scores for its own documents (see `objectives.losses.list_losses`)."""
+RANKING_METRICS = ("ndcg@10", "mrr@10", "recall@100", "map")
+EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
+    "pairs": RANKING_METRICS, "scores": ("spearman", "pearson"), "classes": RANKING_METRICS,
+    "texts": RANKING_METRICS,
+}  # fmt: skip
+"""Metrics that can select the best checkpoint, by kind of rows; the first is the default."""
 
 _Id = TypeVar("_Id", str, int)
 
@@ -45,9 +55,8 @@ def query_scores(
     """
     if not relevant:
         raise UserError("no query is judged, so there is nothing to score")
-    names = f"ndcg@{_NDCG_AT}", f"mrr@{_MRR_AT}", f"recall@{_RECALL_AT}", "map"
     scores = [_scores(ranked.get(query, ()), grades) for query, grades in relevant.items()]
-    return dict(zip(names, np.array(scores, np.float64).T, strict=True))
+    return dict(zip(RANKING_METRICS, np.array(scores, np.float64).T, strict=True))
 
 
 def _scores(ranking: Sequence[_Id], grades: Mapping[_Id, float]) -> tuple[float, ...]:
@@ -87,18 +96,18 @@ def search_scores(
     relevant: Sequence[Sequence[int]],
     hidden: Sequence[int],
 ) -> dict[str, Float[np.ndarray, " q"]]:
-    """Rank the documents for each query by cosine, and score the rankings by `query_scores`.
+    """Rank the documents for each query by product, and score the rankings by `query_scores`.
 
     `relevant` has the indices of each query's answers; queries without answers are left out.
     `hidden` has the index of one document to skip in each ranking, such as the query's text, or -1.
     """
     wanted = {n: dict.fromkeys(found, 1.0) for n, found in enumerate(relevant) if len(found)}
-    queries, documents, chosen = unit(queries), unit(documents), list(wanted)
+    chosen = list(wanted)
     ranked: dict[int, list[int]] = {}
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
-        cosines = queries[block] @ documents.T
-        for number, row in zip(block, cosines, strict=True):
+        products = queries[block] @ documents.T
+        for number, row in zip(block, products, strict=True):
             if hidden[number] >= 0:
                 row[hidden[number]] = -np.inf
             count = min(CUTOFF, len(row))

@@ -179,7 +179,7 @@ def _label(
     if value is None:
         return None
     if table.problem_type == "regression":
-        return _score(origin, table.label, value, score_range)
+        return as_score(origin, table.label, value, score_range)
     if table.problem_type != "multi_label":
         return _class_name(origin, table.label, value)
     if isinstance(value, str):
@@ -208,7 +208,10 @@ def _class_name(origin: Origin, column: str, value: Any) -> str:
     return value
 
 
-def _score(origin: Origin, column: str, value: Any, score_range: ScoreRange | None) -> float:
+def as_score(
+    origin: Origin, column: str, value: Any, score_range: ScoreRange | None = None
+) -> float:
+    """Return `value` as a finite number within `score_range`; raise a UserError otherwise."""
     wrong = f"{origin}: column {column!r} holds {value!r:.60}, not a number"
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str) or "_" in str(value):

@@ -14,12 +14,15 @@ from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
 from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
-from bert_jax.tasks.config import EmbeddingTaskConfig, PairKind, TaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig, TaskConfig
+from bert_jax.tasks.embedding import token_weights
+from bert_jax.tasks.retrieval.metrics import ListLoss, PairKind
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
@@ -45,14 +48,15 @@ def read_inits(
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is `init` or differs in sizes or tokenizer.
+        UserError: `init` is empty or recurrent; `sweep.baseline` is `init`, or has other sizes.
     """
     if not config.init:
         raise UserError(
             "init is empty; give --config.init=DIR, the work directory of a pretraining run or a "
             "directory in Hugging Face's format"
         )
-    initial, name = to_start_from(read(config.init, encoder_only=True)), config.sweep.baseline
+    sparse, name = config.embedding.of_model().is_sparse, config.sweep.baseline
+    initial = to_start_from(read(config.init, encoder_only=not sparse))
     given: dict[str, SavedModel | None] = {config.init: initial}
     if config.reinitialise:
         given = {RANDOM: None}
@@ -61,7 +65,7 @@ def read_inits(
     if name == RANDOM:
         given[RANDOM] = None
     elif name:
-        other = given[name] = to_start_from(read(name, encoder_only=True))
+        other = given[name] = to_start_from(read(name, encoder_only=not sparse))
         values = [
             (field, getattr(initial.config, field), getattr(other.config, field))
             for field in (*ARCHITECTURE, "vocab_size")
@@ -79,6 +83,8 @@ def read_inits(
 
 def to_start_from(saved: SavedModel) -> SavedModel:
     """Drop a model's pooler if its family's classifiers have none, unless a task head reads it."""
+    if "layers" not in saved.params["encoder"]:
+        raise UserError(f"{saved.name}: fine-tuning needs a Transformer, not a recurrent network")
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
     return saved if own.pooler else saved.without({"pooler"})
@@ -151,7 +157,8 @@ def with_head(
     starts = {name: start_of(name, saved) for name, saved in given.items()}
     skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
-    loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing)
+    lists: ListLoss = getattr(task.config, "loss", "contrast")
+    loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing, lists)
     return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
 
 
@@ -203,11 +210,11 @@ def with_vectors(
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
-    comparison = _COMPARISONS[section.rows]
+    comparison = _COMPARISONS[section.rows] if section.loss == "contrast" else section.loss
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
-            "and set embedding.pooling (mean, cls, last or weighted)"
+            "and set embedding.pooling"
         )
     if config.head != "auto":
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
@@ -220,6 +227,8 @@ def with_vectors(
     kept.check_width(model.hidden_dim)
     train = task.train_split().rows
     length = query_length([train, *(split.rows for split in task.dev_splits())])
+    if kept.static_queries:
+        frozen = {**frozen, "frozen": frozen.get("frozen", frozenset()) | {"queries"}}
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
     )
@@ -228,19 +237,34 @@ def with_vectors(
             "task.rows is 'texts', which compares a text with itself under different "
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
+    for each in given.values():
+        if each is not None and "maps" in each.params.get("pooling", {}):
+            _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
     starts = {
-        name: {} if each is None else starting_vectors(kept, each.params)
-        for name, each in given.items()
+        name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
+    if kept.static_queries:
+        weights = token_weights(train, model.vocab_size, idf=contrast.queries == "idf")
+        weights[[*vars(task.tokenizer.special_ids).values()]] = 0
+        starts = {name: {**each, "queries": weights} for name, each in starts.items()}
     return objective, starts
 
 
-def starting_vectors(config: EmbeddingConfig, params: Any) -> Any:
-    """Return the parameters of a saved model from which the training of vectors starts."""
-    encoder = {name: entry for name, entry in params["encoder"].items() if name != "pooler"}
-    start = {"encoder": encoder}
-    if config.pooling == "weighted" and "pooling" in params:
-        start["pooling"] = params["pooling"]
+def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
+    """Return the parameters of a model from which the training of vectors starts.
+
+    Raises:
+        UserError: Sparse vectors need a masked-LM head, which the model lacks.
+    """
+    if config.is_sparse and MASKED_LM not in saved.params:
+        raise UserError(
+            f"{saved.name} has no masked-LM head, which embedding.pooling 'splade' reads; set init "
+            "to a pretrained model with this head, or choose another pooling"
+        )
+    kept = saved.without({"pooler"}).params
+    start = {name: kept[name] for name in ("encoder", *[MASKED_LM] * config.is_sparse)}
+    if config.pooling == "weighted" and "score" in kept.get("pooling", {}):
+        start["pooling"] = {"score": kept["pooling"]["score"]}
     return start
 
 

@@ -77,7 +77,8 @@ def finetune(
             plan = resolve_finetuning(config, setup, work)
             result = carry_out(plan, session, profiler and profiler(plan))
         bests = [outcome.best for outcome in result.outcomes]
-        wrong = voice.unlearned(bests, setup.task.metric, setup.dev[0].constant_score)
+        dev, metric = setup.dev[0], setup.task.metric
+        wrong = voice.unlearned(bests, metric, dev.constant_score, dev.baseline)
         return dataclasses.replace(result, unlearned=wrong if result.finished else "")
 
 

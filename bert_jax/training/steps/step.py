@@ -89,7 +89,8 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
 
     def prepare(state: TrainState, batch: Batch, seed: Any) -> tuple[Batch, Any, Scalars]:
         rows = objective.prepare(batch, seed)
-        return rows, dropout_seed(config, seed, state.step), objective.counts(rows)
+        counts = objective.counts(rows) | objective.pace(state.step / config.num_steps)
+        return rows, dropout_seed(config, seed, state.step), counts
 
     def update(
         state: TrainState, batch: Batch, settings: Settings, grads: Any, sums: Any, counts: Any

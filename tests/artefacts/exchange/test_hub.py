@@ -20,6 +20,9 @@ SOUND = {
     "vocab.txt": b"[PAD]\n",
     "merges.txt": b"a b\n",
     "spiece.model": b"pieces",
+    "1_Pooling/config.json": b"{}",
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": b"map",
 }
 HARMFUL = {
     "pytorch_model.bin": b"pickle",
@@ -28,6 +31,9 @@ HARMFUL = {
     "modeling_own.py": b"import os",
     "sub/config.json": b"{}",
     "onnx/model.safetensors": b"x",
+    "2_Dense/pytorch_model.bin": b"pickle",
+    "3_Dense/old/config.json": b"{}",
+    "model-sub/model-1.safetensors": b"x",
     "sub/tool.model": b"x",
     "tf_model.h5": b"x",
     "model.fp16.safetensors": b"x",

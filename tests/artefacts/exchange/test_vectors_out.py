@@ -13,8 +13,8 @@ from small_saved import ROWS, small_saved
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
-from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange import sentence_transformers, stablehlo, theirs
+from bert_jax.artefacts.exchange.export import export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
@@ -71,7 +71,9 @@ def test_the_card_says_what_the_vectors_are(source, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'library_name: "sentence-transformers"' in card
     assert 'pipeline_tag: "sentence-similarity"' in card
-    assert "vectors of 16 numbers: the mean of the last states of all tokens, divided" in card
+    assert (
+        "vectors of 16 numbers: the mean of the tokens' states in the last layer, divided" in card
+    )
     assert "Each query is prefixed with `query: `." in card
     assert "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax" in card
 
@@ -91,26 +93,29 @@ def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", ["huggingface", "sentence-transformers"])
-def test_a_learned_pooling_is_refused_with_the_formats_that_have_it(format, tmp_path):
-    module = huggingface if format == "huggingface" else sentence_transformers
-    with pytest.raises(UserError, match=r"pooling weighted.*--to onnx or stablehlo"):
-        module.write(vector_model("weighted"), tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_learned_pooling_is_refused_where_no_module_computes_it():
+    found = refusals(vector_model("weighted"))
+    assert found.keys() == {"huggingface", "sentence-transformers", "peft"}
+    assert "pooling weighted" in found["huggingface"]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "weighted"])
-def test_programs_have_the_pooling_inside(pooling, tmp_path):
+@pytest.mark.parametrize(
+    ("pooling", "maps"),
+    [("mean", ()), ("cls", ("gelu", "silu")), ("last", ()), ("weighted", ()),
+     ("max", ("tanh", "", "relu")), ("mean_sqrt_len", ())],
+)  # fmt: skip
+def test_programs_have_the_pooling_inside(pooling, maps, tmp_path):
     pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
-    saved = vector_model(pooling, normalize=pooling != "cls")
-    for module in (runtime, stablehlo) if pooling == "weighted" else (runtime,):
+    saved = vector_model(pooling, normalize=pooling != "cls", maps=maps)
+    for module in (runtime, stablehlo) if pooling in ("weighted", "max") else (runtime,):
         out = tmp_path / module.__name__
         out.mkdir()
         module.write(saved, out)
         found = module.prove(saved, out, ROWS)["differences"]
         assert found.keys() == {"hidden", "embedding"}
         assert max(found.values()) < 2e-5
-    other = vector_model("mean" if pooling == "last" else "last", normalize=pooling != "cls")
+    pooling = "mean" if pooling == "last" else "last"
+    other = vector_model(pooling, normalize=saved.embedding.normalize, maps=maps)
     out = tmp_path / runtime.__name__
     assert runtime.prove(other, out, ROWS)["differences"]["embedding"] > 1e-3
 

@@ -9,10 +9,15 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import RANKING_METRICS, EmbeddingTaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tasks.retrieval import metrics as ranking
-from bert_jax.tasks.retrieval.metrics import chance, ranking_scores, search_scores
+from bert_jax.tasks.retrieval.metrics import (
+    RANKING_METRICS,
+    chance,
+    ranking_scores,
+    search_scores,
+)
 
 CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
 

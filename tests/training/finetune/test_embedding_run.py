@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 from small_finetuning import small_config, write_config, write_files
 from task_examples import put, put_json, read_json_lines
 
+import bert_jax
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
+from bert_jax.infer.forward import on_device
+from bert_jax.infer.search.index import Reranker
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import train as train_module
@@ -97,6 +101,79 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     assert set(set_up(pairs_config(files, init=run)).start.parts[0]) == {"encoder"}
 
 
+def test_from_pairs_to_sparse_vectors(tmp_path, files, capsys):
+    """Static queries keep their weights, rarities of the training documents."""
+    config = pairs_config(
+        files, training__num_epochs=30.0, training__dropout_rate=0.0, embedding__pooling="splade",
+        embedding__queries="idf", embedding__document_flops=1e-3,
+    )  # fmt: skip
+    run, name = str(tmp_path / "run"), write_config(tmp_path / "config.py", config)
+    assert main(["finetune", f"--config={name}", f"--workdir={run}"]) == 0
+    assert "vectors  sparse, a weight for each token" in capsys.readouterr().out
+    outcome = json.loads((tmp_path / "run" / "statistics.json").read_text())["outcomes"][0]
+    first, last = (outcome["scores"][n]["ndcg@10"] for n in (0, -1))
+    assert last > first + 0.2  # a query that repeats a token is the same query without it
+    assert evaluate_finetuned(run).scores["ndcg@10"] == pytest.approx(outcome["best"], abs=1e-5)
+    saved = read_model(run)
+    token = {word: int(saved.tokenizer.encode(word).ids[0]) for word in ("cat", "the", "mat")}
+    weight = saved.params["queries"]
+    documents, of_cat = 32, 16  # each sentence, and each with a full stop
+    assert weight[token["cat"]] == pytest.approx(np.log1p(documents / (of_cat + 0.5) - 1), abs=0.1)
+    assert weight[token["the"]] < weight[token["cat"]] < weight[token["mat"]]
+    model = bert_jax.load(run)
+    (query,) = model.embed(["the cat the cat"], kind="query")
+    assert {n: query[n] for n in np.flatnonzero(query)} == {
+        token[word]: weight[token[word]] for word in ("the", "cat")
+    }
+    assert main(["embed", run, "the cat", "--kind=query", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    listed = json.loads(line)["embedding"]
+    assert list(listed) == ["cat", "the"]
+    assert listed["cat"] == pytest.approx(weight[token["cat"]])
+    with pytest.raises(UserError, match="sparse vectors"):
+        model.embed(["the cat"], dimensions=8)
+    (tmp_path / "text.txt").write_text("the cat sat")
+    assert main(["index", run, str(tmp_path / "text.txt"), f"--out={tmp_path}/i.parquet"]) == 2
+    assert "makes sparse vectors, but an index has dense ones" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("loss", "first"), [("contrast", 0.3), ("margin_mse", 1.0)])
+def test_a_reranker_and_its_first_stage(tmp_path, files, capsys, loss, first):
+    """The score of a pair puts the answer above its negatives, or a warning says that it does not.
+
+    The first stage ranks the document first where `first` is 1, last else.
+    """
+    rows = [
+        {**row, "scores": [first, *(0.5 + n / 9 for n, _ in enumerate(row["negatives"]))]}
+        for row in read_json_lines(Path(files["pairs"]))
+    ]
+    path = put_json(tmp_path / "mined.jsonl", *rows)
+    task = {
+        "kind": "rerank", "max_length": 16, "train": path, "dev": path, "scores": "scores",
+        "loss": loss,
+    }  # fmt: skip
+    config = pairs_config(files, task=task, training__num_epochs=8.0, training__dropout_rate=0.0)
+    run, name = str(tmp_path / "run"), write_config(tmp_path / "config.py", config)
+    code = main(["finetune", f"--config={name}", f"--workdir={run}"])
+    said = capsys.readouterr()
+    best = json.loads((tmp_path / "run" / "statistics.json").read_text())["outcomes"][0]["best"]
+    if first == 1:
+        assert code == 8
+        assert "and the first stage (task.scores) has 1. Try" in said.err
+        return
+    assert (code, "(the first stage (task.scores) has" in said.out) == (0, True)
+    assert best > 0.8
+    assert evaluate_finetuned(run).scores["ndcg@10"] == pytest.approx(best, abs=1e-5)
+    model = read_model(run)
+    assert (model.outputs.objective, model.verbs) == ("regression", ("classify", "embed"))
+    row = rows[-1]
+    texts = [row["document"], *row["negatives"]]
+    scores = Reranker(on_device(model)).scores([row["query"]] * 3, texts)
+    assert main(["predict", run, "--data", path, "--out", f"{tmp_path}/out"]) == 0
+    predicted = read_json_lines(tmp_path / "out" / "predictions.jsonl")
+    np.testing.assert_allclose(predicted[-1]["scores"], scores, atol=1e-5)
+
+
 def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
     """The encoder stays as it was but for the updates, which the saved model has merged."""
     lora = {"rank": 2, "targets": ("query", "value", "down")}
@@ -125,6 +202,8 @@ def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
         ({"pooling": "mean"}, "which is for classification; leave pooling"),
         ({"embedding__dimensions": [32]}, "vectors have 16 numbers"),
         ({"task": {"kind": "table"}, "embedding__symmetric": True}, "the section embedding is set"),
+        ({"embedding__pooling": "splade", "embedding__dimensions": [8]}, "splade has no dim"),
+        ({"embedding__queries": "ones"}, "the others have no queries without an encoder"),
     ],
 )
 def test_what_does_not_fit(files, changes, message):
