@@ -9,11 +9,10 @@ paragraphs are not among the training pairs: against the paragraphs of XQuAD, an
 all training paragraphs. `before` is the mean of the last states of `--init`, as it was pretrained.
 A run that is finished in OUT is not run again.
 
-`--joins` searches the paragraphs of XQuAD by LanceDB instead: by words, by the vectors of seed 0,
-and by both, joined by rank or by a weighted sum of scores scaled to 0 to 1. The questions about
-every other paragraph (development) compare the ways; those about the others test them, in English
-and in other languages, by the difference to BM25 in nDCG@10 with its paired 95% interval over
-paragraphs.
+`--joins` searches the paragraphs of XQuAD by an index of LanceDB instead: by words, by the vectors
+of seed 0, and by both. The questions about every other paragraph (development) compare the ways to
+join both; those about the others test `bert-jax search` and rank fusion, in English and in other
+languages, by the difference to words alone in nDCG@10 with its paired 95% interval over paragraphs.
 """
 
 import argparse
@@ -34,7 +33,7 @@ DEPTH = 100
 
 LANGUAGES = ("en", "ar", "hi", "zh")
 WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
-"""Weights of the vectors in a weighted sum; the words have the rest."""
+"""Weights of the vectors in a sum; the words have the rest."""
 
 Pairs = Sequence[tuple[str, str]]
 """Questions and their paragraphs."""
@@ -79,11 +78,30 @@ def scores(ranked: Iterable[Iterable[int]], pairs: Pairs, documents: Sequence[st
     return [found[name] for name in METRICS]
 
 
+def joined(words: np.ndarray, cosines: np.ndarray) -> dict[str, np.ndarray]:
+    """Return scores (Q, N) by way; BM25 is 0 without a shared word, and -inf is no hit."""
+    near = cosines >= -np.sort(-cosines, axis=1)[:, DEPTH - 1 : DEPTH]
+    legs = [np.where(words > 0, words, -np.inf), np.where(near, cosines, -np.inf)]
+    places = [np.argsort(np.argsort(-leg, axis=1, kind="stable"), axis=1) for leg in legs]
+    ranks = [
+        np.where(leg > -np.inf, 1 / (61 + at), 0.0) for leg, at in zip(legs, places, strict=True)
+    ]
+    found = {"words": legs[0], "vector": legs[1], "ranks": ranks[0] + ranks[1]}
+    spread = []
+    for leg in legs:  # as LanceDB's LinearCombinationReranker
+        low = np.where(leg > -np.inf, leg, np.inf).min(1, keepdims=True)
+        range_ = np.maximum(leg.max(1, keepdims=True) - low, 1e-9)
+        spread.append(np.where(leg > -np.inf, (leg - low) / range_, 0.0))
+    share = words / np.maximum(words.max(1, keepdims=True), 1e-9)
+    for weight in WEIGHTS:
+        found[f"range {weight}"] = weight * spread[1] + (1 - weight) * spread[0]
+        found[f"share {weight}"] = weight * cosines + (1 - weight) * share
+    return found
+
+
 def join_tables(squad: Path, trained: Path, out: Path) -> Iterator[str]:
     """Yield the lines of the tables of `--joins`."""
     from lancedb.index import FTS
-    from lancedb.query import MatchQuery
-    from lancedb.rerankers import LinearCombinationReranker, RRFReranker
 
     from bert_jax.artefacts.saved.reading import read_model
     from bert_jax.infer.embed import text_vectors
@@ -102,53 +120,52 @@ def join_tables(squad: Path, trained: Path, out: Path) -> Iterator[str]:
     ]
     write_index(out / "index", model, trained, rows, overwrite=True)
     index = Index(out / "index")
-    asked: dict[tuple[str, int], dict[str, tuple[str, np.ndarray]]] = {}
+
+    def scores(**asked: Any) -> np.ndarray:
+        table = np.zeros((max(map(len, asked.values())), len(rows)))
+        for row, hits in zip(table, index.search(len(rows), **asked), strict=True):
+            for hit in hits:
+                row[int(hit["id"])] = hit["score"]
+        return table
+
+    def gains(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Return nDCG@10 of each question."""
+        order = np.argsort(-found, axis=1, kind="stable")
+        ranked = {
+            n: [int(d) for d in best[:DEPTH] if found[n, d] > -np.inf]
+            for n, best in enumerate(order)
+        }
+        return query_scores(ranked, {n: {int(d): 1.0} for n, d in enumerate(wanted)})["ndcg@10"]
+
+    table = "\n| test | words | vector | ranks | `search` | ranks - words | `search` - words |"
     for language in LANGUAGES:
         questions = read_squad(squad / f"xquad.{language}.json").examples
-        vectors = text_vectors(model, [each.question for each in questions], "query")
-        for each, vector in zip(questions, vectors, strict=True):
-            half = asked.setdefault((language, answer[each.id] % 2), {})
-            half[each.id] = each.question, vector
-
-    def gains(language: str, half: int, way: Any) -> np.ndarray:
-        """Return nDCG@10 of each question of a half; a weight is the way's name as a number."""
-        ranked = {}
-        for id, (text, vector) in asked[language, half].items():
-            if way == "words":
-                (hits,) = index.search(DEPTH, words=[text])
-            elif way == "vector":
-                (hits,) = index.search(DEPTH, vectors=[vector])
-            else:
-                both = index.table.search(query_type="hybrid", vector_column_name="vector")
-                both = both.vector(vector).text(MatchQuery(text, "text")).distance_type("cosine")
-                join = RRFReranker() if way == "ranks" else LinearCombinationReranker(way)
-                hits = both.rerank(join).limit(DEPTH).to_list()
-            ranked[id] = [hit["id"] for hit in hits]
-        wanted = {id: {f"{answer[id]}": 1.0} for id in asked[language, half]}
-        return query_scores(ranked, wanted)["ndcg@10"]
-
-    yield f"development: {len(asked['en', 0])} questions"
-    for settings in ({}, {"stem": True}, {"remove_stop_words": True}, {"base_tokenizer": "simple"}):
-        index.table.create_index("text", config=FTS(**WORDS | settings), replace=True)
-        yield f"words {settings}: {gains('en', 0, 'words').mean():.4f}"
-    index.table.create_index("text", config=FTS(**WORDS), replace=True)
-    developed = {way: float(gains("en", 0, way).mean()) for way in ("vector", "ranks", *WEIGHTS)}
-    yield "\n".join(f"{way}: {found:.4f}" for way, found in developed.items())
-    best = max(WEIGHTS, key=lambda weight: developed[weight])
-    yield "\n| test questions | words | vector | ranks | weight | interval: ranks | weight |"
-    yield f"|---|---|---|---|---|---|---|  weight {best}"
-    for language in LANGUAGES:
-        found = {way: gains(language, 1, way) for way in ("words", "vector", "ranks", best)}
-        units = np.array([answer[id] for id in asked[language, 1]])
-        cells = [f"{values.mean():.4f}" for values in found.values()]
-        for way in ("ranks", best):
+        texts, wanted = [each.question for each in questions], [answer[e.id] for e in questions]
+        vectors = text_vectors(model, texts, "query")
+        dev, wanted = np.array(wanted) % 2 == 0, np.array(wanted)
+        ways = joined(scores(words=texts), scores(vectors=vectors))
+        ways["search"] = scores(words=texts, vectors=vectors)
+        each = {way: gains(found, wanted) for way, found in ways.items()}
+        yield f"{language}, {dev.sum()} development questions: " + ", ".join(
+            f"{way} {values[dev].mean():.4f}" for way, values in each.items()
+        )
+        cells = [f"{each[way][~dev].mean():.4f}" for way in ("words", "vector", "ranks", "search")]
+        for way in ("ranks", "search"):
             ours, theirs = (
-                Grounds(means(["ndcg@10"], found[name][:, None]), units) for name in (way, "words")
+                Grounds(means(["ndcg@10"], each[name][~dev, None]), wanted[~dev])
+                for name in (way, "words")
             )
             low, high = intervals(ours, theirs).found["ndcg@10"]
-            mean = float((found[way] - found["words"]).mean())
+            mean = (each[way] - each["words"])[~dev].mean()
             cells.append(f"{mean:+.4f} ({low:+.4f} to {high:+.4f})")
-        yield f"| {language}, {len(units)} | " + " | ".join(cells) + " |"
+        table += f"\n| {language}, {(~dev).sum()} | " + " | ".join(cells) + " |"
+        if language == "en":
+            for changed in ({"stem": True}, {"remove_stop_words": True}):
+                index.table.create_index("text", config=FTS(**WORDS | changed), replace=True)
+                found = gains(joined(scores(words=texts), ways["vector"])["words"], wanted)
+                yield f"words, {changed}: {found[dev].mean():.4f}, test {found[~dev].mean():.4f}"
+            index.table.create_index("text", config=FTS(**WORDS), replace=True)
+    yield table
 
 
 def main() -> int:

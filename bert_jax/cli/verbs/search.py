@@ -106,7 +106,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     index: Given[Annotated[Path, "INDEX"]]
     """Output of `bert-jax index`."""
     method: Literal["hybrid", "vector", "words"] = "hybrid"
-    """Method. vector: by cosine. words: by shared words (BM25). hybrid: both rankings joined."""
+    """Method. vector: by cosine. words: by shared words (BM25). hybrid: by the mean of both."""
     model: ModelPlace | None = None
     """Present location of the model that made the index, if the model was moved after that."""
 

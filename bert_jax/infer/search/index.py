@@ -24,6 +24,7 @@ from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
+from bert_jax.tasks.retrieval.metrics import unit
 
 Item = TypeVar("Item")
 TABLE, RECORD = "passages", "index.json"
@@ -36,7 +37,7 @@ BLOCK = 1 << 14
 """Number of passages that are embedded and written at a time."""
 WORDS = {"base_tokenizer": "icu/split", "stem": False, "remove_stop_words": False}
 """Settings of the full-text index: words of all languages and scripts, in the form they have."""
-FUSED = 100
+JOINED = 100
 """Smallest number of passages by vector, and by words, that hybrid search joins."""
 
 
@@ -140,8 +141,8 @@ class Index:
             top: Number of passages for each query.
             words: Queries to search by BM25.
             vectors: Vectors of queries, of length 1, to search by cosine; exact, unless an update
-                gave the table an approximate index. If words are given too, both rankings are
-                joined by reciprocal rank fusion (Cormack et al. 2009), whose sum is the score.
+                gave the table an approximate index. If words are given too, the score is the mean
+                of the cosine and the share of the query's best BM25 (Bruch et al. 2023).
 
         Raises:
             UserError: LanceDB cannot search the table.
@@ -153,21 +154,22 @@ class Index:
     def _found(self, top: int, text: str | None, vector: np.ndarray | None) -> list[Hit]:
         from lancedb.query import MatchQuery
 
-        words = None if text is None else MatchQuery(text, "text")
-        if vector is None:
-            asked = self.table.search(words)
-        elif words is None:
-            asked = self.table.search(vector, "vector").distance_type("cosine")
-        else:
-            asked = self.table.search(query_type="hybrid", vector_column_name="vector")
-            asked = asked.vector(vector).text(words).distance_type("cosine")
-        hits = []
-        for row in asked.limit(max(top, FUSED)).to_list()[:top]:
-            cosine = 1 - row.pop("_distance", 1)
-            score = row.pop("_relevance_score", row.pop("_score", cosine))
-            del row["vector"]
+        asked, rows, hits = [], dict[int, Hit](), list[Hit]()
+        if text is not None:
+            asked.append(self.table.search(MatchQuery(text, "text")))
+        if vector is not None:
+            asked.append(self.table.search(vector, "vector").distance_type("cosine"))
+        for each in asked:
+            for row in each.with_row_id(True).limit(max(top, JOINED)).to_list():
+                rows.setdefault(row.pop("_rowid"), {"_score": 0.0, "_distance": 0.0}).update(row)
+        best = max((row["_score"] for row in rows.values()), default=0.0) or 1.0
+        for row in rows.values():
+            score, own, _ = row.pop("_score"), row.pop("vector"), row.pop("_distance")
+            if vector is not None:
+                cosine = float(unit(np.array(own, np.float32)) @ vector)
+                score = cosine if text is None else (cosine + score / best) / 2
             hits.append({"score": score, **row, "text": row["text"] or ""})
-        return hits
+        return sorted(hits, key=lambda hit: -hit["score"])[:top]
 
 
 class Reranker:

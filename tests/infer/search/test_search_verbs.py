@@ -102,18 +102,19 @@ def test_search_by_words_is_bm25_and_needs_no_model(home, run, tmp_path):
         assert json.loads(found.out)["hits"] == []
 
 
-def test_hybrid_search_adds_reciprocal_ranks(home, run, cosines):
-    by_vector, by_words = np.argsort(-cosines).tolist(), bm25("the dog")
-    scores = {
-        n: sum(1 / (61 + ranks.index(n)) for ranks in (by_vector, by_words) if n in ranks)
-        for n in range(len(TEXTS))
-    }
+def test_hybrid_search_is_the_mean_of_cosine_and_share_of_the_best_bm25(home, run, cosines):
+    options = "the dog", "--method=words", "--json"
+    hits = json.loads(run("search", home / "index", *options).out)["hits"]
+    words = {hit["id"]: hit["score"] / hits[0]["score"] for hit in hits}
+    assert 1 < len(words) < len(TEXTS)
+    scores = {f"t{n}": (cosines[n] + words.get(f"t{n}", 0)) / 2 for n in range(len(TEXTS))}
     found = run("search", home / "index", "the dog", "--json")
     hits = json.loads(found.out)["hits"]
-    assert {hit["id"]: hit["score"] for hit in hits} == {
-        f"t{n}": pytest.approx(score, abs=1e-6) for n, score in scores.items()
-    }
-    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert {hit["id"]: hit["score"] for hit in hits} == pytest.approx(scores, abs=1e-5)
+    assert [hit["id"] for hit in hits] == sorted(scores, key=lambda id: -scores[id])
+    by_vector = run("search", home / "index", "zebra", "--method=vector", "--json").out
+    hits = json.loads(run("search", home / "index", "zebra", "--json").out)["hits"]
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in json.loads(by_vector)["hits"]]
 
 
 def test_what_other_programs_change_with_lancedb_is_found(home, run, tmp_path):
