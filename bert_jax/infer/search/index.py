@@ -160,14 +160,20 @@ class Index:
         if vector is not None:
             asked.append(self.table.search(vector, "vector").distance_type("cosine"))
         for each in asked:
-            for row in each.with_row_id(True).limit(max(top, JOINED)).to_list():
-                rows.setdefault(row.pop("_rowid"), {"_score": 0.0, "_distance": 0.0}).update(row)
+            table = each.with_row_id(True).limit(max(top, JOINED)).to_arrow()
+            cosines = np.zeros(len(table))
+            if vector is not None:
+                flat = table["vector"].combine_chunks().flatten().to_numpy()
+                cosines = unit(flat.reshape(-1, self.dimensions)) @ vector
+            for row, cosine in zip(
+                table.drop_columns(["vector"]).to_pylist(), cosines.tolist(), strict=True
+            ):
+                rows.setdefault(row.pop("_rowid"), {"_score": 0.0}).update(row, _distance=cosine)
         best = max((row["_score"] for row in rows.values()), default=0.0) or 1.0
         for row in rows.values():
-            score, own, _ = row.pop("_score"), row.pop("vector"), row.pop("_distance")
-            if vector is not None:
-                cosine = float(unit(np.array(own, np.float32)) @ vector)
-                score = cosine if text is None else (cosine + score / best) / 2
+            words, cosine = row.pop("_score"), row.pop("_distance")
+            mean = (cosine + words / best) / 2
+            score = words if vector is None else cosine if text is None else mean
             hits.append({"score": score, **row, "text": row["text"] or ""})
         return sorted(hits, key=lambda hit: -hit["score"])[:top]
 
