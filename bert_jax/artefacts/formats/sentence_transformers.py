@@ -205,7 +205,7 @@ def _dense(
     given, where = fields.get("activation_function", "torch.nn.Tanh"), folder / "config.json"
     activation = _ACTIVATIONS[torch_class(given, _ACTIVATIONS, f"{where}: activation_function")]
     width = fields.get("out_features")
-    shapes = {"linear.weight": (width, inputs), "linear.bias": (width,)}
+    shapes: dict[str, Any] = {"linear.weight": (width, inputs), "linear.bias": (width,)}
     if fields.get("bias") is False:
         del shapes["linear.bias"]
     tensors, found = read_safetensors(folder / WEIGHTS), {}
