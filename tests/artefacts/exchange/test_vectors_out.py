@@ -123,6 +123,16 @@ def test_the_card_of_a_cross_encoder(tmp_path, monkeypatch):
         )
 
 
+def test_a_planned_model_of_two_classes_can_be_a_cross_encoder():
+    """Before the first step a run has axes in place of parameters, and no labels."""
+    saved = model_of("classes")
+    outputs = dataclasses.replace(saved.outputs, objective="single_label", labels=())
+    params = {**saved.params, "head": {"kernel": ("embed", None), "bias": (None,)}}
+    origin = Origin("finetune")
+    planned = dataclasses.replace(saved, outputs=outputs, params=params, origin=origin)
+    assert set(refusals(planned)) == {"peft"}
+
+
 @pytest.mark.parametrize(
     ("pooling", "maps"),
     [("mean", ()), ("cls", ("gelu", "silu")), ("last", ()), ("weighted", ()),
