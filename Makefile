@@ -72,7 +72,7 @@ recipes: $(VENV)/.installed-parity $(VENV)/.installed-docs  ## run the pages of 
 	$(BIN)/python tests/pages/run.py docs/recipes/*.md
 	$(BIN)/python tests/pages/notebook.py docs/recipes/own_text.md
 
-walk: $(VENV)/.installed  ## follow README.md from top to bottom, on 3 MB of text and 600 labelled rows: 70 minutes or more
+walk: $(VENV)/.installed  ## follow README.md from top to bottom, on 3 MB of text and 600 labelled rows: 40 minutes or more
 	$(BIN)/python tests/pages/walk.py
 
 # What is measured on GPUs, with an interpreter that is there: the environment's if there is one, or PYTHON=...

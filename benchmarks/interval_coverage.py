@@ -21,7 +21,7 @@ from bert_jax.tasks.reports.classes import class_statistic
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.tagging.metrics import entity_grounds
 from bert_jax.tasks.text.metrics import text_grounds
-from bert_jax.tasks.translation import bleu, chrf
+from bert_jax.tasks.translation import quality
 from bert_jax.training.sweep.statistics import student_interval
 
 RANDOM = np.random.default_rng(0)
@@ -155,16 +155,15 @@ class Translations:
             self.references.append(" ".join(said))
             self.hypotheses.append(" ".join(np.where(kept, said, RANDOM.choice(words, len(said)))))
 
-    def score(self, metric: Any) -> float:
-        """Return the score of all."""
-        return float(metric(self.hypotheses, self.references).value)
+    def score(self, name: str) -> float:
+        """Return a score of all: bleu or chrf."""
+        return quality(self.hypotheses, self.references).values[name]
 
-    def interval(self, metric: Any, pairs: int) -> tuple[float, float] | None:
-        """Return the interval of a sample."""
+    def sample(self, pairs: int) -> Grounds:
+        """Return the data for the intervals of a sample's scores."""
         rows = RANDOM.integers(0, len(self.references), pairs).tolist()
         some = ([texts[n] for n in rows] for texts in (self.hypotheses, self.references))
-        found: tuple[float, float] | None = metric(*some, with_interval=True).interval
-        return found
+        return quality(*some).grounds
 
 
 def score_of(grounds: Grounds, name: str) -> float:
@@ -213,10 +212,10 @@ def cases() -> Iterator[tuple[str, str, float, Callable[[], Any]]]:
         for name in ("mrr", "recall@3"):
             yield f"{name}, {count} queries", name, truths(searches, name), partial(searches, count)
     population = Translations()
-    for name, metric in (("bleu", bleu), ("chrf", chrf)):
+    for name in ("bleu", "chrf"):
         for count in (20, 100, 500):
-            title, value = f"{name}, {count} sentences", population.score(metric)
-            yield title, name, value, partial(population.interval, metric, count)
+            title, value = f"{name}, {count} sentences", population.score(name)
+            yield title, name, value, partial(population.sample, count)
     for rows, better, worse in ((1000, 0.06, 0.04), (1000, 0.012, 0.008), (300, 0.05, 0.015)):
         title = f"difference, {rows} rows, {better:.1%} better, {worse:.1%} worse"
         yield title, "accuracy", better - worse, partial(paired, rows, better, worse)

@@ -73,7 +73,7 @@ def difference(mine: np.ndarray, theirs: np.ndarray, units: np.ndarray) -> str:
 
 
 def mined(options: argparse.Namespace, workdir: Path, pairs: Pairs) -> dict[str, Path]:
-    """Write the lists of the second half with two kinds of scores: the first stage's, and BM25's."""
+    """Write the lists of the second half with the scores of the first stage, and with BM25's."""
     import bert_jax
     from bert_jax.data.corpus.overlap.ngrams import normalised_words
     from bert_jax.infer.search.mine import MineConfig, Pair, mine, write_mined
@@ -135,7 +135,9 @@ def main() -> None:
     runs = {
         "dense": train(options, "dense", "embed", pairs, *embed),
         "sparse": train(options, "sparse", "embed", pairs, *sparse),
-        "static queries": train(options, "static", "embed", pairs, *sparse, "embedding.queries=idf"),
+        "static queries": train(
+            options, "static", "embed", pairs, *sparse, "embedding.queries=idf"
+        ),
     }
     found: dict[str, dict[str, np.ndarray]] = {}
     against: dict[str, str] = {}
@@ -143,8 +145,12 @@ def main() -> None:
     rankings: dict[str, list[list[int]]] = {}
     for name, workdir in runs.items():
         model = bert_jax.load(f"{workdir}")
-        vectors, known = model.embed(questions, kind="query"), model.embed(paragraphs, kind="document")
-        used[name] = tuple(float(np.count_nonzero(each, axis=1).mean()) for each in (vectors, known))
+        vectors, known = (
+            model.embed(questions, kind="query"),
+            model.embed(paragraphs, kind="document"),
+        )
+        many, few = (float(np.count_nonzero(each, axis=1).mean()) for each in (vectors, known))
+        used[name] = many, few
         known, vectors = (known, vectors) if name != "dense" else (unit(known), unit(vectors))
         rankings[name] = ranked(vectors @ known.T)
         found[name], against[name] = judge(rankings[name], wanted), "dense"
@@ -153,7 +159,11 @@ def main() -> None:
     found["BM25"], against["BM25"] = judge(rankings["BM25"], wanted), "dense"
 
     lists = mined(options, runs["dense"], second)
-    rerank = ("task.scores=scores", "training.batch_size=16", f"training.num_epochs={options.epochs}")
+    rerank = (
+        "task.scores=scores",
+        "training.batch_size=16",
+        f"training.num_epochs={options.epochs}",
+    )
     for name, file, loss in (
         ("contrast", lists["own"], "contrast"), ("kl of BM25", lists["bm25"], "kl"),
     ):  # fmt: skip
@@ -164,7 +174,10 @@ def main() -> None:
             [questions[n] for n, _ in heads], [paragraphs[d] for _, d in heads]
         ).reshape(-1, CANDIDATES)
         again = [
-            [*np.array(row[:CANDIDATES])[np.argsort(-own, kind="stable")].tolist(), *row[CANDIDATES:]]
+            [
+                *np.array(row[:CANDIDATES])[np.argsort(-own, kind="stable")].tolist(),
+                *row[CANDIDATES:],
+            ]
             for row, own in zip(rankings["dense"], scores, strict=True)
         ]
         label = f"dense, reranked ({name})"
@@ -177,7 +190,9 @@ def main() -> None:
         less = "" if name == "dense" else difference(
             values["ndcg@10"], found[against[name]]["ndcg@10"], units
         )  # fmt: skip
-        sizes = [f"{size:.0f}" for size in used[name]] if name in used and name != "dense" else ["", ""]
+        sizes = (
+            [f"{size:.0f}" for size in used[name]] if name in used and name != "dense" else ["", ""]
+        )
         print(f"| {name} | {' | '.join([*cells, less, *sizes])} |")
 
 

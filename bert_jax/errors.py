@@ -16,6 +16,25 @@ class UserError(ValueError):
     """
 
 
+class BadRecord(UserError):
+    """Error in one record of a file, such as a line, a row or a page. Others can be read."""
+
+    count = 1
+    """Number of records that are lost."""
+    unread = 0
+    """Number of bytes of the stored file that are lost, if the number of records is not known."""
+
+    def __init__(self, message: str, reason: str = "malformed", data: bytes | str = b"") -> None:
+        """Describe a record by its place and its error, a reason of docs/data.md, and its data."""
+        super().__init__(message)
+        self.reason, self.data = reason, data
+
+    def text(self) -> str:
+        """Return the record as text, with escapes for bytes that are not UTF-8."""
+        data = self.data
+        return data if isinstance(data, str) else data.decode(errors="backslashreplace")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar.
 

@@ -82,7 +82,7 @@ install() {
   fi
   [[ -z $setup ]] || call bash -c "$setup"
   if [[ ! -x .venv/bin/python ]]; then
-    for python in python3.13 python3.12 python3.11 ''; do
+    for python in python3.14 python3.13 python3.12 python3.11 ''; do
       command -v "$python" >/dev/null && "$python" -c 'import ensurepip' 2>/dev/null && break
     done
     if [[ -n $python ]]; then

@@ -92,6 +92,8 @@ def lay_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Build packed rows. A piece becomes [CLS] piece [SEP] or, if not `closed`, [CLS] piece.
 
+    If the tokenizer has no [CLS] to open rows, a closed piece becomes piece [SEP].
+
     Args:
         shard: Shard with the tokens.
         starts: (n,) position of the first token of each piece in the shard.
@@ -106,15 +108,17 @@ def lay_out(
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
-    sizes = lens.astype(np.int64) + (2 if closed else 1)
+    opened = shard.special_ids.opens or not closed
+    sizes = lens.astype(np.int64) + opened + closed
     used = np.add.reduceat(sizes, first_piece)
     # The span of the last piece includes the padding at the end of the row.
     spans = sizes.copy()
     spans[last_piece - 1] += length - used
-    tokens, real = shard.take_spans(starts.astype(np.int64) - 1, spans, used[:, None], length)
+    tokens, real = shard.take_spans(starts.astype(np.int64) - opened, spans, used[:, None], length)
     flat = tokens.reshape(-1)
     begins = np.cumsum(spans) - spans
-    flat[begins] = shard.special_ids.cls
+    if opened:
+        flat[begins] = shard.special_ids.cls
     if closed:
         flat[begins + sizes - 1] = shard.special_ids.sep
     numbers = np.arange(1, starts.size + 1) - np.repeat(first_piece, counts)

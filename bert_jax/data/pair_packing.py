@@ -1,7 +1,8 @@
 """Packed rows of source and target texts for translation (pairing `translation`).
 
 A pair is a document of two sentences, source and target. A row has S positions for sources and T
-positions for targets. A source becomes [CLS] text [SEP]. A target becomes [CLS] text, which is the
+positions for targets. A source becomes [CLS] text [SEP], or text [SEP] if [CLS] does not open rows
+(see `SpecialIds.opens`). A target becomes [CLS] text, which is the
 input of the decoder; the end token occurs only as a label. The source and the target of a pair have
 the same segment id, so that a target attends only to its own source.
 
@@ -24,9 +25,8 @@ from bert_jax.data.shard import Shard
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key
 
-SOURCE_SPECIAL = 2  # [CLS] source [SEP]
 TARGET_SPECIAL = 1  # [CLS] target
-MIN_LENGTH = SOURCE_SPECIAL + 1
+MIN_LENGTH = 2  # source [SEP]
 MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
 
 _MANY_LEFT_OUT = 0.01
@@ -56,6 +56,8 @@ class TranslationPlan:
     """(num_pairs,) uint16: tokens of the target, at least 1, without special tokens."""
     num_left_out: int
     """Number of pairs of the shard that are in no row because they are too long."""
+    num_special: int
+    """Number of special tokens of a source."""
 
     def __len__(self) -> int:
         return self.row_offsets.size - 1
@@ -64,7 +66,7 @@ class TranslationPlan:
     def real_shares(self) -> tuple[float, float]:
         """Shares of the source positions and of the target positions that are not padding."""
         pairs, rows = self.source_len.size, len(self)
-        source = int(self.source_len.sum(dtype=np.int64)) + SOURCE_SPECIAL * pairs
+        source = int(self.source_len.sum(dtype=np.int64)) + self.num_special * pairs
         target = int(self.target_len.sum(dtype=np.int64)) + TARGET_SPECIAL * pairs
         return source / (rows * self.length), target / (rows * self.target_length)
 
@@ -127,6 +129,20 @@ def check_pairs(shard: Shard) -> None:
         )
 
 
+def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard.
+
+    Raises:
+        UserError: The documents of the shard are not pairs.
+    """
+    check_pairs(shard)
+    ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
+    return [
+        (shard.tokens[ends[n] : ends[n + 1]], shard.tokens[ends[n + 1] : ends[n + 2]])
+        for n in range(0, shard.num_sentences, step)
+    ]
+
+
 def plan_translations(
     shard: Shard, length: int, target_length: int, *, seed: int = 0, num_passes: int = 1
 ) -> TranslationPlan:
@@ -137,13 +153,14 @@ def plan_translations(
     Raises:
         UserError: A length is out of range, the shard does not hold pairs, or no pair fits a row.
     """
-    lengths = (("length", length, MIN_LENGTH), ("target_length", target_length, MIN_TARGET_LENGTH))
+    special = np.array([1 + shard.special_ids.opens, TARGET_SPECIAL])
+    lengths = zip(("length", "target_length"), (length, target_length), special + 1, strict=True)
     for name, value, least in lengths:
         if not least <= value <= 65535:
             raise UserError(f"{name} is {value}; for translation, it must be {least} to 65,535")
     check_pairs(shard)
     offsets = np.asarray(shard.sentence_offsets)
-    sizes = np.diff(offsets).reshape(-1, 2) + np.array([SOURCE_SPECIAL, TARGET_SPECIAL])
+    sizes = np.diff(offsets).reshape(-1, 2) + special
     fitting = np.flatnonzero((sizes <= np.array([length, target_length])).all(axis=1))
     if not fitting.size:
         shortest = sizes.min(axis=0)
@@ -167,9 +184,10 @@ def plan_translations(
         target_length,
         row_offsets=np.concatenate([[0], np.cumsum(row_sizes)]),
         source_start=offsets[2 * pairs].astype(position),
-        source_len=(sizes[pairs, 0] - SOURCE_SPECIAL).astype(np.uint16),
+        source_len=(sizes[pairs, 0] - special[0]).astype(np.uint16),
         target_len=(sizes[pairs, 1] - TARGET_SPECIAL).astype(np.uint16),
         num_left_out=shard.num_documents - fitting.size,
+        num_special=int(special[0]),
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import threading
 import zlib
 from collections import deque
@@ -86,12 +87,14 @@ def check_recorded(directory: Path, *keys: str) -> None:
             )
 
 
-def differing(directory: Path, digests: Any) -> str:
-    """Return the first path whose file is missing or has another digest, "" if all files agree."""
+def differing(directory: Path, digests: Any, *, missing_ok: bool = False) -> str:
+    """Return the first path whose file has another digest or is missing, "" if all files agree."""
     for name, digest in digests.items() if isinstance(digests, dict) else ():
         inside = not name.startswith("/") and ".." not in Path(name).parts
         kind = DIGESTS if len(f"{digest}") == 8 else "sha256"
         path = directory / name
+        if missing_ok and inside and not os.path.lexists(path):
+            continue
         if not (inside and path.is_file() and digest_of(path, kind) == digest):
             return str(name)
     return ""

@@ -87,7 +87,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
         windows = [None] * len(weights)
     tokenizer = saved.tokenizer
     special = tokenizer.special_ids
-    if tokenizer.kind in ("wordpiece", "sentencepiece"):
+    if tokenizer.kind != "fast":
         tokens = [tokenizer.id_to_token(int(i)) for i in row.ids]
     else:  # byte-level BPE spells tokens in bytes, so show the text that each token stands for
         tokens = [
@@ -160,13 +160,13 @@ def _translation(
     found = tokenizer.encode(text)
     _check_tokens("text", text, len(found.ids))
     source = make_row(tokenizer, found.ids).ids
-    words = ["", *(text[start:end] for start, end in found.offsets), ""]
+    words = [*[""] * special.opens, *(text[start:end] for start, end in found.offsets), ""]
     _check_length(saved, "text", len(source))
     if target is None:
         ids = best_tokens(saved, source)
         target, spelled = decoded(tokenizer, ids), [""] * len(ids)
     else:
-        ids, offsets = tokenizer.encode(target)
+        ids, offsets = tokenizer.target.encode(target)
         spelled = [target[start:end] for start, end in offsets]
     _check_length(saved, "translation", len(ids) + 1)
     row = np.concatenate([source, [special.cls], ids]).astype(np.int32)

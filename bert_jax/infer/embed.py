@@ -65,15 +65,16 @@ class Embedder(RowPredictor):
             self.normalize = own.normalize
         if self.pooling is None:
             self.pooling = own.pooling
+        entries = {*self.model.params, *self.model.params.get("pooling", ())}
         for pooling, entry, what in (
-            ("weighted", "pooling", "learned token weights"),
+            ("weighted", "score", "learned token weights"),
             ("splade", MASKED_LM, "masked-LM head"),
         ):
-            if self.pooling == pooling and entry not in self.model.params:
+            if self.pooling == pooling and entry not in entries:
                 raise UserError(f"{self.model.name} has no {what}; pool by mean")
         self._sparse = self.pooling == "splade"
         self._static = self._sparse and own.static_queries and self.kind == "query"
-        width = self.model.config.vocab_size if self._sparse else self.model.config.hidden_dim
+        width = self.model.vector_width
         if self.dimensions is not None and (self._sparse or not 1 <= self.dimensions <= width):
             right = "not be given for sparse vectors" if self._sparse else f"be from 1 to {width}"
             raise UserError(f"dimensions is {self.dimensions}; it must {right}")
@@ -87,8 +88,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        config = self.model.config
-        return self.dimensions or (config.vocab_size if self._sparse else config.hidden_dim)
+        return self.dimensions or self.model.vector_width
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:

@@ -1,6 +1,6 @@
 """Exact nearest-neighbour search by inner product, computed in blocks on all local devices."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 
 import jax
@@ -20,7 +20,7 @@ QUERIES = 256
 
 def top_k(
     queries: Float[np.ndarray, "Q D"],
-    documents: Float[np.ndarray, "N D"] | Iterable[Float[np.ndarray, "n D"]],
+    documents: Float[np.ndarray, "N D"],
     k: int,
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find, for each query, the documents with the largest inner products.
@@ -28,18 +28,13 @@ def top_k(
     Returns the inner products in float32, largest first, and the indices of the documents. K is the
     smaller of k and N. Documents with equal products are in the order of their indices.
 
-    `documents` is an array, which may be a memory-mapped file, or an iterable of blocks, such as
-    the shards of a file. At most two blocks are in memory. The rows of a block are divided among
-    the devices, and the best documents of each are merged with the best documents so far.
+    The documents are read in blocks, of which two are on the devices at most. The rows of a block
+    are divided among the devices, and the best documents of each are merged with the best so far.
 
     Raises:
         UserError: `k` is below 1.
     """
     check_count("k", k)
-    blocks = documents
-    if isinstance(documents, np.ndarray):
-        step = BLOCK * jax.local_device_count()
-        blocks = (documents[at : at + step] for at in range(0, len(documents), step))
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))
     rows, whole = NamedSharding(mesh, P("documents")), NamedSharding(mesh, P())
     size = min(QUERIES, 1 << max(len(queries) - 1, 0).bit_length())
@@ -50,22 +45,23 @@ def top_k(
         parts.append(jax.device_put(part, whole))
         empty = np.full((size, k), -np.inf, np.float32), np.full((size, k), -1, np.int32)
         best.append(jax.device_put(empty, whole))
-    count = 0
-    for block in blocks:
+    step = BLOCK * mesh.size
+    for at in range(0, len(documents), step):
+        block = documents[at : at + step]
         each = mesh.size << max(-(-len(block) // mesh.size) - 1, 0).bit_length()
         on_devices = jax.device_put(_padded(block, each), rows)
-        limits = np.int32(count), np.int32(len(block))
+        limits = np.int32(at), np.int32(len(block))
         jax.block_until_ready(best)  # frees the previous block
         merge = _merge(mesh, k)
         best = [
             merge(part, on_devices, *limits, *found)
             for part, found in zip(parts, best, strict=True)
         ]
-        count += len(block)
+    k = min(k, len(documents))
     if not best:
-        return np.zeros((0, min(k, count)), np.float32), np.zeros((0, min(k, count)), np.int64)
+        return np.zeros((0, k), np.float32), np.zeros((0, k), np.int64)
     scores, indices = map(np.concatenate, zip(*jax.device_get(best), strict=True))
-    kept = np.s_[: len(queries), : min(k, count)]
+    kept = np.s_[: len(queries), :k]
     return scores[kept], indices[kept].astype(np.int64)
 
 

@@ -19,13 +19,14 @@ from jaxtyping import Array, Float, Int
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.model.config import LayerKind, ModelConfig
-from bert_jax.model.embedding import Pooling, pool_tokens
+from bert_jax.model.embedding import Pooling, mapped, pool_tokens
 from bert_jax.model.encoder import Embeddings, Layer
 from bert_jax.model.heads import end_norm, pool, vocabulary_projection, with_params
 from bert_jax.model.rotation import Context, make_context
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits, reads_all_tokens
 from bert_jax.tasks.rows import Batch
 
+_OF_TOKENS = ("mean", "mean_sqrt_len", "max")
 FEW_TOKENS = 128
 """Number of tokens in a batch up to which the last layer computes all positions."""
 
@@ -122,7 +123,7 @@ def pooled(
     if pooling in ("cls", "pooler") and layers == (config.num_layers,):
         return cast(Array, _first(config, pooling == "pooler", *_before_end(model, batch)))
     ids = model.tokenizer.special_ids
-    ignored = () if special_tokens or pooling not in ("mean", "max") else (ids.cls, ids.sep)
+    ignored = () if special_tokens or pooling not in _OF_TOKENS else (ids.cls, ids.sep)
     states, _ = _states(model, batch, layers[-1])
     wanted = [states[n] for n in layers]
     if layers[-1] == config.num_layers:
@@ -242,9 +243,9 @@ def _top_tokens(
 @_program(0, 1)
 def _first(
     config: ModelConfig, pools: bool, end: Any, x: Float[Array, "B L D"], context: Context,
-) -> Float[Array, "B D"]:  # fmt: skip
+) -> Float[Array, "B D2"]:  # fmt: skip
     x = _last(config, end, x, context)
-    return (pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32)
+    return mapped((pool(config, end, x) if pools else x[:, 0]).astype(jnp.float32), end)
 
 
 @_program(0, 1, 2)
@@ -258,7 +259,7 @@ def _pool(
         counts &= tokens != id
     wanted = [each.astype(jnp.float32) for each in states]
     mean = sum(wanted[1:], wanted[0]) / len(wanted)
-    return pool_tokens(pooling, mean, counts, params, config)
+    return mapped(pool_tokens(pooling, mean, counts, params, config), params)
 
 
 # Parts that the programs above share

@@ -1,6 +1,6 @@
 """Translation of texts, with scores and, on request, more hypotheses and word attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 
 @dataclass(eq=False)
@@ -44,12 +44,12 @@ class Translator(TextPredictor):
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         tokenizer, limit = self.model.tokenizer, self.model.max_length
         sources = tokenizer.encode_batch([example.text for example in examples])
-        prefixes = tokenizer.encode_batch([example.text_pair or "" for example in examples])
+        prefixes = tokenizer.target.encode_batch([example.text_pair or "" for example in examples])
         rows, starts, numbers, cut = [], [], [], []
         for number, (source, prefix) in enumerate(zip(sources, prefixes, strict=True)):
             if not len(source):
                 continue
-            room = limit - 2 - len(prefix)
+            room = limit - num_special(tokenizer, pair=False) - len(prefix)
             if room < 1:
                 raise UserError(
                     f"{examples[number].origin}: the prefix has {len(prefix)} tokens, but "
@@ -129,6 +129,11 @@ class Translator(TextPredictor):
     @override
     def line(self, answer: Answer) -> str:
         return str(answer["translation"])
+
+    def translated(self, texts: Sequence[str], advance: Callable[[int], object]) -> list[str]:
+        """Translate texts in parts; `advance` is called with the number of texts in each part."""
+        parts = self.parts({"text": texts}, most=self.CHUNK, advance=advance)
+        return [answer["translation"] for part in parts for answer in self.predict(part)]
 
     def _hypotheses(self, found: Found) -> list[Answer]:
         """Return each hypothesis with its score, and with `cut` if the end token is missing."""

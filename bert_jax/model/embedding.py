@@ -3,17 +3,20 @@
     config = EmbeddingConfig("mean", dimensions=(256, 64))
     params = init_params(model, key, EmbeddingModel, config)
     hidden = encode(model, params, tokens, type_ids, segment_ids)
-    vectors = finish(config, pool_tokens(config.pooling, hidden, segment_ids > 0, params, model))
+    pooled = pool_tokens(config.pooling, hidden, segment_ids > 0, params, model)
+    vectors = finish(config, mapped(pooled, params))
 
 Parameters are a nested dict with the entry `encoder`, without a pooler, and the entries that the
-pooling reads: `pooling` for `weighted`, `mlm` for `splade`, and `queries` for static queries. Texts
-are compared by the cosine of their vectors, or by the product if the pooling is `splade`.
+pooling reads: `pooling` for `weighted` and for linear maps, `mlm` for `splade`, and `queries` for
+static queries. Texts are compared by the cosine of their vectors, or by the product if the pooling
+is `splade`.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the start of a vector is a useful vector);
 Formal et al. 2021 (SPLADE v2), section 3 (sparse vectors), and 3.3 for static queries.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,15 +30,23 @@ from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MaskedLMHead, vocabulary_projection
-from bert_jax.model.layers import parameter
+from bert_jax.model.layers import ACTIVATIONS, parameter
 
-Pooling = Literal["mean", "max", "cls", "pooler", "last", "weighted", "splade"]
-"""Ways to pool the token states into one vector. `mean` and `max` are over all tokens, by default
-including special tokens. `cls` is the first token's state, `pooler` the output of BERT's pooler,
-`last` the last token's state, and `weighted` a mean with learned weights. `splade` is sparse: for
-each token of the vocabulary, the greatest log(1 + relu(logit)) of the masked-LM head."""
-TokenPooling = Literal["mean", "cls", "last", "weighted", "splade"]
-"""Poolings with which an embedding model can be trained."""
+TokenPooling = Literal["mean", "mean_sqrt_len", "max", "cls", "last", "weighted", "splade"]
+"""Poolings with which an embedding model can be trained; `POOLINGS` describes them."""
+Pooling = TokenPooling | Literal["pooler"]
+"""Ways to pool the token states into one vector; `pooler` is BERT's pooler on the first state."""
+POOLINGS: Mapping[str, str] = {
+    "mean": "the mean of the tokens' states",
+    "mean_sqrt_len": "the sum of the tokens' states over the square root of the number of tokens",
+    "max": "the largest value of the tokens' states in each dimension",
+    "cls": "the first token's state",
+    "last": "the last token's state",
+    "weighted": "the mean of the tokens' states, with learned weights",
+    "splade": "for each token of the vocabulary, the greatest log(1 + relu(logit))",
+    "late": "the mean of the tokens' logits",
+}
+"""Descriptions of poolings, also of the input of a head (`Pooled`)."""
 Pooled = Literal["cls", "mean", "late"]
 """Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
 mean of all states. With `late` the head reads every state, and its logits are averaged."""
@@ -66,18 +77,19 @@ def pool_tokens(
     `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
     `pooling` of `params`; `splade` needs `model`, reads `encoder` and `mlm`, and its width W is the
     vocabulary's. With `pooler`, the caller applies the pooler to the result, the first token's
-    state. The result is float32, except that `max` keeps the type of `hidden`.
+    state. The result is float32.
     """
+    hidden, counted = hidden.astype(jnp.float32), counts.astype(jnp.float32)
     if pooling == "splade":
         assert model is not None
         logits = vocabulary_projection(model, params, hidden).logits()[..., : model.vocab_size]
-        return jnp.log1p(jnp.max(jax.nn.relu(logits) * counts[..., None], axis=1))
+        return jnp.log1p(jnp.max(jax.nn.relu(logits) * counted[..., None], axis=1))
     if pooling == "max":
         greatest = jnp.where(counts[..., None], hidden, -jnp.inf).max(1)
         return jnp.where(counts.any(1, keepdims=True), greatest, 0.0)
-    hidden, counted = hidden.astype(jnp.float32), counts.astype(jnp.float32)
-    if pooling == "mean":
-        weights = counted / jnp.maximum(counted.sum(1, keepdims=True), 1.0)
+    if pooling in ("mean", "mean_sqrt_len"):
+        number = jnp.maximum(counted.sum(1, keepdims=True), 1.0)
+        weights = counted / (number if pooling == "mean" else jnp.sqrt(number))
     elif pooling == "weighted":
         scores = hidden @ params["pooling"]["score"]
         weights = jax.nn.softmax(jnp.where(counts, scores, MASKED_SCORE), axis=-1) * counted
@@ -142,6 +154,18 @@ class EmbeddingModel(nnx.Module):
             self.mlm = MaskedLMHead(config, rngs)
         if embedding.static_queries:
             self.queries = parameter(jnp.ones((config.vocab_size,), jnp.float32), None)
+
+
+def mapped(vectors: Float[Array, "B D"], params: Any) -> Float[Array, "B D2"]:
+    """Apply the linear maps that follow a pooling, in float32, if `params` has maps.
+
+    Names in `params["pooling"]["maps"]` are a number, "_" and an activation or nothing: `0_tanh`.
+    """
+    for name, map in sorted(params.get("pooling", {}).get("maps", {}).items()):
+        vectors = jnp.matmul(vectors, map["kernel"], precision="highest") + map.get("bias", 0.0)
+        activation = name.partition("_")[2]
+        vectors = ACTIVATIONS[activation](vectors) if activation else vectors
+    return vectors
 
 
 def finish(

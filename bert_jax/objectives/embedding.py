@@ -49,9 +49,10 @@ class ContrastConfig(Bounded, section="embedding"):
     """Settings of text vectors and of the loss that trains them."""
 
     pooling: TokenPooling = "mean"
-    """Vector of a text. `mean` is the mean of the token states, `cls` the first token's state,
-    `last` the last token's state, and `weighted` a mean with learned weights. `splade` makes sparse
-    vectors: a weight for each token of the vocabulary, from the masked-LM head of init."""
+    """Vector of a text. `mean` is the mean of the token states, `mean_sqrt_len` their sum over the
+    square root of their number, `max` their maxima, `cls` the first token's state, `last` the last
+    token's state, and `weighted` a mean with learned weights. `splade` makes sparse vectors: a
+    weight for each token of the vocabulary, from the masked-LM head of init."""
     normalize: bool = True
     """Whether the model returns vectors of length 1. The loss compares dense vectors by cosine.
     Sparse vectors are never normalised, and compared by their product."""
@@ -304,9 +305,10 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         temperature = self.contrast.temperature or (1.0 if self.config.is_sparse else 0.05)
         if self.comparison == "ranking":
             return ranking_losses(own, every, temperature, self.contrast.symmetric)
-        if self.comparison in ("scores", "classes"):
+        if self.comparison == "scores" or self.comparison == "classes":
             losses = score_losses if self.comparison == "scores" else class_losses
             return losses(own, every, temperature)
+        assert own.labels is not None
         scores = jnp.einsum("iD,icD->ic", own.vectors[:, 0], own.vectors[:, 1:]) / temperature
         return list_losses(self.comparison, scores, own.labels, own.present[:, 1:])
 

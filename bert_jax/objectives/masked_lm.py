@@ -43,9 +43,6 @@ _PAIRS = (
     ),
 )  # fmt: skip
 
-PAIR_HEADS = frozenset({"nsp"})
-"""Entries of the parameters that are trained only by the labels of sentence pairs."""
-
 
 def check_decoder(model: ModelConfig) -> None:
     """Raise a UserError if the masked-LM head cannot connect the layers with the token table."""

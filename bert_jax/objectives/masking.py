@@ -103,6 +103,11 @@ def mask_tokens(
             "masking.whole_word is set, but this tokenizer does not tell which tokens continue a "
             "word; set masking.whole_word to False"
         )
+    if special_ids.mask == special_ids.pad:
+        raise UserError(
+            "the tokenizer has no mask token, so words cannot be masked. Marian's tokenizer is for "
+            "objective.name 'translation'"
+        )
     specials = sorted(set(astuple(special_ids)))
     if vocab_size <= len(specials):
         raise UserError(

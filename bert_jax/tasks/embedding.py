@@ -346,7 +346,7 @@ class EmbeddingSplit(Split):
 class EmbeddingTask(Task[EmbeddingTaskConfig]):
     """An embedding task, configured by `kind: embedding`."""
 
-    SPLIT = EmbeddingSplit
+    SPLIT: type[EmbeddingSplit] = EmbeddingSplit
     objective: HeadKind = "embedding"
     num_outputs = 0
 

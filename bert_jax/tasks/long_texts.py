@@ -59,10 +59,12 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Cut two texts to `room` tokens in all, the longer text first. Return both lengths."""
+    """Return two lengths cut to `room` in all, the longer one first, as tokenizers cuts them."""
     if first + second <= room:
         return first, second
-    kept = min(first, max(room - second, room - room // 2))
+    if first > second:
+        return pair_lengths(second, first, room)[::-1]
+    kept = min(first, room // 2)
     return kept, room - kept
 
 
@@ -139,8 +141,8 @@ def text_rows(
 ) -> TextRows:
     """Encode examples as rows of at most `max_length` tokens.
 
-    When a pair is cut, the longer text loses tokens first, as in BERT's `run_classifier.py`. With
-    windows, each row has a part of the longer text and at most half a row of the shorter.
+    A pair is cut by `pair_lengths`. With windows, each row has a part of the longer text and at
+    most half a row of the shorter.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

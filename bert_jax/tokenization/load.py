@@ -117,7 +117,8 @@ def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
-    The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, or one `*.model`.
+    The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, one `*.model`, or
+    Marian's `source.spm` with `target.spm` and `vocab.json`.
     If a directory has both a `*.model` and a `tokenizer.json` other than WordPiece, the
     `tokenizer.json` is read, because the two may give different ids (XLM-R's do). But a `*.model`
     that bert-jax wrote is always preferred.
@@ -126,6 +127,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         UserError: If there is no tokenizer, there are two kinds, or a file is invalid.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
+    from bert_jax.tokenization.marian import read_marian
     from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
     from bert_jax.tokenization.tokenizer_json import read_pipeline
 
@@ -135,8 +137,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     elif not path.exists():
         raise UserError(
             f"{path}: no such file or directory; give a tokenizer.json, a vocab.txt, a vocab.json, "
-            "a *.model, or a directory that has one"
+            "a *.model, a source.spm, or a directory that has one"
         )
+    if path.suffix == ".spm":
+        return read_marian(Reading(path.with_name("vocab.json")))
     reading = Reading(path)
     if path.suffix == ".model":
         model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
@@ -147,7 +151,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return load_wordpiece(reading)
     raise UserError(
         f"{path} is not a tokenizer file; give a file whose name ends in .json (tokenizer.json), "
-        ".txt (vocab.txt) or .model (SentencePiece)"
+        ".txt (vocab.txt), .model (SentencePiece) or .spm (Marian)"
     )
 
 
@@ -161,6 +165,8 @@ def _find(directory: Path) -> Path:
     """Return the file that defines a directory's tokenizer; raise UserError for none or several."""
     whole, model = directory / "tokenizer.json", directory / "tokenizer.model"
     models = sorted(directory.glob("*.model"))
+    if (marian := directory / KIND_FILES["marian"][0]).is_file():
+        return marian
     # A *.model that bert-jax wrote is the original. It never matches special tokens in text.
     if model.is_file() and Reading(model).config.get("kind") == "sentencepiece":
         return model
@@ -176,7 +182,7 @@ def _find(directory: Path) -> Path:
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
     if not found and not all(file.is_file() for file in pair):
         raise UserError(
-            f"{directory} holds no tokenizer: it has no tokenizer.json, vocab.txt, *.model, or "
-            "vocab.json with merges.txt"
+            f"{directory} holds no tokenizer: it has no tokenizer.json, vocab.txt, *.model, "
+            "source.spm, or vocab.json with merges.txt"
         )
     return (found or pair)[0]

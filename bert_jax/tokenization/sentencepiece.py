@@ -64,15 +64,7 @@ class SentencePieceTokenizer(Tokenizer):
             UserError: If the file is not a model or has too many pieces, or if its special pieces
                 are missing or match raw text.
         """
-        # This is checked first, because the library makes an object for each piece.
-        if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
-            raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, which is the limit")
-        self._model = model
-        self._fast = sentencepiece.SentencePieceProcessor()
-        try:
-            self._fast.load_from_serialized_proto(model)
-        except Exception as error:  # the binding raises several types
-            raise UserError(f"{where} is not a SentencePiece model: {error}") from error
+        self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []
         for id in range(self._fast.get_piece_size()):
             try:
@@ -111,43 +103,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     @override
     def encode(self, text: str) -> Encoding:
-        text = replace_surrogates(text)
-        found = self._fast.encode(text, return_type="offset_mapping")
-        pieces = found["pieces"]
-        # Character i of `normal` comes from the characters of `text` from `starts[i]` to the next
-        # larger value in `starts`. Several characters of `normal` that come from the same
-        # characters of `text`, such as the letters of a ligature, have the same start.
-        normal, offsets = self._fast.normalize(text, with_offsets=True)
-        starts = np.array(offsets, np.int64)
-        # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" and
-        # an accent.
-        shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
-        shared[1:] |= shared[:-1]
-        is_space = np.array([char == SPACE for char in normal], bool) & ~shared
-        is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
-        following = np.searchsorted(starts, starts[:-1], side="right")
-        ends = np.append(starts, len(text))[following]
-        char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
-        sizes = [1 if _BYTE.fullmatch(piece) else len(piece.encode()) for piece in pieces]
-        if sum(sizes) != len(char_of_byte):
-            raise RuntimeError(f"pieces do not spell out the normalised text of {text[:80]!r}")
-        spans = np.zeros((len(pieces), 2), np.int32)
-        at = 0
-        for i, size in enumerate(sizes):
-            first, last = char_of_byte[at], char_of_byte[at + size - 1]
-            at += size
-            while first <= last and is_space[first]:
-                first += 1
-            while last > first and is_space[last]:
-                last -= 1
-            if first > last:  # a bare "▁" has an empty span before the next character
-                spans[i] = starts[first]
-                continue
-            start, end = int(starts[first]), int(ends[last])
-            while end > start + 1 and text[end - 1].isspace():
-                end -= 1
-            spans[i] = start, end
-        return Encoding(np.array(found["ids"], np.int32), spans)
+        _, ids, spans = spans_of(self._fast, replace_surrogates(text))
+        return Encoding(ids, spans)
 
     @override
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -161,6 +118,61 @@ class SentencePieceTokenizer(Tokenizer):
         config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
         text = json.dumps(config, indent=1) + "\n"
         return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
+
+
+def load_model(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
+    """Load the content of a model's file; raise a UserError, with `where`, if it is not a model."""
+    # This is checked first, because the library makes an object for each piece.
+    if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
+        raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, which is the limit")
+    loaded = sentencepiece.SentencePieceProcessor()
+    try:
+        loaded.load_from_serialized_proto(model)
+    except Exception as error:  # the binding raises several types
+        raise UserError(f"{where} is not a SentencePiece model: {error}") from error
+    return loaded
+
+
+def spans_of(
+    model: sentencepiece.SentencePieceProcessor, text: str
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the pieces of a text, their ids (n,) int32, and their spans (n, 2) int32."""
+    found = model.encode(text, return_type="offset_mapping")
+    pieces = found["pieces"]
+    # Character i of `normal` comes from the characters of `text` from `starts[i]` to the next
+    # larger value in `starts`. Several characters of `normal` that come from the same
+    # characters of `text`, such as the letters of a ligature, have the same start.
+    normal, offsets = model.normalize(text, with_offsets=True)
+    starts = np.array(offsets, np.int64)
+    # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" and
+    # an accent.
+    shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
+    shared[1:] |= shared[:-1]
+    is_space = np.array([char == SPACE for char in normal], bool) & ~shared
+    is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
+    following = np.searchsorted(starts, starts[:-1], side="right")
+    ends = np.append(starts, len(text))[following]
+    char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
+    sizes = [1 if _BYTE.fullmatch(piece) else len(piece.encode()) for piece in pieces]
+    if sum(sizes) != len(char_of_byte):
+        raise RuntimeError(f"pieces do not spell out the normalised text of {text[:80]!r}")
+    spans = np.zeros((len(pieces), 2), np.int32)
+    at = 0
+    for i, size in enumerate(sizes):
+        first, last = char_of_byte[at], char_of_byte[at + size - 1]
+        at += size
+        while first <= last and is_space[first]:
+            first += 1
+        while last > first and is_space[last]:
+            last -= 1
+        if first > last:  # a bare "▁" has an empty span before the next character
+            spans[i] = starts[first]
+            continue
+        start, end = int(starts[first]), int(ends[last])
+        while end > start + 1 and text[end - 1].isspace():
+            end -= 1
+        spans[i] = start, end
+    return pieces, np.array(found["ids"], np.int32), spans
 
 
 def _count_pieces(model: bytes, limit: int) -> int:

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the five special tokens."""
+    """Ids of the five special tokens. A decoder starts with `cls`."""
 
     pad: int
     unk: int
     cls: int
     sep: int
     mask: int
+
+    @property
+    def opens(self) -> bool:
+        """Whether [CLS] begins a row. In Marian it does not: pad, cls and mask are one token."""
+        return not self.pad == self.cls == self.mask

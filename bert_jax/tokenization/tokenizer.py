@@ -36,6 +36,7 @@ KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
     "fast": ("tokenizer.json", "vocab.json", "merges.txt"),
+    "marian": ("source.spm", "target.spm", "vocab.json"),
 }
 
 MAX_SPECIAL = 4
@@ -73,7 +74,7 @@ class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back."""
 
     kind: ClassVar[str]
-    """`wordpiece`, `sentencepiece` or `fast`."""
+    """`wordpiece`, `sentencepiece`, `fast` or `marian`."""
     special_ids: SpecialIds
     fingerprint: str
     """SHA-256 (hex) of everything that determines ids; the same after `save` and load."""
@@ -83,7 +84,8 @@ class Tokenizer(ABC):
     """Text to put before a word inside a sentence: a space if the tokenizer recognises the
     beginning of a word only by a space (byte-level BPE), else the empty string."""
     num_between = 1
-    """Number of separators between the two texts of a pair: 1, or 2 as in RoBERTa and XLM-R."""
+    """Number of separators between the two texts of a pair: 1, 2 as in RoBERTa and XLM-R, or 0 as
+    in Marian."""
     mask_strips_space = False
     """Whether the mask stands for a word and the space before it, as RoBERTa's mask does."""
 
@@ -108,6 +110,11 @@ class Tokenizer(ABC):
         while size and self.vocab[size - 1] in names:
             size -= 1
         return self.vocab[:size]
+
+    @property
+    def target(self) -> "Tokenizer":
+        """Tokenizer of translations, with the same ids; only Marian's differs from `self`."""
+        return self
 
     @abstractmethod
     def encode(self, text: str) -> Encoding:
@@ -201,20 +208,21 @@ class TokenRow(NamedTuple):
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
     """Put special tokens around the ids (n,) of one or two texts.
 
-    The result is [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP].
+    The result is [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP]. Some
+    tokenizers have no [CLS] (see `SpecialIds.opens`).
     """
     special = tokenizer.special_ids
-    cls, sep = np.array([special.cls], np.int32), np.array([special.sep], np.int32)
+    cls, sep = np.array([special.cls] * special.opens, np.int32), np.array([special.sep], np.int32)
     if second is None:
-        return TokenRow(np.concatenate([cls, first, sep]), len(first) + 2)
+        return TokenRow(np.concatenate([cls, first, sep]), len(cls) + len(first) + 1)
     between = np.repeat(sep, tokenizer.num_between)
     row = np.concatenate([cls, first, between, second, sep])
-    return TokenRow(row, len(first) + 1 + tokenizer.num_between)
+    return TokenRow(row, len(cls) + len(first) + len(between))
 
 
 def num_special(tokenizer: Tokenizer, pair: bool) -> int:
     """Return the number of special tokens that `make_row` adds to one text, or to a pair."""
-    return 2 + tokenizer.num_between if pair else 2
+    return tokenizer.special_ids.opens + 1 + pair * tokenizer.num_between
 
 
 def replace_surrogates(text: str) -> str:

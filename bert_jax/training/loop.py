@@ -31,6 +31,7 @@ from bert_jax.training.steps.bad_step import (
     find_bad_step,
     skipped_message,
 )
+from bert_jax.training.steps.recheck import Recheck
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 from bert_jax.training.steps.step_queue import StepQueue
@@ -52,9 +53,10 @@ class _Run:
         self.steps = made_once(
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
-        self.queue = StepQueue(session, self._read)
+        self.recheck = Recheck(plan.stages[0].train, plan.mesh, plan.saves.newest)
+        self.queue = StepQueue(session, self.recheck, self._read)
         self.watched = plan.objective.metrics[0].name
-        if plan.policy.metric:
+        if plan.num_trials:
             self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
         self.train_metrics: dict[str, Any] = {}
         self.saved_at = time.monotonic()
@@ -218,8 +220,8 @@ class _Run:
                 session.out.say(line)
             if not self.policy.metric or due[0] is not plan.scorers[0]:
                 return
-            better = self._judge(scores, columns["epoch"])
-            if any(better):
+            better = self._judge(scores, columns.get("epoch", 0.0))
+            if plan.num_trials and any(better):
                 chosen = trials.place_trials(self._filled(better), plan.mesh)
                 now.best = self.keep_best(now.best, now.state.params, chosen)
             self._stop_early([mine is not None for mine in scores])
@@ -250,7 +252,7 @@ class _Run:
                     message = f"{now.name_of(number)} {message}"
                 session.event("early_stop", message, trial=number)
                 session.out.say(message)
-        if any(stopped):
+        if self.plan.num_trials and any(stopped):
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
@@ -279,6 +281,7 @@ class _Run:
 
     def _save(self, *, last: bool = False, finished: bool = False) -> None:
         self.plan.batches.confirm()
+        self.recheck.replicas(self.now.step, self.now.state)
         with self.session.saving(f"the save of step {self.now.step:,}"):
             self.saves.save(self.now, last=last, finished=finished)
         self.saved_at = time.monotonic()
@@ -304,13 +307,14 @@ class _Run:
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
                 message += "this run has failed" if bad.halted else "the batch was skipped"
-            whose = {"trial": number} if self.policy.metric else {}
+            whose = {"trial": number} if self.plan.num_trials else {}
             session.warn(
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
             )
 
     def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
+        self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:
             comparison = compute_again(

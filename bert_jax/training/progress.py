@@ -50,14 +50,18 @@ class Progress:
         """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
-        score = scores.get(metric, math.nan)
+        score, sign = scores.get(metric, math.nan), -1 if metric.endswith("loss") else 1
         self.last = null(score)
-        better = math.isfinite(score) and (self.best is None or score > self.best)
+        better = math.isfinite(score) and (self.best is None or sign * score > sign * self.best)
         if better:
             self.best, self.best_step, self.best_epoch = score, step, epoch
-        waited = sum(each["step"] > self.best_step for each in self.scores)
-        self.stopped = bool(patience) and waited >= patience
+        self.stopped = self.has_waited(patience)
         return better
+
+    def has_waited(self, patience: int) -> bool:
+        """Return true if the last `patience` evaluations were no better; false if it is 0."""
+        waited = sum(each["step"] > self.best_step for each in self.scores)
+        return bool(patience) and waited >= patience
 
     def outcome(
         self, goal: float = -math.inf, seconds: float = 0.0, test: Mapping[str, float] | None = None

@@ -171,8 +171,8 @@ class Policy:
     scores_start: bool = False
     """Whether a new run is evaluated before its first step."""
     metric: str = ""
-    """Name of the score by which the best parameters are selected; if empty, none are kept.
-    The score comes from the first scorer."""
+    """Name of the score by which trials keep their best parameters and patience is counted; empty
+    for neither. It comes from an evaluation of the first scorer. Lower is better for a loss."""
     patience: int = 0
     save_every: int = 0
     """Number of steps between saves; 0 means after evaluations, at least `save_seconds` apart."""

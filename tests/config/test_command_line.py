@@ -63,7 +63,6 @@ def test_argument_of_a_configuration(tmp_path):
     [
         ("--config.model.hiden_dim=3", r"unknown field model\.hiden_dim; did you mean model\.hid"),
         ("--config.modell.hidden_dim=3", r"unknown field modell; did you mean model\?"),
-        ("--config.training.patience=3", r"training\.patience; only `bert-jax finetune` has early"),
         ("--config.training.freeze=2", "only `bert-jax finetune` freezes parts; pretraining "),
         ("--config.sweep.seeds=3", "unknown field sweep; only `bert-jax finetune` has sweeps"),
         ("--config.training.phases[1].length=3", r"no training\.phases\[1\]; .*counted from 0"),

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,7 +8,9 @@ from synthetic_store import SPECIAL, make_pair_shard, make_shard
 
 from bert_jax.data.pair_packing import pack_pairs, plan_translations
 from bert_jax.errors import UserError
+from bert_jax.tokenization.special_ids import SpecialIds
 
+MARIANS = SpecialIds(pad=0, unk=1, cls=0, sep=3, mask=0)
 PAIRS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60)
 
 
@@ -106,15 +110,28 @@ def test_cost_depends_on_the_kinds_only():
         np.testing.assert_array_equal(total, histogram * scale)
 
 
-@pytest.mark.parametrize(("length", "dtype"), [(767, np.uint8), (768, np.uint16)])
-def test_a_row_of_the_shortest_pairs_is_full(length, dtype):
-    shard = make_pair_shard([(1, 1)] * (length // 3))
+@pytest.mark.parametrize(("length", "dtype"), [(511, np.uint8), (512, np.uint16)])
+@pytest.mark.parametrize("special", [SPECIAL, MARIANS])
+def test_a_row_of_the_shortest_pairs_is_full(length, dtype, special):
+    count = length // (3 if special.opens else 2)
+    shard = dataclasses.replace(make_pair_shard([(1, 1)] * count), special_ids=special)
     plan = plan_translations(shard, length, length)
     assert len(plan) == 1
     batch = plan.batch(shard, np.arange(1))
     for name in ("segment_ids", "target_segment_ids"):
         assert batch[name].dtype == dtype
-        assert batch[name].max() == length // 3
+        assert batch[name].max() == count
+
+
+def test_marians_sources_begin_with_their_text():
+    shard = dataclasses.replace(make_pair_shard([(2, 3), (1, 2)]), special_ids=MARIANS)
+    plan = plan_translations(shard, 8, 8)
+    batch, first = plan.batch(shard, np.arange(1)), [*range(5, 5 + 8)]  # tokens of the shard
+    sources = pairs_of(batch["tokens"], batch["segment_ids"]).values()
+    targets = pairs_of(batch["target_tokens"], batch["target_segment_ids"]).values()
+    assert sorted(sources) == [[*first[:2], 3], [first[5], 3]]
+    assert sorted(targets) == [[0, *first[2:5]], [0, *first[6:8]]]
+    assert plan.real_shares == (5 / 8, 7 / 8)
 
 
 def test_stores_and_lengths_that_cannot_be():

@@ -1,4 +1,4 @@
-"""Exact search against numpy: blocks, ties, devices, shards of a disk."""
+"""Exact search against numpy: blocks, ties, devices, a file of half precision."""
 
 import jax
 import numpy as np
@@ -33,12 +33,11 @@ def test_blocks_devices_and_ties(monkeypatch, k):
     np.testing.assert_array_equal(scores, wanted[0])
 
 
-def test_shards_of_any_size_and_half_precision(tmp_path):
+def test_a_mapped_file_of_half_precision(tmp_path):
     queries, documents = made(3, 70)
     np.save(tmp_path / "vectors.npy", documents.astype(np.float16))
     stored = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    shards = (stored[begin:end] for begin, end in ((0, 1), (1, 1), (1, 40), (40, 70)))
-    scores, indices = search.top_k(queries, shards, 9)
+    scores, indices = search.top_k(queries, stored, 9)
     np.testing.assert_array_equal(indices, expected(queries, documents, 9)[1])
     assert scores.dtype == np.float32
 

@@ -23,7 +23,9 @@ def data(tmp_path, monkeypatch):
     with lzma.open(home / "pretrain" / "encyc-britannica1810-0000.txt.xz", "wb") as file:
         file.write("Encyclopædia.\n\n".encode() * 250_000)
     rows = [f'a "film , {number}\t{number % 2}' for number in range(700)]
-    (home / "glue" / "SST-2" / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    for name in ("train", "dev"):
+        text = "\n".join(["sentence\tlabel", *rows])
+        (home / "glue" / "SST-2" / f"{name}.tsv").write_text(text)
     monkeypatch.setenv("BERT_JAX_DATA", str(home))
 
 
@@ -60,19 +62,25 @@ def readme(home: Path, commands: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "code", "said"),
-    [("this model", 0, "names this model, TF-IDF"), ("no model", 1, "no score of this model")],
+    ("row", "low", "code", "said"),
+    [
+        ("this model", 0.51, 0, "no problem"),
+        ("this model", 0.49, 1, "does not beat a constant: accuracy 0.580 (0.490 to 0.620)"),
+        ("no model", 0.51, 1, "no score of this model"),
+    ],
 )
 def test_the_walk_runs_the_readme_and_reads_its_page(
-    data, tmp_path, monkeypatch, capsys, row, code, said
+    data, tmp_path, monkeypatch, capsys, row, low, code, said
 ):
     home = tmp_path / "home"
     (tmp_path / "page.html").write_text(TABLE.replace("this model", row))
     for module in (run, walk):
         monkeypatch.setattr(module, "ROOT", home)
         monkeypatch.setattr(module, "CLONES", tmp_path / "clones")
-    commands = f"test -s reviews.csv && ls my/*.txt\nmkdir -p work/reviews\ncp {tmp_path}/page.html"
-    readme(home, f"{commands} work/reviews/start.html")
+    report = {"scores": {"accuracy": 0.58}, "intervals": {"accuracy": (low, 0.62)}}
+    monkeypatch.setattr(walk, "scored", lambda clone, rows: report)
+    commands = f"test -s reviews.csv && ls my/*.txt\nmkdir -p work/start\ncp {tmp_path}/page.html"
+    readme(home, f"{commands} work/start/start.html")
     assert walk.main() == code
     printed = capsys.readouterr().out
     assert said in printed
@@ -95,4 +103,4 @@ def test_the_walk_follows_the_readme_but_not_its_tests():
     assert "make demo" in commands
     assert "make test" not in commands
     assert "--labels reviews.csv" in commands
-    assert f"--workdir {Path(walk.PAGE).parent} " in commands
+    assert "--workdir" not in commands  # the page is in the default directory

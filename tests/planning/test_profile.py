@@ -17,6 +17,7 @@ from jax.profiler import ProfileData
 from small_run import fingerprint, small_config, write_corpus
 
 import bert_jax
+from bert_jax.artefacts.saved.runs import read_starts
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model import layers
@@ -25,7 +26,7 @@ from bert_jax.planning.hlo_cost.hlo_text import parse_text
 from bert_jax.planning.profile import Profile, times_by_line
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.pretrain.train import train
-from bert_jax.training.run.goodput import Clock, read_starts
+from bert_jax.training.run.goodput import Clock
 from bert_jax.training.run.session import Session
 from bert_jax.training.run_plan import RunPlan
 

@@ -373,12 +373,19 @@ def _use_run_config(path: Path) -> None:
 
 def _sentence_reader(name: str) -> Reader:
     def seeds(root: Path) -> list[bytes]:
+        from safetensors.numpy import save_file
+
         from bert_jax.artefacts.formats.sentence_transformers import EmbeddingConfig, sentence_files
 
-        files = sentence_files(EmbeddingConfig("mean", True, "q: ", "d: ", (8,)), 16, 32)
+        map = {"kernel": np.ones((16, 8), np.float32), "bias": np.ones(8, np.float32)}
+        vectors = EmbeddingConfig("mean", True, "q: ", "d: ", (8,))
+        files = sentence_files(vectors, 16, 32, {"0_tanh": map})
         for path, content in files.items():
             (root / path).parent.mkdir(exist_ok=True)
-            (root / path).write_text(json.dumps(content))
+            if path.endswith(".json"):
+                (root / path).write_text(json.dumps(content))
+            else:
+                save_file(content, root / path)
         return [json.dumps(files[name]).encode()]
 
     return Reader(name, seeds, _use_sentence_files, True)
@@ -388,11 +395,13 @@ def _use_sentence_files(path: Path) -> None:
     from bert_jax.artefacts.formats.sentence_transformers import (
         is_sentence_model,
         read_sentence_files,
+        scoring_fields,
     )
 
-    root = path.parent.parent if path.parent.name == "1_Pooling" else path.parent
+    root = path.parent.parent if path.parent.name[:2] in ("1_", "2_") else path.parent
     if is_sentence_model(root):
         read_sentence_files(root)
+    scoring_fields(root)
 
 
 def _rows(*rows: dict[str, Any]) -> Callable[[Path], list[bytes]]:
@@ -442,13 +451,13 @@ def _use_mark(path: Path) -> None:
 
 
 def _starts(_: Path) -> list[bytes]:
-    from bert_jax.training.run.goodput import Start
+    from bert_jax.artefacts.saved.runs import Start
 
     return [json.dumps({"starts": [vars(Start(1.0, 2.0, 0, 3, 3, {"productive": 1.0}))]}).encode()]
 
 
 def _use_starts(path: Path) -> None:
-    from bert_jax.training.run.goodput import read_starts, time_shares
+    from bert_jax.artefacts.saved.runs import read_starts, time_shares
 
     time_shares(read_starts(path))
 
@@ -494,6 +503,7 @@ READERS = {
     "sentence_settings": _sentence_reader("config_sentence_transformers.json"),
     "sentence_encoder": _sentence_reader("sentence_bert_config.json"),
     "sentence_pooling": _sentence_reader("1_Pooling/config.json"),
+    "sentence_dense": _sentence_reader("2_Dense/config.json"),
     "safetensors": Reader("a.safetensors", _safetensors, _use_safetensors),
     "flax weights": Reader("a.msgpack", _flax_weights, _use_flax_weights),
     "bundle_index": Reader("x.index", _bundle("x.index"), _use_bundle_unchecked),
@@ -529,7 +539,7 @@ READERS = {
     "token_lists": Reader("tags.jsonl", tasks.token_lists, tasks.use_token_lists),
     "judgements": Reader("qrels/test.tsv", search.judgements, search.use_collection),
     "test_corpus": Reader("corpus.jsonl", search.corpora, search.use_collection),
-    "index": Reader("a.parquet", search.indexes, search.use_index),
+    "index": Reader("index.json", search.index_records, search.use_index_record, True),
     "squad": Reader("squad.json", tasks.squads, tasks.use_squad, True),
     "huggingface_config": Reader(
         "config.json", tasks.huggingface_configs, tasks.use_huggingface_config, True

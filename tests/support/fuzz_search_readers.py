@@ -1,10 +1,7 @@
-"""Readers of test collections and of search indexes, for fuzz_readers.py."""
+"""Readers of test collections and of records of search indexes, for fuzz_readers.py."""
 
-import io
 import json
 from pathlib import Path
-
-import numpy as np
 
 
 def judgements(directory: Path) -> list[bytes]:
@@ -32,31 +29,16 @@ def use_collection(path: Path) -> None:
     read_collection(path if path.parent.name == "qrels" else path.parent)
 
 
-def indexes(_: Path) -> list[bytes]:
-    """An index of three passages in two row groups."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from bert_jax.infer.search.index import _KEY, _schema
-
-    by = {"model": "/m", "digest": "0" * 64, "dimensions": 2}
-    schema = _schema(2).with_metadata({_KEY: json.dumps(by)})
-    vectors = np.eye(3, 2).tolist()
-    texts = ["a", "é", "漢字"]
-    table = pa.Table.from_arrays(
-        [*map(pa.array, [texts, texts, texts]), pa.array(vectors, schema.field("vector").type)],
-        schema=schema,
-    )
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, row_group_size=2)
-    return [buffer.getvalue()]
+def index_records(_: Path) -> list[bytes]:
+    """The record of an index of two files."""
+    record = {"model": "/m", "digest": "0" * 64, "crc32c": {"passages.lance/data/a.lance": "0" * 8}}
+    return [json.dumps(record).encode()]
 
 
-def use_index(path: Path) -> None:
-    """Read all vectors, and the passages that two queries find."""
-    from bert_jax.infer.search.index import Index
+def use_index_record(path: Path) -> None:
+    """Read a record, and compare the files that it names."""
+    from bert_jax.files.checks import differing
+    from bert_jax.infer.search.index import read_record
 
-    index = Index(path)
-    for block in index._blocks():
-        assert block.dtype == np.float32
-    index._passages(np.arange(len(index)))
+    _, digests = read_record(path.parent)
+    differing(path.parent, digests, missing_ok=True)

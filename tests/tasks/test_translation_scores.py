@@ -5,10 +5,15 @@ import re
 import numpy as np
 import pytest
 
-from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
+from bert_jax.tasks.reports.intervals import intervals
+from bert_jax.tasks.translation import best_constant, by_length, quality
 
 pytest.importorskip("sacrebleu")
 WORDS = ["Ein", "Mann", "Hund", "rennt", "schnell", "auf", "einer", "Wiese", "und", "Kinder"]
+
+
+def bleu(hypotheses, references):
+    return quality(hypotheses, references).values["bleu"]
 
 
 def sentences(count, seed=0):
@@ -18,31 +23,36 @@ def sentences(count, seed=0):
 
 def test_a_reference_as_its_own_translation_has_100():
     references = sentences(50)
-    for metric in (bleu, chrf):
-        score = metric(references, references, with_interval=True)
-        assert score.value == pytest.approx(100)
-        assert score.interval is None  # all are right: nothing is known of the others
+    found = quality(references, references)
+    assert found.values == pytest.approx({"bleu": 100, "chrf": 100})
+    assert not intervals(found.grounds).found  # all are right: nothing is known of the others
 
 
 def test_signatures_name_what_was_computed():
-    score = bleu(["Ein Hund."], ["Ein Hund."], with_interval=True)
-    assert "nrefs:1" in score.signature
-    assert "case:mixed" in score.signature
-    assert "tok:13a" in score.signature
-    assert "smooth:exp" in score.signature
+    signatures = quality(["Ein Hund."], ["Ein Hund."]).signatures
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp" in signatures["bleu"]
+    assert "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no" in signatures["chrf"]
+
+
+def test_the_scores_are_those_that_sacrebleu_computes_itself():
+    import sacrebleu
+
+    references, others = sentences(30), sentences(30, seed=1)
+    found = quality(others, references).values
+    assert found["bleu"] == sacrebleu.corpus_bleu(others, [references]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(others, [references]).score
 
 
 def test_an_interval_is_the_same_each_time_and_holds_the_score():
     references, others = sentences(60), sentences(60, seed=1)
     mixed = [a if n % 2 else b for n, (a, b) in enumerate(zip(references, others, strict=True))]
-    first, again = (bleu(mixed, references, with_interval=True) for _ in range(2))
+    first, again = (intervals(quality(mixed, references).grounds).found for _ in range(2))
     assert first == again
-    low, high = first.interval
-    assert low < first.value < high
-    assert bleu(mixed, references).interval is None
+    for name, value in quality(mixed, references).values.items():
+        assert first[name][0] < value < first[name][1]
     # Almost nothing is right: some samples have no match at all.
-    ends = bleu([references[0], *["x"] * 49], references[:50], with_interval=True).interval
-    assert ends[0] == pytest.approx(0, abs=1e-6)
+    poor = intervals(quality([references[0], *["x"] * 49], references[:50]).grounds).found
+    assert poor["bleu"][0] == pytest.approx(0, abs=1e-6)
 
 
 def test_known_faults_have_their_known_scores(real_data):
@@ -53,19 +63,19 @@ def test_known_faults_have_their_known_scores(real_data):
     sources, references = read_pairs(f"{where}.en.gz", f"{where}.de.gz")
     assert len(references) == 1000
     spaced = [re.sub(r"([.,;:!?])", r" \1", each) for each in references]
-    assert bleu(spaced, references).value == pytest.approx(100)  # 13a splits marks off itself
+    assert bleu(spaced, references) == pytest.approx(100)  # 13a splits marks off itself
     lower = [each.lower() for each in references]
-    assert bleu(lower, references).value == pytest.approx(23.3, abs=0.05)
+    assert bleu(lower, references) == pytest.approx(23.3, abs=0.05)
     shorter = [each.rpartition(" ")[0] for each in references]
-    assert bleu(shorter, references).value == pytest.approx(82.2, abs=0.05)
-    assert bleu(sources, references).value == pytest.approx(0.5, abs=0.05)
+    assert bleu(shorter, references) == pytest.approx(82.2, abs=0.05)
+    assert bleu(sources, references) == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_best_constant_is_found_and_its_score_is_the_real_one():
     references = sentences(20)
     captions = [*sentences(30, seed=2), "Ein Mann auf einer Wiese und Kinder auf einer Wiese."]
     found = best_constant(references, captions)
-    scores = {each: bleu([each] * len(references), references).value for each in captions}
+    scores = {each: bleu([each] * len(references), references) for each in captions}
     assert found.bleu == pytest.approx(max(scores.values()))
     assert scores[found.text] == pytest.approx(found.bleu)
     assert best_constant(references, ["xyz"]).bleu == 0

@@ -6,12 +6,14 @@ from functools import partial
 
 import pytest
 from small_run import (
+    TOKENIZER,
     small_config,
     snapshot,
     write_corpus,
     write_store,
 )
 
+from bert_jax.artefacts.exchange.export import refusal_lines
 from bert_jax.artefacts.saved.runs import pretrained_checkpoint
 from bert_jax.config.mapping import build
 from bert_jax.distributed.checkpoint.storage import saved_steps
@@ -20,8 +22,9 @@ from bert_jax.training.pretrain import saves
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.saves import read_config
+from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
-from bert_jax.training.pretrain.voice import unexported
+from bert_jax.training.pretrain.voice import planned_models
 from bert_jax.training.run import session
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
@@ -53,19 +56,22 @@ def finished(tmp_path_factory, corpus):
 
 
 def test_what_cannot_be_exported_is_said_before_the_first_step():
-    def said(parts, **fields):
-        config = small_config(**fields)
-        return unexported(config, config.objective.models(config.model, dict.fromkeys(parts)))
+    def said(**fields):
+        config = small_config(**fields).with_vocabulary(TOKENIZER.vocab_size)
+        models = planned_models(config, objective_of(config), TOKENIZER)
+        *lines, last = refusal_lines(models)
+        assert last.startswith("exports  not to peft: PEFT's format needs a task head")
+        return lines
 
-    assert said(("encoder", "mlm", "nsp")) == []
-    (line,) = said(("encoder", "mlm", "nsp"), model__norm="rms")
+    assert said() == []
+    (line,) = said(model__norm="rms")
     formats = "huggingface, sentence-transformers"
     assert line.startswith(f"exports  not to {formats}: no class of Transformers computes this")
     pooled = {"model__pooler_activation": "relu", "data__pairing": "nsp"}
-    (line,) = said(("encoder", "mlm", "nsp"), **pooled)
+    (line,) = said(**pooled)
     assert line.startswith("exports  not to huggingface, sentence-transformers: its ")
     pooled["data__pairing"] = "none"  # its class has no pooler then
-    (line,) = said(("encoder", "mlm", "nsp"), **pooled)
+    (line,) = said(**pooled)
     assert line.startswith("exports  not to sentence-transformers: its pooler has relu")
 
 

@@ -9,10 +9,10 @@ more than the tolerance, the disk is full or a signal arrives, nothing gets the 
 import math
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import bert_jax
 from bert_jax.artefacts.exchange.conformance import cases
@@ -25,20 +25,19 @@ from bert_jax.artefacts.exchange.exported_files import (
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
-from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors
+from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors, scorer
 from bert_jax.artefacts.exchange.theirs import prove_reading
-from bert_jax.artefacts.formats.huggingface_files import (
-    POOLED_HEADS,
-    PRETRAINING_HEADS,
-    NoClassError,
-)
+from bert_jax.artefacts.formats.huggingface_files import POOLED_HEADS, PRETRAINING_HEADS
+from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.artefacts.saved.runs import staged
+from bert_jax.artefacts.saved.runs import spent, staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, digests_of
+from bert_jax.files.remote import open_workdir
+from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 
 
 class Format(NamedTuple):
@@ -48,24 +47,26 @@ class Format(NamedTuple):
     """Name of the module in `exchange`."""
     translates: bool = False
     """Whether the module also writes translation models."""
-    any_head: bool = False
-    """Whether the module writes all parameters, even heads that other formats do not know."""
+    heads: Literal["known", "all", "none"] = "known"
+    """Heads that the module writes; with `none`, it writes an encoder and the pooling of states."""
 
 
 FORMATS = {
     "huggingface": Format("huggingface", translates=True),
-    "sentence-transformers": Format("sentence_transformers"),
-    "stablehlo": Format("stablehlo", translates=True),
-    "orbax": Format("orbax_export", translates=True, any_head=True),
+    "sentence-transformers": Format("sentence_transformers", heads="none"),
+    "cross-encoder": Format("sentence_transformers"),
     "onnx": Format("onnx.runtime"),
+    "stablehlo": Format("stablehlo", translates=True),
+    "orbax": Format("orbax_export", translates=True, heads="all"),
     "peft": Format("peft"),
 }
 """Export formats by name.
 
-The module of a format has these functions. `write(saved, out)` fills a directory, or raises
-UserError if the format cannot hold the model. `prove(saved, out, rows)` compares `out` and `saved`,
-usually by outputs for rows of token ids, and returns `differences` (the largest of each output) and
-`versions`. The optional `loading(saved)` returns the loading section of the model card.
+The module of a format has these functions. `write(saved, out)` fills a directory. `prove(saved,
+out, rows)` compares `out` and `saved`, usually by outputs for rows of token ids, and returns
+`differences` (the largest of each output) and `versions`. The optional `check(saved)` raises
+UserError if the format cannot hold a model; the names of the parameters must suffice for this. The
+optional `loading(saved)` returns the loading section of the model card.
 """
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,40}")
 _NAME = re.compile(r"[\w][\w .+/-]{0,95}")
@@ -126,28 +127,18 @@ def export(
         )
     say(f"reading {source}")
     as_read = read_model(source, part=part)
-    trained = as_trained(as_read)
-    saved = without_pairs(trained)
-    if format == "sentence-transformers" and saved.network is None:
-        saved = encoder_with_vectors(saved)
-    written = FORMATS[format]
-    if not written.any_head and saved.origin.kind == "pretrain" and saved.network is None:
-        saved = saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
-    left_out = sorted(trained.params.keys() - saved.params.keys())
-    if saved.network is not None and not written.translates:
-        fitting = ", ".join(name for name, each in FORMATS.items() if each.translates)
-        raise UserError(
-            f"{saved.name} is a translation model, but --to {format} exports only encoders. Export "
-            f"this model with --to followed by one of {fitting}"
-        )
+    refused = refusals(as_read)
+    if format in refused:
+        whole = (n for n, each in FORMATS.items() if not (n in refused or each.heads == "none"))
+        others = f". Export with --to {' or '.join(whole)}" if len(refused) < len(FORMATS) else ""
+        raise UserError(f"{as_read.name}: {refused[format]}{others}")
+    saved = held(as_read, format)
+    module = import_module(f"bert_jax.artefacts.exchange.{FORMATS[format].module}")
+    left_out = sorted(as_trained(as_read).params.keys() - saved.params.keys())
     has_parts = saved.network is None or format == "huggingface"  # else nothing is added
-    module = import_module(f"bert_jax.artefacts.exchange.{written.module}")
     with staged(out) as directory:
         say(f"writing {format}")
-        try:
-            module.write(saved, directory)
-        except NoClassError as error:
-            raise UserError(f"{error}. Export with --to onnx, stablehlo or orbax") from error
+        module.write(saved, directory)
         say("comparing with the source")
         rows = proof_rows(saved)
         proven = module.prove(saved, directory, rows)
@@ -163,6 +154,7 @@ def export(
             "class": class_name(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
+            "spent": spent(open_workdir(source).local / "goodput.json"),
             "contamination": [each.summary() for each in reports_on_ancestors(source)],
             "tolerance": tolerance,
             "texts": len(PROOF_TEXTS),
@@ -186,6 +178,49 @@ def export(
         card = model_card(saved, parity, license=license, name=name, loading=loading)
         (directory / "README.md").write_text(card, encoding="utf-8")
     return parity
+
+
+def refusals(saved: SavedModel) -> dict[str, str]:
+    """Return the formats to which a model cannot be exported, each with the reason.
+
+    `export` refuses these formats with the same reasons. Only names are read from the parameters,
+    so that a run can call this function before its first step.
+    """
+    found = {}
+    for name, format in FORMATS.items():
+        module = import_module(f"bert_jax.artefacts.exchange.{format.module}")
+        try:
+            if isinstance(saved.tokenizer, SentencePieceTokenizer):
+                tokenizer_json(saved.tokenizer)
+            if saved.network is not None and not format.translates:
+                raise UserError("it is a translation model, but this format holds only encoders")
+            getattr(module, "check", lambda _: None)(held(saved, name))
+        except UserError as error:
+            found[name] = f"{error}".removeprefix(f"{saved.name}: ")
+    return found
+
+
+def refusal_lines(models: Mapping[str, SavedModel]) -> list[str]:
+    """Say, for people, what `refusals` finds for the models of a run, by name of the part."""
+    formats: dict[str, list[str]] = {}
+    for part, saved in models.items():
+        for name, why in refusals(saved).items():
+            formats.setdefault(why, []).append(name if len(models) == 1 else f"{name} ({part})")
+    return [f"exports  not to {', '.join(names)}: {why}" for why, names in formats.items()]
+
+
+def held(saved: SavedModel, format: str) -> SavedModel:
+    """Return the parts of a model that a format holds; see `as_trained` and `without_pairs`."""
+    if saved.network is not None:
+        return saved
+    heads, saved = FORMATS[format].heads, without_pairs(as_trained(saved))
+    if format == "cross-encoder":
+        return scorer(saved)
+    if heads == "none":
+        return encoder_with_vectors(saved)
+    if heads == "all" or saved.origin.kind != "pretrain":
+        return saved
+    return saved.without(saved.params.keys() - {"encoder", *PRETRAINING_HEADS})
 
 
 def as_trained(saved: SavedModel) -> SavedModel:

@@ -18,7 +18,6 @@ from bert_jax.artefacts.formats.huggingface_files import (
     PRETRAINING_TASKS,
     UNTRAINED,
     WEIGHTS,
-    NoClassError,
     head_class,
     head_to_huggingface,
 )
@@ -35,6 +34,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.terminal import plain
+from bert_jax.tokenization.marian import MarianTokenizer
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, num_special
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -47,10 +47,10 @@ encoder without a class in Transformers, `network.json` for a translation model 
 def family_of(saved: SavedModel) -> str:
     """Return the `model_type` of a written encoder; "bert" if a BERT class can compute the encoder.
 
-    If no family fits, a NoClassError lists the differences from the nearest family.
+    If no family fits, a UserError lists the differences from the nearest family.
     """
     if (kind := model_config.kind_of(saved.config)) is None:
-        raise NoClassError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
+        raise UserError(f"{saved.name}: {model_config.refusal(saved.config, ())}")
     if kind != "bert":
         return kind
     if saved.config.projects_embeddings or "rtd" in saved.params:
@@ -68,8 +68,10 @@ def without_pairs(saved: SavedModel) -> SavedModel:
     No class of a modern family has such a head. A model is returned unchanged if it is a BERT, has
     a fine-tuning head, or would have no class even without these parts.
     """
-    config, heads = model_config.exported(saved.config, saved.params.keys())
-    if saved.outputs is not None or (config == saved.config and heads == saved.params.keys()):
+    configs = (saved.config, dataclasses.replace(saved.config, pooler=False))
+    config = next(filter(model_config.kind_of, configs), saved.config)
+    nothing = config == saved.config and not POOLED_HEADS & saved.params.keys()
+    if nothing or saved.outputs is not None or model_config.kind_of(config) in (None, "bert"):
         return saved
     return dataclasses.replace(saved, config=config).without({*POOLED_HEADS, "pooler"})
 
@@ -96,7 +98,7 @@ def class_of(saved: SavedModel) -> str:
             "and DistilBERT's has relu, but only with one token type and norm_eps 1e-12"
         )
     if wrong:
-        raise NoClassError(f"{saved.name}: {wrong}")
+        raise UserError(f"{saved.name}: {wrong}")
     return name
 
 
@@ -117,11 +119,11 @@ def has_class(saved: SavedModel) -> bool:
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise NoClassError."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise UserError."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
-        raise NoClassError(f"{saved.name}: {why}")
+        raise UserError(f"{saved.name}: {why}")
     return next(task for parts, task in PRETRAINING_TASKS if parts <= saved.params.keys())
 
 
@@ -226,8 +228,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     `write_description`). The class is `class_of(saved)`. The directory must exist without them.
 
     Raises:
-        NoClassError: No class of Transformers computes the model.
-        UserError: Hugging Face's format cannot express the tokenizer or the translation model.
+        UserError: No class of Transformers computes the model, or Hugging Face's format cannot
+            express the tokenizer.
     """
     class_of(saved)
     if saved.network is None:
@@ -251,6 +253,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         "max_length": saved.max_length + 1,  # Transformers counts the decoder's start token
         "do_sample": False,
         "forced_eos_token_id": None,
+        "bad_words_ids": [[special.cls]],  # the search never chooses the start token
     }
     write_json(directory / "generation_config.json", {**ids, **generation})
     write_arrays(directory / WEIGHTS, family.arrays(network, saved.params), format="pt")
@@ -297,10 +300,12 @@ def write_description(saved: SavedModel, directory: Path) -> None:
         return
     write_json(directory / "config.json", config_of(saved))
     if saved.embedding is not None and can_be_written(saved.embedding):
-        files = sentence_files(saved.embedding, saved.config.hidden_dim, saved.max_length)
+        maps, width = saved.params.get("pooling", {}).get("maps", {}), saved.config.hidden_dim
+        files = sentence_files(saved.embedding, width, saved.max_length, maps)
         for name, content in files.items():
             (directory / name).parent.mkdir(exist_ok=True)
-            write_json(directory / name, content)
+            write = write_json if name.endswith(".json") else write_arrays
+            write(directory / name, content)
         if saved.embedding.static_queries:  # whose tokenizer adds no special tokens
             room = saved.max_length - num_special(saved.tokenizer, pair=False)
             write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
@@ -312,6 +317,8 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
     tokenizer = saved.tokenizer
     tokenizer.save(directory)
+    if isinstance(tokenizer, MarianTokenizer):  # its files are already those of Transformers
+        return
     path = directory / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -339,16 +346,20 @@ def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def card_fields(saved: SavedModel) -> dict[str, Any]:
-    """Return the values that model cards put into their code snippets."""
+_TOKENIZE = """\
+tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
+tokenizer.enable_truncation({length})
+tokenizer.enable_padding(pad_id={pad}, pad_token={token!r})
+rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])"""
+
+
+def code_of_rows(saved: SavedModel) -> str:
+    """Return code for model cards that encodes two texts with the package `tokenizers`."""
     pad = saved.tokenizer.special_ids.pad
     prefix = "" if saved.embedding is None else saved.embedding.document_prefix
-    return {
-        "max_length": saved.max_length,
-        "pad": pad,
-        "pad_token": saved.tokenizer.id_to_token(pad),
-        "prefix": json.dumps(prefix)[1:-1],  # JSON's escapes are also Python's
-    }
+    quoted = json.dumps(prefix)[1:-1]  # JSON's escapes are also Python's
+    token = saved.tokenizer.id_to_token(pad)
+    return _TOKENIZE.format(length=saved.max_length, pad=pad, token=token, prefix=quoted)
 
 
 def specials_of(saved: SavedModel) -> list[str]:

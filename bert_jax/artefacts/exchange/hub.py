@@ -13,13 +13,13 @@ from bert_jax.errors import UserError, needs_package
 FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "*.model",
+    "vocab.txt", "vocab.json", "merges.txt", "*.model", "source.spm", "target.spm",
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
-    "1_Pooling/config.json",
+    "[1-9]_*/config.json", "[1-9]_Dense/model.safetensors",
 )  # fmt: skip
-"""Files to fetch from a repository: files of the top directory, and `1_Pooling/config.json`, in
-which sentence-transformers describes the pooling."""
-_ELSEWHERE = ["*/*.safetensors", "*/*.model"]
+"""Files to fetch from a repository: files of the top directory, and the modules after the encoder
+in the layout of sentence-transformers."""
+_ELSEWHERE = ["model-*/*", "*/*.model", "*/*/*"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
 _PICKLED = re.compile(r"pytorch_model.*\.bin|model.*\.(pt|pth|ckpt)")

@@ -3,15 +3,15 @@
 report = import_model("roberta-base", Path("work/roberta"))
 
 The source is a directory in Hugging Face's format, a TensorFlow checkpoint of BERT's original code,
-or a name on the Hugging Face Hub. Its family must be in `formats.families`; a directory may have
-the layout of sentence-transformers. The import writes a BERT, or a model of the same modern family,
-in Hugging Face's format, with a report in `import.json`. Before the directory gets its final name,
-it is read back and compared bit for bit. If Transformers is installed, our states, logits and token
-ids are also compared with the outputs of Transformers for the source.
+or a name on the Hugging Face Hub. Its family must be in `formats.families` or, if it translates, in
+`formats.translators`; a directory may have the layout of sentence-transformers. The import writes a
+BERT or a model of the same modern or translating family in Hugging Face's format, with a report in
+`import.json`. Before the directory gets its final name, it is read back and compared bit for bit.
+If Transformers is installed, our states, logits and token ids are also compared with the outputs of
+Transformers for the source.
 """
 
 import glob
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,15 +30,16 @@ from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts,
 from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS
-from bert_jax.artefacts.formats.form import Form, form_of
+from bert_jax.artefacts.formats.form import form_of
 from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
+from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
 from bert_jax.artefacts.saved.ancestors import RECORD, weights_entry
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.artefacts.saved.reading import saved_from, with_vectors
+from bert_jax.artefacts.saved.reading import read_translator, saved_from, with_vectors
 from bert_jax.artefacts.saved.runs import staged
 from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, checked, digest_of, digests_of
@@ -52,11 +53,16 @@ class Source(NamedTuple):
     """A source model that was read from its files."""
 
     saved: SavedModel
-    form: Form
+    family: str
+    """Name of the source's family."""
     made_by: str
     """Name of the source's class in Transformers, or "TensorFlow 1"."""
     directory: Path | None
     """Directory that Transformers can load; None for a TensorFlow checkpoint."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user, one sentence each."""
+    dropped: tuple[str, ...] = ()
+    """Names of the tensors that are not read."""
 
 
 def import_model(
@@ -86,7 +92,7 @@ def import_model(
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)
     saved = found.saved
-    notes, tokenizer, new = [*found.form.notes], saved.tokenizer, None
+    notes, tokenizer, new = [*found.notes], saved.tokenizer, None
     if isinstance(tokenizer, WordPieceTokenizer) and not says_casing(saved.tokenizer_files):
         lower = tokenizer.options.lowercase
         notes.append(
@@ -113,10 +119,10 @@ def import_model(
         report = {
             "source": f"{source}",
             RECORD: [_ancestor(f"{source}", found)],
-            "family": found.form.family.name,
+            "family": found.family,
             "source_class": found.made_by,
             "class": class_of(saved),
-            "dropped": [*found.form.dropped, *lost],
+            "dropped": [*found.dropped, *lost],
             "untrained": untrained_parts(saved),
             "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
             "notes": notes,
@@ -164,7 +170,7 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
     tokenizer, name = load_tokenizer(form.files), f"{path}, TensorFlow 1"
     saved = saved_from(form, tokenizer, form.files.parent, name=name)
     note = f"gelu is read as its {gelu or 'tanh'} form; the activation is {saved.config.activation}"
-    return Source(saved, replace(form, notes=(note,)), "TensorFlow 1", None)
+    return Source(saved, form.family.name, "TensorFlow 1", None, (note,), form.dropped)
 
 
 def _fetched(source: str | Path) -> Path:
@@ -192,6 +198,9 @@ def _from_directory(source: Path) -> Source:
     if "bert_jax" in config:
         raise UserError(f"{directory} is a work directory of bert-jax, which needs no import")
     made_by = huggingface_files.model_class(config)
+    if config.get("model_type") in TRANSLATORS:
+        saved = read_translator(directory, config, made_by, f"{path}")
+        return Source(saved, config["model_type"], made_by, directory)
     family_to_import(config, where=f"{path}")  # report a wrong family before missing weights
     form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
     name = f"{directory}, {made_by}"
@@ -205,7 +214,7 @@ def _from_directory(source: Path) -> Source:
         token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
     ):
         notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
-    return Source(saved, replace(form, notes=notes), made_by, directory)
+    return Source(saved, form.family.name, made_by, directory, notes, form.dropped)
 
 
 def check_read_back(meant: SavedModel, directory: Path) -> None:

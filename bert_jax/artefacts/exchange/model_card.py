@@ -1,7 +1,7 @@
 """The model card (README.md) of an export, written from the records of its run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.artefacts.exchange import exported_files as files
@@ -11,6 +11,7 @@ from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.formats.families import MODERN
 from bert_jax.artefacts.formats.huggingface_files import LONG_TEXTS, THRESHOLDS, TaskOutputs
+from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.phases import described
 from bert_jax.objectives.config import OBJECTIVES
@@ -18,7 +19,7 @@ from bert_jax.terminal import markdown_table, plain
 
 _LIBRARIES = {
     "huggingface": "transformers", "peft": "peft",
-    "sentence-transformers": "sentence-transformers",
+    "sentence-transformers": "sentence-transformers", "cross-encoder": "sentence-transformers",
 }  # fmt: skip
 _OBJECTIVES = {
     "single_label": "one class for a text or a pair of texts",
@@ -46,7 +47,8 @@ def model_card(
         f"# {name}",
         _what(saved, parity),
         _data(saved),
-        _training(saved),
+        _lineage(parity.get(RECORD, ())),
+        _training(saved, parity.get("spent")),
         _metrics(saved),
         _contamination(parity),
         f"## Loading\n\n{loading or _UNSAID.format(parity['format'])}",
@@ -64,7 +66,10 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
-        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        ranks = parity["format"] == "cross-encoder"
+        fields["pipeline_tag"] = (
+            "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
+        )
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -116,8 +121,7 @@ def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
             text += f" Labels: {names}{f' and {more} more' if more > 0 else ''}."
         text += _answers(saved, outputs)
     if saved.embedding is not None:
-        width = model.vocab_size if saved.embedding.is_sparse else model.hidden_dim
-        text += f" {said_of_vectors(saved.embedding, width)}"
+        text += f" {said_of_vectors(saved)}"
     return text
 
 
@@ -188,7 +192,7 @@ def _data(saved: SavedModel) -> str:
     return "## Data\n\nUnknown: the files of the source model do not name its training data."
 
 
-def _training(saved: SavedModel) -> str:
+def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:
     config = saved.origin.config
     if saved.origin.kind not in ("pretrain", "finetune"):
         return ""
@@ -216,34 +220,49 @@ def _training(saved: SavedModel) -> str:
         rows.append(("label smoothing", f"{smoothing:g}"))
     elif "rate" in (masking := config.get("masking", {})):
         rows.append(("masked tokens", f"{masking['rate']:g}"))
+    if spent:
+        rows.append(("time, measured", f"{spent['hours']:.3g} hours on {plain(spent['devices'])}"))
+        rows.append(("operations, computed from the batches", f"{spent['flops']:.3g} FLOPs"))
     return "## Training\n\n" + markdown_table([("", ""), *rows])
 
 
+def _lineage(entries: Sequence[Mapping[str, Any]], depth: int = 0) -> str:
+    """List ancestors (see `saved.ancestors`), each below the one that was made from it."""
+    lines = []
+    for each in entries:
+        step = f"step {each['step']:,}" if "step" in each else ""
+        facts = (each["kind"], step, each.get("note"), each.get("digest", "")[:12])
+        said = plain(", ".join(filter(None, facts)))
+        lines.append(f"{'  ' * depth}- {plain(each['role'])}: `{plain(each['name'])}` ({said})")
+        lines += [below] if (below := _lineage(each.get("parents", ()), depth + 1)) else []
+    return ("" if depth or not lines else "## Lineage\n\n") + "\n".join(lines)
+
+
 def _metrics(saved: SavedModel) -> str:
-    kind, metrics = saved.origin.kind, saved.origin.metrics
-    if not metrics:
-        ours = kind in ("pretrain", "finetune")
+    origin = saved.origin
+    if not origin.metrics:
+        ours = origin.kind in ("pretrain", "finetune")
         return "## Metrics\n\nNo metrics are known for these weights." if ours else ""
-    dev = [(plain(key), _value(value)) for key, value in metrics.items()]
-    if kind == "pretrain":
-        said = "The metrics were measured on the held-out data of the run."
-        return f"## Metrics\n\n{said}\n\n" + markdown_table([("metric", "value"), *dev])
-    chose = all(each.get("chose", True) for each in list(saved.origin.reports.values())[:1])
-    where = f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}."
-    said, table = f"On {where}", markdown_table([("metric", "dev"), *dev])
-    if test := saved.origin.reports.get("test"):
-        ends = {key: " ({:.4g} to {:.4g})".format(*each) for key, each in test["intervals"].items()}
-        rows = [
-            (plain(key), _value(value) + ends.get(key, ""))
-            for key, value in test["scores"].items()
-            if value is not None
-        ]
-        said = (
-            f"On test, {test['examples']:,} examples that chose nothing, with 95% intervals. The "
-            f"second table is on {where}"
-        )
-        table = f"{markdown_table([('metric', 'test'), *rows])}\n\n{table}"
-    return f"## Metrics\n\n{said}\n\n{table}"
+    split = "held-out text" if origin.kind == "pretrain" else "dev"
+    known = {split: {"scores": origin.metrics, "intervals": {}, "chose": split == "dev"}}
+    reports = [*(origin.reports or known).items()][::-1]  # test data, if any, come last
+    return "\n\n".join(["## Metrics", *(_scores(*each) for each in reports)])
+
+
+def _scores(split: str, report: Mapping[str, Any]) -> str:
+    """Return a table of the scores on a split, with their intervals where the run has them."""
+    ends = {key: "{:.4g} to {:.4g}".format(*each) for key, each in report["intervals"].items()}
+    rows = [
+        (plain(key), _value(value), ends.get(key, ""))
+        for key, value in report["scores"].items()
+        if value is not None
+    ]
+    count = f"{report['examples']:,} examples, " if "examples" in report else ""
+    chose = (
+        "the set that chose the epoch" if report.get("chose", True) else "data that chose nothing"
+    )
+    head = ("metric", "value", "95% interval")
+    return f"On {split}, {count}{chose}.\n\n{markdown_table([head, *rows])}"
 
 
 def _value(value: float) -> str:
@@ -280,12 +299,15 @@ def _proof(parity: Mapping[str, Any]) -> str:
     by = f". The proof by {'; by '.join(said)}." if said else "."
     table = markdown_table([("output", "difference"), *rows]) if rows else "none: all are equal."
     quantized = said_of(parity["quantized"]) if "quantized" in parity else ""
+    checks = "conformance/check.py" in parity.get("sha256", ())
+    check = "; `python DIR/conformance/check.py` compares them without bert_jax" if checks else ""
     return (
         "## Parity\n\nThis export was read back and compared with its source on "
         f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Up to "
         f"{parity['tolerance']:.0e} is allowed as the difference of two numbers in float32. The "
         f"largest absolute differences are:\n\n{table}\n\n"
         f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
+        f"\n\n`conformance/` has texts and the expected outputs{check}."
     )
 
 

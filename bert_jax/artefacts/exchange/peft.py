@@ -22,27 +22,31 @@ from bert_jax.artefacts.exchange.theirs import TheirModel, missing
 from bert_jax.artefacts.formats import peft as adapters
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.huggingface_files import head_to_huggingface
-from bert_jax.artefacts.saved.model import Adapter, SavedModel
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_adapted
 from bert_jax.errors import UserError
 
 _ENCODER = ("embeddings", "layers", "final_norm")
 
 
-def write(saved: SavedModel, out: Path) -> None:
-    """Write a run's adapter, the labels of its head and its tokenizer.
+def check(saved: SavedModel) -> None:
+    """Raise UserError if PEFT has no `task_type` for a model, or the model has no adapter."""
+    why = ""
+    if saved.outputs is None:
+        why = "PEFT's format needs a task head, which this model lacks"
+    elif files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
+        why = f"PEFT has no task_type for the class {files.class_of(saved)}"
+    elif saved.adapter is None:
+        why = "it has no adapter; only `bert-jax finetune` with lora.rank above 0 makes one"
+    if why:
+        raise UserError(f"{saved.name}: {why}")
 
-    Raises:
-        UserError: The run has no low-rank updates or no task head, Transformers has no class for
-            the model, or PEFT has no `task_type` for that class.
-    """
-    adapter = _adapter(saved)
-    assert saved.outputs is not None  # a fine-tuning run has a head
-    if files.class_of(saved) and files.task_of(saved) not in adapters.TASKS.values():
-        raise UserError(
-            f"{saved.name}: PEFT has no task_type for the class {files.class_of(saved)}. "
-            "Export the full model in another format"
-        )
+
+def write(saved: SavedModel, out: Path) -> None:
+    """Write a run's adapter, the labels of its head and its tokenizer; `check` has passed."""
+    adapter, outputs = saved.adapter, saved.outputs
+    assert adapter is not None
+    assert outputs is not None
     updates = adapters.lora_tensors(
         adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
     )
@@ -66,7 +70,7 @@ def write(saved: SavedModel, out: Path) -> None:
     tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
     # Modules that PEFT stores in full: the heads, and parts of the encoder such as the pooler.
     kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
-    labels = head_to_huggingface(saved.outputs) | family.pooling_fields(saved.pooling)
+    labels = head_to_huggingface(outputs) | family.pooling_fields(saved.pooling)
     files.write_tokenizer(saved, out)
     if labels:
         files.write_json(out / adapters.LABELS, labels)
@@ -121,27 +125,14 @@ def without_adapter(saved: SavedModel) -> SavedModel:
         name: part if name in _ENCODER else jax.tree.map(np.zeros_like, part)
         for name, part in saved.params["encoder"].items()
     }
-    encoder["layers"] = _adapter(saved).layers
+    assert saved.adapter is not None
+    encoder["layers"] = saved.adapter.layers
     heads = {
         name: jax.tree.map(np.zeros_like, part)
         for name, part in saved.params.items()
         if name != "encoder"
     }
     return dataclasses.replace(saved, params={**heads, "encoder": encoder}, adapter=None)
-
-
-def _adapter(saved: SavedModel) -> Adapter:
-    if saved.adapter is None:
-        raise UserError(
-            f"{saved.name} has no adapter; only runs of `bert-jax finetune` with lora.rank above 0 "
-            "have one. Export the full model in another format"
-        )
-    if saved.outputs is None:
-        raise UserError(
-            f"{saved.name}: PEFT's format needs a task head, but an embedding model has none. "
-            "Export the full model in another format"
-        )
-    return saved.adapter
 
 
 _LOADING = """\

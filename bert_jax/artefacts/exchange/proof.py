@@ -14,7 +14,7 @@ from bert_jax.artefacts.formats.entries import named
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, finish, pool_tokens
+from bert_jax.model.embedding import EmbeddingConfig, finish, mapped, pool_tokens
 from bert_jax.model.seq2seq.network import Network, Side
 from bert_jax.model.task_heads import TaskHeadConfig, head_logits
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
@@ -251,7 +251,7 @@ def outputs_of(
             found["head"] = head_logits(config, head, params, hidden, inputs[2])
     if embedding is not None:
         vectors = pool_tokens(embedding.pooling, hidden, inputs[2] > 0, params, config)
-        found["embedding"] = finish(embedding, vectors)
+        found["embedding"] = finish(embedding, mapped(vectors, params))
     return {name: array.astype(jnp.float32) for name, array in found.items()}
 
 

@@ -1,32 +1,42 @@
-"""Export in the layout of sentence-transformers, with proof that `encode` gives our vectors.
+"""Export for sentence-transformers, with proof that it computes our vectors or scores.
 
-The proof has two steps. `read_model` and Transformers read the directory back, as in `huggingface`.
-If sentence-transformers is installed, it also loads the directory, and its vectors of plain texts,
-queries and documents are compared with ours.
+A model with text vectors becomes a `SentenceTransformer`, and a classifier a `CrossEncoder`. The
+proof has two steps. `read_model` and Transformers read the directory back, as in `huggingface`. If
+sentence-transformers is installed, it also loads the directory, and its vectors of plain texts,
+queries and documents, or its scores of pairs, are compared with ours.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.artefacts.exchange import huggingface
-from bert_jax.artefacts.exchange.proof import ProofFailedError, batch_of, logits_of
+from bert_jax.artefacts.exchange.conformance import cases
+from bert_jax.artefacts.exchange.conformance.check import by_cross_encoder, by_sentence_transformers
+from bert_jax.artefacts.exchange.exported_files import family_of
+from bert_jax.artefacts.exchange.proof import batch_of, differences, logits_of
 from bert_jax.artefacts.exchange.theirs import missing, plain_texts, quiet
+from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.model.embedding import PLAIN, EmbeddingConfig, static_vectors
+from bert_jax.errors import UserError
+from bert_jax.model.embedding import PLAIN, POOLINGS, static_vectors
 from bert_jax.model.heads import MASKED_LM
-from bert_jax.tasks.retrieval.metrics import unit
 from bert_jax.terminal import plain
-from bert_jax.tokenization.tokenizer import make_row, num_special
 
 write = huggingface.write
-LEAST_COSINE = 0.99999
-"""Lowest accepted cosine between a vector of sentence-transformers and ours."""
+
+
+def check(saved: SavedModel) -> None:
+    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    huggingface.check(saved)
+    if not (family := FAMILIES[family_of(saved)]).native:
+        raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
 
 
 def encoder_with_vectors(saved: SavedModel) -> SavedModel:
@@ -37,111 +47,84 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(saved, params=parts, outputs=None, embedding=embedding)
 
 
+def scorer(saved: SavedModel) -> SavedModel:
+    """Return a classifier; two classes become one label, the second, with the log odds as logit.
+
+    Raises:
+        UserError: The model has no head for classes, labels or a number.
+    """
+    saved.require("classify", "head that scores pairs of texts, which a cross-encoder needs")
+    outputs = saved.outputs
+    if outputs is None or (outputs.objective, len(outputs.labels)) != ("single_label", 2):
+        return saved  # also a planned model, which has neither labels nor arrays
+    head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
+    one, second = dataclasses.replace(outputs.head, num_labels=1), outputs.labels[1:]
+    outputs = dataclasses.replace(outputs, head=one, objective="multi_label", labels=second)
+    return dataclasses.replace(saved, params={**saved.params, "head": head}, outputs=outputs)
+
+
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Read the directory back and compare outputs; compare sentence-transformers' vectors too.
+    """Read the directory back and compare outputs; compare sentence-transformers' outputs too.
 
     Returns:
         The result of `huggingface.prove`, with an entry in `proofs` for sentence-transformers: the
-        result of `compare_vectors`, or the reason why nothing was compared.
+        result of `compare`, or the reason why nothing was compared.
     """
     proven = huggingface.prove(saved, out, rows)
     if missing("sentence_transformers", "torch"):
         why = "sentence-transformers and torch are not both installed (the extra bert_jax[parity])"
         proven["proofs"]["sentence-transformers"] = {"ran": False, "why": why}
         return proven
-    ties = proven["proofs"]["transformers"].get("texts_with_ties", [])
-    found = compare_vectors(saved, out, ties)
-    proven["proofs"]["sentence-transformers"] = found
-    gaps = proven["differences"]
-    gaps["embedding"] = max(gaps["embedding"], found["differences"]["embedding"])
+    found = proven["proofs"]["sentence-transformers"] = compare(saved, out)
+    proven["differences"] |= found["differences"]
     proven["versions"]["sentence-transformers"] = metadata.version("sentence-transformers")
     return proven
 
 
-def compare_vectors(saved: SavedModel, out: Path, ties: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare our vectors of texts in many scripts with sentence-transformers' vectors from `out`.
+def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
+    """Compare vectors of texts in many scripts, or scores of pairs, with sentence-transformers.
 
-    Two kinds of texts are left out: texts that spell a special token, because bert_jax reads them
-    as plain text; and `ties`, texts that have two equally probable segmentations.
+    Texts that spell a special token are left out, because bert_jax reads them as plain text.
 
     Raises:
-        ProofFailedError: Shapes differ, or the cosine of a text is below `LEAST_COSINE`.
+        ProofFailedError: The vectors or scores have another shape.
     """
-    import sentence_transformers
-
-    assert saved.embedding is not None
-    name = class_of(saved.embedding)
+    texts: list[tuple[str, ...]] = [(text,) for text in plain_texts(saved)]
+    prompts, format, load = {"": ""}, "cross-encoder", by_cross_encoder
+    if (vectors := saved.embedding) is not None:
+        prompts |= {"query": vectors.query_prefix, "document": vectors.document_prefix}
+        format, load = "sentence-transformers", by_sentence_transformers
+    else:
+        texts = [first + second for first, second in itertools.pairwise(texts)]
     with quiet():
-        theirs = getattr(sentence_transformers, name)(f"{out}", device="cpu", local_files_only=True)
-    texts = [text for text in plain_texts(saved) if text not in ties]
-    encoders = (
-        ("without prefix", "", theirs.encode),
-        ("query", saved.embedding.query_prefix, theirs.encode_query),
-        ("document", saved.embedding.document_prefix, theirs.encode_document),
-    )
-    least, gap = 1.0, 0.0
-    for kind, prefix, encode in encoders:
-        static = kind == "query" and saved.embedding.static_queries
-        mine = vectors_of(saved, [prefix + text for text in texts], static=static)
-        found = encode(texts, show_progress_bar=False)
-        if saved.embedding.is_sparse:
-            found = [each.to_dense() for each in found]
-        other = np.asarray(found, np.float32)
-        if mine.shape != other.shape:
-            raise ProofFailedError(
-                f"sentence-transformers gives vectors of shape {other.shape}, not {mine.shape}"
-            )
-        cosines = (unit(mine) * unit(other)).sum(1)
-        worst = int(cosines.argmin())
-        if not cosines[worst] >= LEAST_COSINE:
-            raise ProofFailedError(
-                f"sentence-transformers gives another vector for {texts[worst][:60]!r} "
-                f"({kind}): the cosine is {cosines[worst]:.6f}, not at least {LEAST_COSINE}"
-            )
-        least = min(least, float(cosines[worst]))
-        gap = max(gap, float(np.abs(mine - other).max()))
-    return {
-        "ran": True, "class": name, "texts": len(texts), "least_cosine": least,
-        "differences": {"embedding": gap},
-    }  # fmt: skip
+        _, run = load(out, {"max_length": saved.max_length})
+    gaps: dict[str, float] = {}
+    for kind, prompt in prompts.items():
+        rows = cases.rows_of(saved, out, prompt, texts, saved.max_length)
+        batch = batch_of(saved, list(rows.values()))
+        given, found = (
+            {"texts": list(rows), "prompt": prompt, "name": kind},
+            logits_of(saved, batch),
+        )
+        if kind == "query" and vectors is not None and vectors.static_queries:
+            there = jnp.asarray(batch.segment_ids > 0)
+            static = static_vectors(saved.params, jnp.asarray(batch.tokens), there)
+            found = {"embedding": np.asarray(static)}
+            given["task"] = kind
+        ours, theirs = cases.named(saved, format, found, {}), run(given)
+        for name, gap in differences(ours, theirs, batch.segment_ids).items():
+            gaps[name] = max(gap, gaps.get(name, 0.0))
+    return {"ran": True, "texts": len(texts), "differences": gaps}
 
 
-def class_of(embedding: EmbeddingConfig) -> str:
-    """Return the class of sentence-transformers that computes a model's vectors."""
-    return "SparseEncoder" if embedding.is_sparse else "SentenceTransformer"
-
-
-def vectors_of(saved: SavedModel, texts: Sequence[str], *, static: bool = False) -> np.ndarray:
-    """Compute vectors (N, D) of texts in float32; each text is cut to the model's length.
-
-    `static` means that the texts are queries that no encoder reads.
-    """
-    tokenizer = saved.tokenizer
-    room = min(saved.max_length, saved.config.num_positions) - num_special(tokenizer, pair=False)
-    ids = tokenizer.encode_batch(list(texts))
-    rows = [make_row(tokenizer, found[:room]).ids.tolist() for found in ids]
-    size, length = 8, max(map(len, rows))
-    if static:
-        tokens, _, there = batch_of(saved, rows, length)
-        return np.asarray(jax.jit(static_vectors)(saved.params, tokens, there > 0))
-    filled = [*rows, *[rows[0]] * (-len(rows) % size)]  # compile one shape only
-    batches = [
-        batch_of(saved, filled[start : start + size], length)
-        for start in range(0, len(filled), size)
-    ]
-    return np.concatenate([logits_of(saved, batch)["embedding"] for batch in batches])[: len(rows)]
-
-
-def said_of_vectors(embedding: EmbeddingConfig, width: int) -> str:
+def said_of_vectors(saved: SavedModel) -> str:
     """Describe the text vectors of a model, for the model card."""
-    pooling = {
-        "mean": "the mean of the last states of all tokens",
-        "cls": "the last state of the first token",
-        "last": "the last state of the last token",
-        "weighted": "the mean of the last states with learned weights",
-        "splade": "for each token of the vocabulary, the greatest log(1 + relu(logit))",
-    }[embedding.pooling]
-    text = f"It turns texts into vectors of {width} numbers: {pooling}"
+    embedding = saved.embedding
+    assert embedding is not None
+    pooling = POOLINGS[embedding.pooling] + " in the last layer" * (not embedding.is_sparse)
+    if "maps" in saved.params.get("pooling", {}):
+        pooling += ", followed by linear maps"
+    text = f"It turns texts into vectors of {saved.vector_width} numbers: {pooling}"
     text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:
@@ -153,9 +136,11 @@ _LOADING = """\
 With sentence-transformers, where `DIR` is this directory:
 
 ```python
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import {0}
 
-model = SentenceTransformer("DIR")
+model = {0}("DIR")
+"""
+_VECTORS = """\
 queries = model.encode_query(["a question"])
 documents = model.encode_document(["A text.", "Another text."])
 print(model.similarity(queries, documents))
@@ -172,12 +157,23 @@ documents = model.embed(["A text.", "Another text."], kind="document")
 ```"""
 
 
+_SCORES = """\
+scores = model.predict([("a question", "A text."), ("a question", "Another text.")])
+```
+
+The scores are the """
+
+
 def loading(saved: SavedModel) -> str:
-    """Describe how to compute vectors, for the model card."""
-    assert saved.embedding is not None
+    """Describe how to compute vectors or scores, for the model card."""
+    if saved.embedding is None:
+        several = saved.outputs is not None and saved.outputs.objective == "multi_label"
+        said = "probabilities of the labels." if several else "logits of the head."
+        return _LOADING.format("CrossEncoder") + _SCORES + said
     sizes = ", ".join(map(str, saved.embedding.dimensions))
     cut = "" if not sizes else (
         f"\n\nThe vectors were trained to work also if cut to their first {sizes} numbers: pass "
         "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax."
     )  # fmt: skip
-    return f"{_LOADING}{cut}".replace("SentenceTransformer", class_of(saved.embedding))
+    kind = "SparseEncoder" if saved.embedding.is_sparse else "SentenceTransformer"
+    return f"{_LOADING.format(kind)}{_VECTORS}{cut}"

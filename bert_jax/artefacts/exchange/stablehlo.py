@@ -93,7 +93,7 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
             else unflatten_dict(weights, sep="/")
         )
         params |= {part: {} for part, tree in saved.params.items() if not tree}
-        if "pooling" in saved.params:  # small enough for constants: one number per dimension
+        if "pooling" in saved.params:  # small enough for constants
             params["pooling"] = saved.params["pooling"]
         batch = proof.Batch(tokens, type_ids, segment_ids)
         # Without this, TPUs and newer GPUs multiply float32 at lower precision.
@@ -191,10 +191,7 @@ import numpy as np
 import safetensors.numpy
 from tokenizers import Tokenizer
 
-tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
-tokenizer.enable_truncation({max_length})
-tokenizer.enable_padding(pad_id={pad}, pad_token={pad_token!r})
-rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])
+{rows}
 parts = [(row.ids, row.type_ids, row.attention_mask) for row in rows]
 tokens, type_ids, segment_ids = np.array(parts, np.int32).swapaxes(0, 1)
 with open("DIR/model.stablehlo", "rb") as file:
@@ -208,7 +205,7 @@ for name, array in outputs.items():
 
 def loading(saved: SavedModel) -> str:
     """Describe how to run the program, for the model card; "" for a translation model."""
-    return _LOADING.format(**files.card_fields(saved)) if saved.network is None else ""
+    return _LOADING.format(rows=files.code_of_rows(saved)) if saved.network is None else ""
 
 
 def _params(

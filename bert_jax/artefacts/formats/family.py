@@ -39,6 +39,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
+    "swish": "silu",
 }
 """Our activations by name in `config.json`; of several names for one, exports write the first."""
 

@@ -1,7 +1,7 @@
 """Files in Hugging Face's format: weights in safetensors, and heads described in `config.json`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ _PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
+SCORING = "sentence_transformers"
+"""Field of `config.json` with the function of logits that `CrossEncoder` computes."""
 UNTRAINED = "untrained_parts"
 """Field of `config.json` with the untrained parts, which exports add if the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
@@ -70,10 +72,6 @@ class Reading(Bounded):
     """Longest answer, in tokens."""
     null_threshold: float | None = None
     """Largest `null_odds` at which a question is answered. None means that all are answered."""
-
-
-class NoClassError(UserError):
-    """Error for a model that no class of Transformers computes."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,10 @@ def head_from_huggingface(
     labels = _labels(found.get("id2label"), size)
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels, reading=reading)
-    problem = found.get("problem_type")
-    if problem is None:
+    problem, score = found.get("problem_type"), _score(found)
+    if score == "Sigmoid":
+        problem = _PROBLEMS["multi_label"]
+    elif problem is None or (score and size == 1):
         problem = "regression" if size == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
     fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
@@ -143,12 +143,12 @@ def head_from_huggingface(
 
 
 def head_class(outputs: TaskOutputs) -> str:
-    """Return the suffix of the class names for a head; raise NoClassError if there is no class."""
+    """Return the suffix of the class names for a head; raise UserError if there is no class."""
     if outputs.objective == "choice":
         return MULTIPLE_CHOICE
     task = next((task for task, kind in TASKS.items() if kind == outputs.head.kind), None)
     if task is None:
-        raise NoClassError(f"no class of Transformers has a head for {outputs.head.kind}")
+        raise UserError(f"no class of Transformers has a head for {outputs.head.kind}")
     return task
 
 
@@ -159,6 +159,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if outputs.objective in _PROBLEMS:
         fields["problem_type"] = _PROBLEMS[outputs.objective]
+        score = "Sigmoid" if outputs.objective == "multi_label" else "Identity"
+        fields[SCORING] = {"activation_fn": f"torch.nn.{score}"}
     if outputs.thresholds:
         fields[THRESHOLDS] = dict(zip(outputs.labels, outputs.thresholds, strict=True))
     if outputs.reading is not None:
@@ -171,6 +173,23 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields
+
+
+def _score(found: Mapping[str, Any]) -> str:
+    """Return the function that `CrossEncoder` applies to logits, or "" if no field names one."""
+    given, before = found.get(SCORING), found.get("sbert_ce_default_activation_function")
+    path = given.get("activation_fn", before) if isinstance(given, Mapping) else before
+    where = "the activation of a cross-encoder (activation_fn)"
+    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), where)
+
+
+def torch_class(path: Any, supported: Collection[str], where: str) -> str:
+    """Return the name of a class of `torch.nn` from its full path; raise UserError for others."""
+    known = re.fullmatch(r"torch\.nn\.(?:modules\.\w+\.)?(\w+)", f"{path}")
+    if known is None or known[1] not in supported:
+        said = f"{', '.join(supported)} of torch.nn are supported"
+        raise UserError(f"{where} is {short(path)}; {said}")
+    return known[1]
 
 
 def _thresholds(found: Mapping[str, Any], labels: Sequence[str]) -> tuple[float, ...]:

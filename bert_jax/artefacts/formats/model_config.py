@@ -148,24 +148,6 @@ def unlike(kind: str, config: ModelConfig) -> list[str]:
     return found + family.refuses(config)
 
 
-def exported(config: ModelConfig, heads: Collection[str]) -> tuple[ModelConfig, set[str]]:
-    """Return the configuration and the heads that the export of a pretrained model keeps.
-
-    Classes of modern families have no next-sentence head (`nsp`) and no pooler for that head.
-    """
-    fitting = [each for each in (config, replace(config, pooler=False)) if kind_of(each)]
-    if not fitting or kind_of(config) == "bert":
-        return config, set(heads)
-    return fitting[0], set(heads) - {"nsp"}
-
-
-def refusals(config: ModelConfig, heads: Collection[str]) -> dict[str, str]:
-    """Return the formats to which a pretrained model cannot be exported, each with the reason."""
-    config, heads = exported(config, heads)
-    found = {"huggingface": refusal(config, heads), "sentence-transformers": refusal(config, ())}
-    return {format: why for format, why in found.items() if why}
-
-
 def refusal(config: ModelConfig, heads: Collection[str]) -> str:
     """Explain why no class of Transformers computes a model with these heads; "" if a class does.
 

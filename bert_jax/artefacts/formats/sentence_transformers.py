@@ -1,8 +1,9 @@
 """The layout of sentence-transformers: JSON files that define how hidden states become vectors.
 
 The file `modules.json` lists modules and their folders: an encoder in Hugging Face's format, a
-pooling and, if vectors have length 1, a normalisation. This package writes names and fields that
-sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
+pooling, linear maps and, if vectors have length 1, a normalisation. This package writes names and
+fields that sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
+A cross-encoder is a classifier in Hugging Face's format, with a function of its logits.
 
 A `SparseEncoder` has a masked-LM model and SpladePooling. If no encoder reads queries, these read
 the documents of a Router, whose queries have a SparseStaticEmbedding.
@@ -14,24 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bert_jax.artefacts.formats.entries import as_float32
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
+    SCORING,
+    WEIGHTS,
     model_max_length,
     row_length,
+    torch_class,
 )
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import read_json, read_json_object, short
-from bert_jax.model.config import ModelConfig
+from bert_jax.files.untrusted.safetensors_file import read_safetensors
 from bert_jax.model.embedding import EmbeddingConfig, TokenPooling
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
-ROUTES, QUERIES = "router_config.json", "query_0_SparseStaticEmbedding"
-_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
-_SPARSE = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 DIMENSIONS = "matryoshka_dimensions"
 """Our own field of `config_sentence_transformers.json`, with the sizes of shorter vectors."""
-POOLINGS: Mapping[str, TokenPooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+POOLINGS: Mapping[str, TokenPooling] = {
+    "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "lasttoken": "last",
+}  # fmt: skip
 """Our poolings by mode of the module `Pooling`."""
+_ACTIVATIONS = {"Identity": "", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
+"""Our activations of linear maps by class of torch."""
 _FLAGS = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
@@ -41,40 +51,40 @@ _DOCUMENTS = ("document", "passage", "corpus")
 """Possible names of the prompt for documents; the first name that a file has is used."""
 _FOLDER = re.compile(r"(\w[\w.-]*)?", re.ASCII)
 _PACKAGE = "sentence_transformers."
+ROUTES, QUERIES = "router_config.json", "query_0_SparseStaticEmbedding"
+_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
+_DENSE = "Transformer Pooling( Dense)*( Normalize)?"
+_SPARSE = "(MLM)?Transformer SpladePooling"
+_READ = (
+    "Transformer, Pooling, any number of Dense and, optionally, Normalize, in this order, or "
+    "Transformer and SpladePooling, for queries perhaps a single SparseStaticEmbedding"
+)
+_TENSORS = {"kernel": "linear.weight", "bias": "linear.bias"}
 
 
 @dataclass(frozen=True)
 class SentenceForm:
-    """Content of a directory in the layout of sentence-transformers, without the weights."""
+    """Content of a directory in the layout of sentence-transformers, without the encoder."""
 
     embedding: EmbeddingConfig
     model: Path
     """Directory of the encoder in Hugging Face's format."""
     width: int | None
-    """Width of the states that are pooled; None for sparse vectors."""
+    """Width of the states that are pooled; None if no field has it, and for sparse vectors."""
     max_length: int | None
     """Largest number of tokens in a text. None means the encoder's number of positions."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """Notes for the user about settings that are not kept."""
+    maps: dict[str, dict[str, np.ndarray]]
+    """Kernel and bias of each linear map after the pooling; see `model.embedding.mapped`."""
     queries: Path | None = None
     """Folder with the weights of static queries; None if an encoder reads queries."""
-
-    def limit(self, config: ModelConfig) -> int:
-        """Return the largest number of tokens in a text; raise UserError for a wrong width."""
-        if self.width not in (None, config.hidden_dim):
-            raise UserError(
-                f"{self.model}: the pooling has width {self.width}, but the encoder has "
-                f"{config.hidden_dim}"
-            )
-        self.embedding.check_width(config.hidden_dim)
-        return min(self.max_length or config.num_positions, config.num_positions)
 
 
 def is_sentence_model(directory: Path) -> bool:
     """Return true if a directory has this layout and is not a cross-encoder."""
-    if not (directory / MODULES).is_file():
-        return False
-    return _settings(directory).get("model_type") != "CrossEncoder"
+    there = (directory / MODULES).is_file()
+    return there and _read(directory / SETTINGS, {}).get("model_type") != "CrossEncoder"
 
 
 def can_be_written(embedding: EmbeddingConfig) -> bool:
@@ -82,13 +92,19 @@ def can_be_written(embedding: EmbeddingConfig) -> bool:
     return embedding.is_sparse or embedding.pooling in POOLINGS.values()
 
 
-def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> dict[str, Any]:
-    """Return the content of the JSON files that accompany an encoder, by path."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if embedding.normalize else [])]
+def sentence_files(
+    embedding: EmbeddingConfig, width: int, max_length: int, maps: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of the files that accompany an encoder, by path: JSON, and tensors.
+
+    `width` is the width of the encoder's states, `maps` as in `SentenceForm`.
+    """
     package, sparse = f"{_PACKAGE}models", embedding.is_sparse
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(maps)]
+    kinds += ["Normalize"] * embedding.normalize
     if sparse:
         package = f"{_PACKAGE}sparse_encoder.models"
-        kinds = ["Router"] if embedding.static_queries else _SPARSE[0]
+        kinds = ["Router"] if embedding.static_queries else ["MLMTransformer", "SpladePooling"]
     folders = ["", *(f"{n}_{kind}" for n, kind in enumerate(kinds) if n)]
     modules = [
         {"idx": n, "name": f"{n}", "path": folder, "type": f"{package}.{kind}"}
@@ -121,96 +137,119 @@ def sentence_files(embedding: EmbeddingConfig, width: int, max_length: int) -> d
         return {**files, "1_SpladePooling/config.json": _SPLADE}
     flags = {flag: POOLINGS.get(mode) == embedding.pooling for flag, mode in _FLAGS.items()}
     of_pooling = {"word_embedding_dimension": width, **flags, "include_prompt": True}
-    return {**files, "1_Pooling/config.json": of_pooling}
+    files["1_Pooling/config.json"] = of_pooling
+    names = {ours: f"torch.nn.{theirs}" for theirs, ours in _ACTIVATIONS.items()}
+    for n, (name, each) in enumerate(sorted(maps.items()), 2):
+        files[f"{n}_Dense/config.json"] = {
+            **dict(zip(("in_features", "out_features"), each["kernel"].shape, strict=True)),
+            "bias": "bias" in each, "activation_function": names[name.partition("_")[2]],
+        }  # fmt: skip
+        files[f"{n}_Dense/{WEIGHTS}"] = {
+            _TENSORS[part]: np.ascontiguousarray(array.T) for part, array in each.items()
+        }
+    return files
 
 
 def read_sentence_files(directory: Path) -> SentenceForm:
-    """Read the JSON files that accompany an encoder.
+    """Read the files that accompany an encoder.
 
     Raises:
         UserError: If the files are malformed, or ask for something that is not supported here.
     """
-    where = directory / MODULES
-    modules, queries = _modules(directory, read_json(where, max_bytes=MAX_CONFIG_BYTES)), None
-    if [kind for kind, _ in modules] == ["Router"]:
-        (_, queries), *modules = _modules(directory, _routed(directory / ROUTES))
-    kinds = [kind for kind, _ in modules]
-    if kinds in _SPARSE:
-        fields = read_json_object(modules[1][1] / "config.json", max_bytes=MAX_CONFIG_BYTES)
-        for name, only in _SPLADE.items():
-            if (value := fields.get(name, only)) != only:
-                raise UserError(f"{modules[1][1]}: {name} is {short(value)}; it must be {only}")
-        prompts, notes = _prompts(_settings(directory), directory / SETTINGS, "dot")
+    modules, queries = _modules(directory, f"{_DENSE}|{_SPARSE}|Router", _READ), None
+    if modules[0][0] == "Router":
+        routed = f"SparseStaticEmbedding {_SPARSE}"
+        (_, queries), *modules = _modules(directory, routed, _READ, _routed(directory / ROUTES))
+    (_, model), (kind, pooling), *after = modules
+    settings = _read(
+        directory / SETTINGS, {"truncate_dim": None, "default_prompt_name": None},
+        ". Remove it, and call embed with dimensions=N or kind='query'",
+    )  # fmt: skip
+    sparse = kind == "SpladePooling"
+    prompts, notes = _prompts(settings, directory / SETTINGS, "dot" if sparse else "cosine")
+    if sparse:
+        _read(pooling / "config.json", _SPLADE)
         made = EmbeddingConfig("splade", False, *prompts, static_queries=queries is not None)
-        (_, model), length = modules[0], _max_length(modules[0][1], "fill-mask")
-        return SentenceForm(made, model, None, length, notes, queries)
-    if queries or kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        raise UserError(
-            f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be Transformer, "
-            "Pooling and, optionally, Normalize, or Transformer and SpladePooling. To read only "
-            f"the encoder, copy {directory} without {MODULES}"
-        )
-    (_, model), (_, pooling) = modules[:2]
-    fields = read_json_object(pooling / "config.json", max_bytes=MAX_CONFIG_BYTES)
-    settings = _settings(directory)
-    prompts, notes = _prompts(settings, directory / SETTINGS)
-    dimensions = settings.get(DIMENSIONS, [])
-    if not isinstance(dimensions, list) or not all(type(each) is int for each in dimensions):
-        raise UserError(
-            f"{directory / SETTINGS}: {DIMENSIONS} is {short(dimensions)}; it must be a list of "
-            "integers, the sizes of shorter vectors"
-        )
+        return SentenceForm(made, model, None, _max_length(model, "fill-mask"), notes, {}, queries)
+    where = pooling / "config.json"
+    fields = _read(where, {"include_prompt": True} if any(prompts) else {})
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
     given = fields.get("pooling_mode", flags or "mean")
     modes = given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    if len(modes) != 1 or f"{modes[0]}" not in POOLINGS:
         raise UserError(
-            f"{pooling / 'config.json'}: the pooling is {short(given)}; it must be one of "
+            f"{where}: the pooling is {' and '.join(map(short, modes))}; it must be one of "
             f"{', '.join(POOLINGS)}"
         )
-    if fields.get("include_prompt", True) is not True and any(prompts):
-        raise UserError(
-            f"{pooling / 'config.json'}: include_prompt is {short(fields['include_prompt'])}; only "
-            "true is supported, because the tokens of a prompt are always pooled here"
-        )
-    if (cut := settings.get("truncate_dim")) is not None:
-        raise UserError(
-            f"{directory / SETTINGS}: truncate_dim is {short(cut)}; the field is not supported. "
-            "Remove it, and ask for shorter vectors with embed(texts, dimensions=N), or with "
-            "--dimensions N"
-        )
-    width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
-    if type(width) is not int:
-        raise UserError(
-            f"{pooling / 'config.json'}: word_embedding_dimension is {short(width)}; expected the "
-            "encoder's width"
-        )
-    return SentenceForm(
-        EmbeddingConfig(POOLINGS[modes[0]], len(kinds) > 2, *prompts, tuple(dimensions)),
-        model, width, _max_length(model), notes,
-    )  # fmt: skip
+    inputs = width = fields.get("embedding_dimension", fields.get("word_embedding_dimension"))
+    maps: dict[str, dict[str, np.ndarray]] = {}
+    for n, (kind, folder) in enumerate(after):
+        same = dict.fromkeys(["module_input_name", "module_output_name"], "sentence_embedding")
+        fields = _read(folder / "config.json", {**same, "use_residual": False})
+        if kind == "Dense":
+            activation, dense = _dense(folder, fields, inputs)
+            maps[f"{n}_{activation}"], inputs = dense, dense["kernel"].shape[1]
+    vectors = {
+        "pooling": POOLINGS[modes[0]], "normalize": len(after) > len(maps),
+        "query_prefix": prompts[0], "document_prefix": prompts[1],
+        "dimensions": settings.get(DIMENSIONS, []),
+    }  # fmt: skip
+    embedding = build(EmbeddingConfig, vectors, f"{directory / SETTINGS}")
+    return SentenceForm(embedding, model, width, _max_length(model), notes, maps)
 
 
-def _routed(where: Path) -> list[dict[str, str]]:
-    """Return the module of a router's queries and those of its documents, as in `modules.json`."""
+def _dense(
+    folder: Path, fields: Mapping[str, Any], inputs: int | None
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Read a module `Dense` for vectors of width `inputs`; return activation, kernel and bias."""
+    given, where = fields.get("activation_function", "torch.nn.Tanh"), folder / "config.json"
+    activation = _ACTIVATIONS[torch_class(given, _ACTIVATIONS, f"{where}: activation_function")]
+    width = fields.get("out_features")
+    shapes: dict[str, Any] = {"linear.weight": (width, inputs), "linear.bias": (width,)}
+    if fields.get("bias") is False:
+        del shapes["linear.bias"]
+    tensors, found = read_safetensors(folder / WEIGHTS), {}
+    for name in sorted(tensors.keys() | shapes.keys()):
+        found[name], wrong = as_float32(tensors.get(name, ()), shapes.get(name, ()))
+        if wrong:
+            raise UserError(f"{folder / WEIGHTS}: {name} {wrong}")
+    return activation, {ours: found[name].T for ours, name in _TENSORS.items() if name in found}
+
+
+def scoring_fields(directory: Path) -> dict[str, Any]:
+    """Return a cross-encoder's settings as a field of `config.json`, {} if there are none.
+
+    Raises:
+        UserError: If the files are malformed, or ask for something that is not supported here.
+    """
+    if is_sentence_model(directory) or not (directory / MODULES).is_file():
+        return {}
+    ((_, model),) = _modules(directory, "Transformer", "a single Transformer")
+    _max_length(model, "sequence-classification")
+    return {SCORING: _read(directory / SETTINGS, {"default_prompt_name": None})}
+
+
+def _routed(where: Path) -> list[dict[str, Any]]:
+    """Return the modules of a router's queries, then of its documents, as in `modules.json`."""
     found = read_json_object(where, max_bytes=MAX_CONFIG_BYTES)
     try:
         types, routes = found["types"], found["structure"]
-        (query,), documents = routes["query"], routes["document"]
-        if not types[query].endswith(".SparseStaticEmbedding"):
-            raise LookupError
-        folders = (query, *documents)
+        folders = (*routes["query"], *routes["document"])
         return [{"type": types[each], "path": each.removeprefix(".")} for each in folders]
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise UserError(
-            f"{where}: the modules are {short(found.get('types'))}; queries must have a single "
-            "SparseStaticEmbedding, and documents a Transformer and SpladePooling"
-        ) from None
+    except (LookupError, TypeError, AttributeError):
+        raise UserError(f"{where}: the modules are {short(found)}; they must be {_READ}") from None
 
 
-def _modules(directory: Path, found: Any) -> list[tuple[str, Path]]:
-    """Return the kind (last part of the field `type`) and the folder of each module in `found`."""
+def _modules(
+    directory: Path, pattern: str, supported: str, found: Any = None
+) -> list[tuple[str, Path]]:
+    """Return the kind (last part of the field `type`) and the folder of each module.
+
+    The kinds, joined by spaces, must fit the pattern, which `supported` describes in words. The
+    modules are those of `found` or, without it, of `modules.json`.
+    """
     where, modules = directory / MODULES, []
+    found = found or read_json(where, max_bytes=MAX_CONFIG_BYTES)
     for each in found if isinstance(found, list) else [None]:
         kind, folder = (each.get("type"), each.get("path")) if isinstance(each, dict) else ("", "")
         if not (isinstance(kind, str) and isinstance(folder, str) and _FOLDER.fullmatch(folder)):
@@ -223,11 +262,17 @@ def _modules(directory: Path, found: Any) -> list[tuple[str, Path]]:
                 f"{where}: the module {short(kind)} is the model's own code, which is not run"
             )
         modules.append((kind.rpartition(".")[2], directory / folder))
+    kinds = [kind for kind, _ in modules]
+    if not re.fullmatch(pattern, " ".join(kinds)):
+        raise UserError(
+            f"{where}: the modules are {', '.join(kinds) or 'none'}; they must be {supported}. To "
+            f"read only the encoder, copy {directory} without {MODULES}"
+        )
     return modules
 
 
 def _prompts(
-    settings: Mapping[str, Any], where: Path, only: str = "cosine"
+    settings: Mapping[str, Any], where: Path, only: str
 ) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the prefixes of queries and documents, and notes on prompts that are not kept."""
     prompts = settings.get("prompts") or {}
@@ -236,16 +281,9 @@ def _prompts(
     )
     if not texts:
         raise UserError(f"{where}: prompts is {short(prompts)}; expected an object of texts")
-    if (name := settings.get("default_prompt_name")) is not None:
-        raise UserError(
-            f"{where}: default_prompt_name is {short(name)}; the field is not supported. Remove "
-            "it, and choose the prompt with embed(texts, kind='query') or kind='document'"
-        )
     document = next((name for name in _DOCUMENTS if prompts.get(name) is not None), "document")
-    others = sorted(prompts.keys() - {"query", document})
-    notes = []
-    if others := [name for name in others if prompts[name]]:
-        notes.append(f"the prompts {', '.join(map(short, others))} are not kept")
+    others = sorted(name for name in prompts.keys() - {"query", document} if prompts[name])
+    notes = [f"the prompts {', '.join(map(short, others))} are not kept"] if others else []
     similarity = settings.get("similarity_fn_name") or only
     if similarity != only:
         notes.append(f"the similarity {short(similarity)} is not kept; {only} is used")
@@ -256,18 +294,20 @@ def _prompts(
 
 def _max_length(model: Path, task: str = "feature-extraction") -> int | None:
     """Return the token limit of the encoder's module or else the tokenizer; None means no limit."""
-    named = sorted(model.glob("sentence_*_config.json"))
-    fields = read_json_object(named[0], max_bytes=MAX_CONFIG_BYTES) if named else {}
-    for name, expected in (("do_lower_case", False), ("transformer_task", task)):
-        if (value := fields.get(name, expected)) != expected:
-            raise UserError(
-                f"{named[0]}: {name} is {short(value)}; only {short(expected)} is supported"
-            )
+    named = [*sorted(model.glob("sentence_*_config.json")), model / "sentence_bert_config.json"]
+    lacks = ["processing_kwargs", "query_length", "document_length", "query_expansion"]
+    only = {"do_lower_case": False, "transformer_task": task, **dict.fromkeys(lacks)}
+    fields = _read(named[0], only)
     if fields.get("max_seq_length") is None:
         return model_max_length(model)
     return row_length(fields, "max_seq_length", model)
 
 
-def _settings(directory: Path) -> dict[str, Any]:
-    path = directory / SETTINGS
-    return read_json_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
+def _read(path: Path, only: Mapping[str, Any], hint: str = "") -> dict[str, Any]:
+    """Read a JSON object, empty if there is no file; refuse other values of fields than `only`."""
+    fields = read_json_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
+    for name, value in only.items():
+        if (found := fields.get(name, value)) != value:
+            said = f"{name} is {short(found)}; only {short(value)} is supported{hint}"
+            raise UserError(f"{path}: {said}")
+    return fields

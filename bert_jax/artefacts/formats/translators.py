@@ -61,7 +61,7 @@ class Family(ABC):
         """List the fields in which a network differs from the class."""
         found = other_values(network.model, self.computes)
         if network.feature_dim:
-            found.append(f"objective.feature_dim is {network.feature_dim}, not 0")
+            found.append(f"TransformerNetwork.feature_dim is {network.feature_dim}, not 0")
         if network.tying not in self.tyings:
             found.append(f"objective.tying is {network.tying!r}, not {self.tyings[0]!r}")
         return found
@@ -369,7 +369,6 @@ class BertPair(Family):
 
 
 FAMILIES: dict[str, Family] = {each.kind: each for each in (Marian(), Pegasus(), BertPair())}
-_INSTEAD = "Export with --to stablehlo (one program for the whole search) or with --to orbax"
 
 
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
@@ -379,15 +378,12 @@ def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
         UserError: If no class can; the message lists the differences from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
-        raise UserError(
-            f"{name}: no class of Transformers computes a {type(network).__name__}. {_INSTEAD}"
-        )
+        raise UserError(f"{name}: no class of Transformers computes a {type(network).__name__}")
     unlike = {kind: family.unlike(network) for kind, family in FAMILIES.items()}
     nearest = min(unlike, key=lambda kind: len(unlike[kind]))
     if unlike[nearest]:
         raise UserError(
             f"{name}: no class of Transformers computes this model. The nearest is "
-            f"{FAMILIES[nearest].class_name}, but {'; '.join(unlike[nearest])}. {_INSTEAD}, or "
-            "train a model whose configuration fits this class"
+            f"{FAMILIES[nearest].class_name}, but {'; '.join(unlike[nearest])}"
         )
     return FAMILIES[nearest], network

@@ -111,7 +111,7 @@ class SavedModel:
     """Network of a translation model; None for any other model."""
     embedding: EmbeddingConfig | None = None
     """Definition of text vectors; None for a model that was not trained to produce vectors.
-    Learned token weights, if any, are the entry `pooling` of the parameters."""
+    Learned token weights and linear maps, if any, are the entry `pooling` of the parameters."""
     adapter: Adapter | None = None
     """Low-rank updates that a run trained instead of the encoder; None for any other model."""
 
@@ -124,6 +124,14 @@ class SavedModel:
     def has_pooler(self) -> bool:
         """Whether the source has a pooler, which classification and regression read."""
         return "pooler" in self.params["encoder"]
+
+    @property
+    def vector_width(self) -> int:
+        """Width of text vectors."""
+        if self.embedding is not None and self.embedding.is_sparse:
+            return self.config.vocab_size
+        maps = self.params.get("pooling", {}).get("maps", {})
+        return maps[max(maps)]["kernel"].shape[1] if maps else self.config.hidden_dim
 
     @property
     def pooling(self) -> Pooled:

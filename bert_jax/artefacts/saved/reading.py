@@ -27,6 +27,7 @@ from bert_jax.artefacts.formats.sentence_transformers import (
     SentenceForm,
     is_sentence_model,
     read_sentence_files,
+    scoring_fields,
 )
 from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
 from bert_jax.artefacts.saved.model import Origin, SavedModel, merged_params
@@ -216,7 +217,7 @@ def _from_huggingface(
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
-        return _translator(directory, found, made_by, where)
+        return read_translator(directory, found, made_by, where)
     if not is_read(found):
         raise unread(found, where=where)
     config_from_huggingface(found, where=where)  # report a wrong config before a missing file
@@ -230,19 +231,32 @@ def _from_huggingface(
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the sizes do not fit."""
+    width, positions, size = (
+        saved.config.hidden_dim, saved.config.num_positions, saved.config.vocab_size
+    )  # fmt: skip
+    if form.width != width and not form.embedding.is_sparse:
+        given = f"{form.width!r:.40}, but the encoder has {width}"
+        raise UserError(f"{form.model}: the pooling has width {given}")
+    params = saved.params | ({"pooling": {"maps": form.maps}} if form.maps else {})
     if form.queries is not None:
         weight = read_weights(form.queries, "SparseStaticEmbedding").get("weight")
-        if weight is None or weight.shape != (saved.config.vocab_size,):
+        if weight is None or weight.shape != (size,):
             raise UserError(
                 f"{form.queries / WEIGHTS} needs the tensor `weight` with a number for each of the "
-                f"{saved.config.vocab_size:,} tokens"
+                f"{size:,} tokens"
             )
-        params = {**saved.params, "queries": weight.astype(np.float32)}
-        saved = dataclasses.replace(saved, params=params)
-    return dataclasses.replace(saved, embedding=form.embedding, max_length=form.limit(saved.config))
+        params["queries"] = weight.astype(np.float32)
+    length = min(form.max_length or positions, positions)
+    saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
+    form.embedding.check_width(saved.vector_width)
+    return saved
 
 
-def _translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+def read_translator(directory: Path, found: dict[str, Any], made_by: str, where: str) -> SavedModel:
+    """Read a model that translates, of the class `made_by`; raise a UserError for all faults.
+
+    `found` is the content of `config.json`, which `where` names in messages.
+    """
     tokenizer = load_tokenizer(directory)
     family, arrays = TRANSLATORS[found["model_type"]], read_weights(directory, made_by)
     network = family.network(found, arrays, where)
@@ -268,6 +282,8 @@ def saved_from(
 ) -> SavedModel:
     """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit."""
     config = form.model
+    if not encoder_only:
+        form = dataclasses.replace(form, config=form.config | scoring_fields(files))
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = None if encoder_only else form.outputs()

@@ -1,10 +1,13 @@
-"""Work directories of runs: the kind of a run, and its checkpoints by name."""
+"""Work directories of runs: the kind of a run, its checkpoints by name, and its starts."""
 
 import contextlib
+import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +19,7 @@ from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir, open_workdir
 from bert_jax.files.staging import StagedDirectory, disk_full
-from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.files.untrusted.json_file import read_json, read_json_object
 from bert_jax.files.urls import scheme
 
 _log = logging.getLogger("bert_jax")
@@ -35,6 +38,10 @@ TRAIN_TEXTS = "train_texts.u64"
 """File with the hashes of a fine-tuning run's training texts, see `tasks.overlap`."""
 REPORT = "report.json"
 """File with the report on the model that a fine-tuning run has saved."""
+
+REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
+"""Reasons for badput, in the order in which they are shown."""
+PRODUCTIVE = "productive"
 
 NO_MODEL = (
     "no run gave a finite score, so there is no model to save: all have diverged. Lower "
@@ -240,3 +247,84 @@ def staged(out: str | Path) -> Iterator[Path]:
             if isinstance(error, OSError):
                 raise disk_full(directory.target, error) from error
             raise
+
+
+@dataclass
+class Start:
+    """Record of one start of a run, or the sum of the records of several old starts."""
+
+    begin: float
+    """Time of the start, in seconds since 1970."""
+    last: float
+    """Time of the last update of this record, in seconds since 1970."""
+    first_step: int
+    """Number of steps of the run that were done before the start."""
+    last_step: int
+    """Number of steps of the run that were done at the time `last`."""
+    kept_step: int
+    """Newest step of this start that no later start has repeated."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds spent on each reason and on steps (`productive`)."""
+    count: int = 1
+    """Number of starts in this record."""
+    down: float = 0.0
+    """Seconds between the starts in this record."""
+    flops: int = 0
+    """Floating-point operations of all steps, repeated ones included, from the batches' shapes."""
+    devices: str = ""
+    """Number and kind of the devices."""
+
+
+def read_starts(path: Path) -> list[Start]:
+    """Return the starts in a `goodput.json`, the oldest first; [] if the file is unreadable."""
+    try:
+        if not path.is_file():
+            return []
+        rows = read_json(path, max_bytes=_MAX_REPORT_BYTES)["starts"]
+        return [_start(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.warning("%s cannot be read, so a new record begins: %r", path, error)
+        return []
+
+
+def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
+    """Add up the seconds of all starts. The keys are `productive` and the reasons that occurred."""
+    names = [PRODUCTIVE, *REASONS, *(name for start in starts for name in start.seconds)]
+    totals = {
+        name: sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
+        for name in dict.fromkeys(names)
+    }
+    return {name: total for name, total in totals.items() if total or name == PRODUCTIVE}
+
+
+def spent(path: Path) -> dict[str, Any]:
+    """Return the hours, the operations and the devices of a run; {} if a start recorded none."""
+    if not (starts := read_starts(path)) or not all(start.devices for start in starts):
+        return {}
+    hours = sum(total_seconds(starts).values()) / 3600
+    flops = sum(start.flops for start in starts)
+    return {"hours": hours, "flops": flops, "devices": starts[-1].devices}
+
+
+def time_shares(starts: Sequence[Start]) -> dict[str, float]:
+    """Return `total_seconds` as fractions of their sum."""
+    totals = total_seconds(starts)
+    whole = max(sum(totals.values()), 1e-9)
+    return {name: seconds / whole for name, seconds in totals.items()}
+
+
+def down_seconds(starts: Sequence[Start]) -> float:
+    """Add up the seconds between the starts."""
+    gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
+    return sum(gaps, sum((start.down for start in starts), 0.0))
+
+
+def _start(row: dict[str, Any]) -> Start:
+    start = Start(**row)
+    times = [start.begin, start.last, start.down, *start.seconds.values()]
+    counts = [start.first_step, start.last_step, start.kept_step, start.count, start.flops]
+    if not all(type(count) is int for count in counts):
+        raise TypeError(f"{counts} are not whole numbers")
+    if not all(type(time) in (int, float) and math.isfinite(time) for time in times):
+        raise TypeError(f"{times} are not numbers")
+    return start

@@ -14,7 +14,14 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from bert_jax.artefacts.saved.runs import STATISTICS, read_record
+from bert_jax.artefacts.saved.runs import (
+    STATISTICS,
+    Start,
+    down_seconds,
+    read_record,
+    read_starts,
+    total_seconds,
+)
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import Phase
 from bert_jax.distributed.checkpoint.retention import branches_of
@@ -29,7 +36,6 @@ from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.run.events import read_events
-from bert_jax.training.run.goodput import Start, down_seconds, read_starts, total_seconds
 from bert_jax.training.run.loss_curve import CorpusCurve, corpus_curves, draw_loss_curve
 from bert_jax.training.run.telemetry import points, read_metrics
 

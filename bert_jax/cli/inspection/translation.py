@@ -1,27 +1,32 @@
 """Evaluation of a translation run on a file of sources and a file of reference translations."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
 
+from bert_jax.artefacts.exchange.proof import batch_of
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.data.corpus.pairs import open_pairs
+from bert_jax.data.pair_packing import some_pairs
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.predictor import shape_for
 from bert_jax.infer.translate import Translator, decoded
-from bert_jax.model.seq2seq.network import Network, Side, Tree
+from bert_jax.model.seq2seq.network import Tree
 from bert_jax.model.seq2seq.search import SearchConfig
-from bert_jax.tasks.translation import best_constant, bleu, by_length, chrf
+from bert_jax.objectives.objective import Batch, Scalars
+from bert_jax.objectives.translation import Translation
+from bert_jax.tasks.reports.intervals import intervals
+from bert_jax.tasks.translation import best_constant, by_length, quality
 from bert_jax.terminal import progress_bar
-from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.tokenizer import make_row, num_special
+from bert_jax.training.finetune.evaluate import Scored, check_runs, differences
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
@@ -37,52 +42,75 @@ def evaluate_pairs(
     *,
     settings: SearchConfig,
     corpus: str | None = None,
+    versus: Sequence[str | Path] = (),
+    other_seeds: Sequence[str | Path] = (),
 ) -> dict[str, Any]:
     """Translate a file of source sentences, and score the translations against reference sentences.
 
     Both files have one sentence per line. `corpus` replaces the run's corpus, whose targets are the
-    candidates for the best constant translation (one text for all sources).
+    candidates for the best constant translation (one text for all sources). `versus` are the runs
+    of another model: one for `workdir` and one for each of `other_seeds`, in this order.
 
     Returns:
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
             equal their reference; `floors`, the BLEU of copied sources and of the best constant
             translation; `ceiling`, the BLEU of references that the tokenizer encodes and decodes;
-            `loss` and `loss_swapped` (see `losses`); scores `by_length` of the source; and counts.
+            `loss` and `loss_swapped` (see `losses`); scores `by_length` of the source; counts; and,
+            given `versus`, `differences` from its scores (see `finetune.evaluate.differences`).
 
     Raises:
-        UserError: The model does not translate; the corpus has no pairs; a file cannot be read, has
-            no lines or has an empty line; or the files have different numbers of lines.
+        UserError: A model does not translate; the runs cannot be paired; the corpus has no pairs; a
+            file cannot be read, has no lines or has an empty line; or the files have different
+            numbers of lines.
     """
+    check_runs([workdir, *other_seeds], versus)
     sources, references = read_pairs(source_file, target_file)
-    saved = on_device(read_model(workdir))
-    saved.require("translate", "decoder")
-    translator = Translator(saved, search=settings)
-    with progress_bar(of="translation", unit="lines", total=len(sources)) as bar:
-        parts = translator.parts({"text": sources}, most=translator.CHUNK, advance=bar.update)
-        answers = [answer for part in parts for answer in translator.predict(part)]
-    hypotheses = [answer["translation"] for answer in answers]
-    ids = saved.tokenizer.encode_batch(references)
+    saved, hypotheses, num_cut = _translated(workdir, sources, settings)
+    ids = saved.tokenizer.target.encode_batch(references)
     found: dict[str, Any] = {"step": saved.origin.step, "pairs": len(sources)}
-    for name, metric in (("bleu", bleu), ("chrf", chrf)):
-        score = metric(hypotheses, references, with_interval=True)
-        found |= {
-            name: score.value, f"{name}_interval": score.interval,
-            f"{name}_signature": score.signature,
-        }  # fmt: skip
+    ours = quality(hypotheses, references)
+    ends = intervals(ours.grounds).found
+    for name, signature in ours.signatures.items():
+        found[name], found[f"{name}_interval"] = ours.values[name], ends.get(name)
+        found[f"{name}_signature"] = signature
+    if versus:
+        more, theirs = (
+            [quality(_translated(run, sources, settings)[1], references) for run in runs]
+            for runs in (other_seeds, versus)
+        )
+        # How many translations equal their reference says nothing about BLEU's differences.
+        mine, other = (
+            [Scored(each.values, each.grounds._replace(right=None)) for each in side]
+            for side in ([ours, *more], theirs)
+        )
+        over = "seeds" if more else "sentences"
+        found["differences"] = differences(mine, other, over)
     found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
     captions = _training_targets(saved, corpus)
     constant = best_constant(references, captions) if captions else None
     found["floors"] = {
-        "copy": bleu(sources, references).value,
+        "copy": quality(sources, references).values["bleu"],
         "constant": None if constant is None else constant.bleu,
         "constant_text": None if constant is None else constant.text,
     }
     spelled = [decoded(saved.tokenizer, each) for each in ids]
-    found["ceiling"] = bleu(spelled, references).value
+    found["ceiling"] = quality(spelled, references).values["bleu"]
     found["loss"], found["loss_swapped"] = losses(saved, sources, ids)
-    found["cut"] = translator.num_cut
+    found["cut"] = num_cut
     found["by_length"] = by_length(sources, hypotheses, references)
     return found
+
+
+def _translated(
+    workdir: str | Path, sources: Sequence[str], settings: SearchConfig
+) -> tuple[SavedModel, list[str], int]:
+    """Read a model, and translate; return the model, the translations, and how many are cut."""
+    saved = on_device(read_model(workdir))
+    saved.require("translate", "decoder")
+    translator = Translator(saved, search=settings)
+    with progress_bar(of="translation", unit="lines", total=len(sources)) as bar:
+        found = translator.translated(sources, bar.update)
+    return saved, found, translator.num_cut
 
 
 def translation_lines(found: dict[str, Any]) -> list[str]:
@@ -157,60 +185,47 @@ def losses(
         The loss, and the loss if each target gets the source of another pair (None if there is only
             one pair). The two losses are equal if the decoder ignores its source.
     """
-    special, limit = saved.tokenizer.special_ids, saved.max_length
-    rows = [
-        make_row(saved.tokenizer, ids[: limit - 2]).ids
-        for ids in saved.tokenizer.encode_batch(sources)
-    ]
-    inputs = [np.concatenate([[special.cls], ids[: limit - 1]]) for ids in targets]
-    labels = [np.concatenate([ids[: limit - 1], [special.sep]]) for ids in targets]
-    own = _mean_loss(saved, rows, inputs, labels)
+    tokenizer, limit = saved.tokenizer, saved.max_length
+    room, begin = limit - num_special(tokenizer, pair=False), tokenizer.special_ids.cls
+    found = tokenizer.encode_batch(sources)
+    rows = [make_row(tokenizer, ids[:room]).ids.tolist() for ids in found]
+    inputs = [[begin, *ids[: limit - 1].tolist()] for ids in targets]
+    own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:
         return own, None
     circle = np.random.default_rng(_SEED).permutation(len(rows))  # each moves to the next
     moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
-    return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs, labels)
+    return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs)
 
 
 def _mean_loss(
-    saved: SavedModel,
-    sources: Sequence[np.ndarray],
-    inputs: Sequence[np.ndarray],
-    labels: Sequence[np.ndarray],
+    saved: SavedModel, sources: Sequence[list[int]], inputs: Sequence[list[int]]
 ) -> float:
+    """Compute the mean loss of targets, given rows of sources and the inputs of the decoder."""
     assert saved.network is not None
+    objective = Translation(saved.network.model, saved.network, saved.tokenizer.special_ids)
     longest = [max(map(len, pair)) for pair in zip(sources, inputs, strict=True)]
     order = np.argsort(longest, kind="stable")[::-1]
-    total, at = 0.0, 0
+    sums, at = Counter[str](), 0
     while at < len(order):
         size, length = shape_for(longest[order[at]], len(order) - at, saved.max_length)
         index = order[at : at + size]
-        source, target, label = (
-            _padded([side[n] for n in index], size, length) for side in (sources, inputs, labels)
+        source, target = (
+            batch_of(saved, [*(side[n] for n in index), *[[]] * (size - len(index))], length)
+            for side in (sources, inputs)
         )
-        real = Side(*map(jnp.asarray, source)), Side(*map(jnp.asarray, target))
-        total += float(_summed(saved.network, saved.params, *real, jnp.asarray(label[0])))
+        rows = {**source._asdict(), "target_tokens": target.tokens}
+        rows["target_segment_ids"] = target.segment_ids
+        sums.update(
+            {name: float(each) for name, each in _sums(objective, saved.params, rows).items()}
+        )
         at += size
-    return total / sum(map(len, labels))
+    return objective.metrics[0].of(sums)
 
 
 @partial(jax.jit, static_argnums=0)
-def _summed(
-    network: Network, params: Tree, source: Side, target: Side, labels: Integer[Array, "B T"]
-) -> Float[Array, ""]:
-    logits = network.logits(params, source, target)
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    nats = jax.nn.logsumexp(logits, axis=-1) - chosen
-    return jnp.where(target.segment_ids > 0, nats, 0.0).sum()
-
-
-def _padded(rows: Sequence[np.ndarray], size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return token ids and segment ids (B, L), with padding rows up to `size`."""
-    tokens, segments = np.zeros((2, size, length), np.int32)
-    for n, row in enumerate(rows):
-        tokens[n, : len(row)] = row
-        segments[n, : len(row)] = 1
-    return tokens, segments
+def _sums(objective: Translation, params: Tree, rows: Batch) -> Scalars:
+    return objective.forward(params, objective.prepare(rows, 0), None, None).sums
 
 
 def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
@@ -222,10 +237,4 @@ def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
         if corpus is not None:
             raise
         return []
-    if store.num_sentences != 2 * store.num_documents:
-        raise UserError(f"the corpus {name} holds no pairs of texts")
-    shard = store.shards[0]
-    step = -(-shard.num_documents // _CAPTIONS)
-    offsets = shard.sentence_offsets
-    places = [(offsets[n], offsets[n + 1]) for n in range(1, shard.num_sentences, 2 * step)]
-    return [decoded(saved.tokenizer, shard.tokens[start:end]) for start, end in places]
+    return [decoded(saved.tokenizer, ids) for _, ids in some_pairs(store.shards[0], _CAPTIONS)]

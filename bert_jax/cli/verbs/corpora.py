@@ -32,13 +32,19 @@ class Sources(groups.Columns):
     .csv, .jsonl, .parquet, `tfds:NAME[:SPLIT]`). May be repeated."""
     line_documents: bool = False
     """Read each line of a text file as a separate document."""
+    on_bad: Annotated[str, "MODE[:SHARE]"] = "stop"
+    """Reaction to records of --input that cannot be read, such as a line that is not UTF-8: stop;
+    skip, which counts them; or quarantine, with which `corpus` also keeps them in OUT/quarantine.
+    Above a share of bad records (default: 0.01) reading stops all the same; skip:0.05 allows 5%."""
 
     def reading(self, *keep: str) -> "ReadOptions":
         """Return the settings for reading text."""
         from bert_jax.data.corpus.documents import ReadOptions
 
         field = self._columns().get("text", "text")
-        return ReadOptions(field, keep, line_documents=self.line_documents)
+        mode, colon, share = self.on_bad.partition(":")
+        most = _number("--on-bad", share) if colon else ReadOptions.most_bad
+        return ReadOptions(field, keep, self.line_documents, on_bad=mode, most_bad=most)
 
     def opened(self, *files: tuple[str, ...], swap: bool = False) -> "list[PairSource]":
         """Open each item (two files, or one table) as pairs; `swap` swaps sources and targets."""
@@ -207,8 +213,8 @@ class OfText(Cleaning):
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
-    scratch: Directory | None = None
-    """Directory for the search for duplicates; all nodes must reach it (default: beside --out)."""
+    scratch: Annotated[str | None, "DIR"] = None
+    """Directory or gs:// place for finding duplicates; all nodes reach it (default: in --out)."""
 
 
 class OfPairs(Verb):
@@ -320,6 +326,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             form, other, wrong = "--pairs", "--input", self.given(OfText)
             wrong = [each for each in wrong if each != "--drop-duplicates"]
             wrong += ["--line-documents"] * self.line_documents
+            wrong += ["--on-bad"] * (self.on_bad != "stop")
             wrong += ["--columns text"] * ("text" in self._columns())
             wrong += [f"--drop-duplicates {k}" for k in self.drop_duplicates if k != "exact"]
         else:

@@ -37,8 +37,9 @@ class Labelled(Verb):
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
     versus: tuple[RunPlace, ...] = ()
-    """Another run to score on the same examples. Differences are printed with paired intervals. May
-    be repeated: once for the evaluated run and once for each --other-seed, paired in this order."""
+    """Another run to score on the same examples or --pairs. Differences are printed with paired
+    intervals. May be repeated: once for the evaluated run and once for each --other-seed, paired in
+    this order."""
     other_seed: tuple[RunPlace, ...] = ()
     """Another run of the evaluated model with another seed. The intervals of --versus are then over
     seeds (Student's t). May be repeated."""
@@ -88,7 +89,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
     def __call__(self) -> int:
         if self.pairs is not None:
             self._refuse("cannot be used with --pairs", Heldout, Labelled, Vectors, groups.Columns,
-                         but="--corpus")  # fmt: skip
+                         but=("--corpus", "--versus", "--other-seed"))  # fmt: skip
             return self._pairs(*self.pairs)
         if self.given(Vectors):
             chosen = [f"--{name}" for name in ("retrieval", "sts", "clustering")
@@ -124,10 +125,10 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         self.show(values, (f"{name:28} {value:.6g}" for name, value in values.items()))
         return 0
 
-    def _refuse(self, why: str, *groups: type[Verb], but: str = "") -> None:
-        """Raise a UserError if any option of `groups`, except the option `but`, is given."""
+    def _refuse(self, why: str, *groups: type[Verb], but: tuple[str, ...] = ()) -> None:
+        """Raise a UserError if any option of `groups`, except the options `but`, is given."""
         for option in self.given(*groups):
-            if option != but:
+            if option not in but:
                 raise UserError(f"{option} {why}")
 
     def _finetuned(self) -> int:
@@ -137,9 +138,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.training.finetune.report import write_reports
 
         title = Path(self.model).name
-        sides = ((self.model, *self.other_seed), self.versus)
-        ours, theirs = (", ".join(Path(run).name for run in side) for side in sides)
-        names, written = self.named()
+        ours, (names, written) = (self.model, *self.other_seed), self.named()
         if self.columns and self.data is None:
             raise UserError(
                 "--columns needs --data, since the run knows the columns of its own data"
@@ -152,7 +151,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         for name, report in found.reports.items():
             lines += ["", *report_lines(name, report, mistakes=False)]
         if found.differences:
-            lines += ["", *difference_lines(ours, theirs, found.differences)]
+            lines += ["", *difference_lines(ours, self.versus, found.differences)]
         print("\n".join(lines[1:]), file=sys.stderr)
         if self.report is not None:
             more = {"differences": found.differences} if found.differences else {}
@@ -193,11 +192,17 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
     def _pairs(self, sources: str, references: str) -> int:
         from bert_jax.cli.inspection.translation import evaluate_pairs, translation_lines
+        from bert_jax.tasks.reports.lines import difference_lines
 
         found = evaluate_pairs(
-            self.model, sources, references, settings=self.settings(), corpus=self.corpus
-        )
-        self.show(found, translation_lines(found))
+            self.model, sources, references, settings=self.settings(), corpus=self.corpus,
+            versus=self.versus, other_seeds=self.other_seed,
+        )  # fmt: skip
+        lines = translation_lines(found)
+        if self.versus:
+            split = {Path(sources).name: found["differences"]}
+            lines += ["", *difference_lines((self.model, *self.other_seed), self.versus, split)]
+        self.show(found, lines)
         return 0
 
     def _vectors(self, chosen: str) -> int:

@@ -18,11 +18,15 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
     $ bert-jax export work/mrpc --to stablehlo --out out/mrpc
     """
 
-    to: Literal["huggingface", "sentence-transformers", "stablehlo", "orbax", "onnx", "peft"]
+    to: Literal[
+        "huggingface", "sentence-transformers", "cross-encoder", "stablehlo", "orbax", "onnx",
+        "peft",
+    ]  # fmt: skip
     """Format. huggingface: for AutoModelFor... and AutoTokenizer. sentence-transformers: for an
-    encoder that makes vectors. stablehlo: one program for CPU, CUDA and TPU; a translator's program
-    includes the beam search. orbax: parameters as a plain checkpoint. onnx: for ONNX Runtime. peft:
-    only the low-rank updates and the head of a run with lora.rank, in PEFT's format."""
+    encoder that makes vectors. cross-encoder: for CrossEncoder, which scores pairs. stablehlo: one
+    program for CPU, CUDA and TPU; a translator's program includes the beam search. orbax:
+    parameters as a plain checkpoint. onnx: for ONNX Runtime. peft: only the low-rank updates and
+    the head of a run with lora.rank, in PEFT's format."""
     quantize: Literal["int8"] | None = None
     """Quantization of matrices to 8 bits (only --to onnx). The loss of precision is measured."""
     name: Text = ""

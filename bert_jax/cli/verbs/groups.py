@@ -103,13 +103,6 @@ class IntoDirectory(Verb):
     """Directory to write. It appears only when it is complete."""
 
 
-class IntoFile(Verb):
-    """The file that a verb writes."""
-
-    out: options.File
-    """File to write or replace: parquet (.parquet) for `index`, JSON lines (.jsonl) for `mine`."""
-
-
 class License(Verb):
     """The licence of the output."""
 

@@ -153,7 +153,10 @@ class Embed(groups.AskingRows, groups.SecondText, groups.Dimensions):
 
     kind: Literal["query", "document"] | None = None
     """Kind of the texts. It selects the prefix that the model puts before each text."""
-    pooling: Literal["mean", "max", "cls", "pooler", "last", "weighted", "splade"] | None = None
+    pooling: (
+        Literal["mean", "mean_sqrt_len", "max", "cls", "pooler", "last", "weighted", "splade"]
+        | None
+    ) = None
     """Pooling of the tokens' states into a vector (default: the model's pooling, else mean)."""
     layers: Annotated[str, "LAYERS"] = "-1"
     """Layer whose states are pooled. Several layers are averaged: a list such as 1,6,12 or a range

@@ -7,10 +7,10 @@ import textwrap
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bert_jax.cli.verbs import groups
-from bert_jax.cli.verbs.options import Given, ModelPlace
+from bert_jax.cli.verbs.options import File, Given, ModelPlace
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from bert_jax.infer.search.passages import Passage
 
 _PASSAGE_TOKENS = 256
-_SHOWN_CHARS = 240
 _QUERIES = 1024
 
 
-class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, groups.Device):
-    """Build a search index of files: passages with their vectors.
+class Index(groups.OfModel, groups.IntoDirectory, groups.Columns, groups.Dimensions, groups.Device):
+    """Build a search index of files, a table of LanceDB.
 
-    $ bert-jax index work/embedder notes/ --out notes.parquet
-    $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out docs.parquet
+    $ bert-jax index work/embedder notes/ --out work/notes
+    $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out work/docs
     """
 
     files: Given[tuple[Annotated[str, "FILE"], ...]] = ()
@@ -37,15 +36,16 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
     compressed; a directory or a glob of these; or hf:OWNER/NAME (Hugging Face Hub)."""
     passage_tokens: Annotated[int | None, "N"] = None
     """Largest number of tokens in a passage (default: 256, or the model's limit if lower)."""
+    overwrite: bool = False
+    """Replace an existing index at --out as soon as the new index is complete."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import Embedder
         from bert_jax.infer.predictor import check_count
-        from bert_jax.infer.search.index import check_index_name, write_index
+        from bert_jax.infer.search.index import write_index
         from bert_jax.infer.search.passages import found_sources, passages
         from bert_jax.tokenization.tokenizer import num_special
 
-        check_index_name(self.out)
         if not self.files:
             raise UserError("there is nothing to index: name files, a directory or a glob")
         names, _ = self.named("text")
@@ -78,7 +78,7 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
 
             count, warning = write_index(
                 self.out, model, self.model, found(), dimensions=self.dimensions,
-                advance=advance,
+                overwrite=self.overwrite, advance=advance,
             )  # fmt: skip
         if model.embedding is None:
             warning += ("\nWarning: " if warning else "") + (
@@ -96,40 +96,43 @@ class Index(groups.OfModel, groups.IntoFile, groups.Columns, groups.Dimensions, 
 
 
 class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device):
-    """Find the passages of an index that are nearest to a query.
+    """Find the passages of an index that answer a query.
 
-    $ bert-jax search notes.parquet "how do I reset the router?"
-    $ bert-jax search notes.parquet --input questions.txt --top 3 --json > found.jsonl
-    $ bert-jax search notes.parquet "who wrote it?" --rerank work/reranker
+    $ bert-jax search work/notes "how do I reset the router?"
+    $ bert-jax search work/notes --input questions.txt --top 3 --json > found.jsonl
+    $ bert-jax search work/notes "who wrote it?" --rerank work/reranker
     """
 
     index: Given[Annotated[Path, "INDEX"]]
-    """Index file, the output of `bert-jax index`."""
+    """Output of `bert-jax index`."""
+    method: Literal["hybrid", "vector", "words"] = "hybrid"
+    """Method. vector: by cosine. words: by shared words (BM25). hybrid: by the mean of both."""
     model: ModelPlace | None = None
     """Present location of the model that made the index, if the model was moved after that."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
-        from bert_jax.infer.search import index
-        from bert_jax.infer.search.index import Reranker
+        from bert_jax.infer.search.index import Index, Reranker
 
-        top = self.top or 10
-        opened = index.Index(self.index)
-        place = self.model or f"{self.index}{index.LINK}"
-        if not self.model and not Path(place).is_dir():
-            raise UserError(
-                f"{place} is the link to the index's model {opened.by.model}, but leads nowhere; "
-                "give --model"
-            )
-        model = self.opened(place)
-        opened.check_model(model)
+        top, opened, model = self.top or 10, Index(self.index), None
+        if self.method != "words":
+            place = self.model or f"{opened.link}"
+            if not self.model and not Path(place).is_dir():
+                raise UserError(
+                    f"{place} is the link to the index's model {opened.by.model}, but leads "
+                    "nowhere; give --model"
+                )
+            model = self.opened(place)
+            opened.check_model(model)
         reranker = Reranker(self.opened(self.rerank)) if self.rerank else None
-        dimensions = opened.by.dimensions
+        wanted = top if reranker is None else max(self.candidates, top)
         for records in self._queries():
             queries = [record.fields["query"] for record in records]
-            vectors = text_vectors(model, queries, "query", dimensions=dimensions)
-            wanted = top if reranker is None else max(self.candidates, top)
-            found = opened.search(vectors, wanted)
+            asked: dict[str, Any] = {} if self.method == "vector" else {"words": queries}
+            if model is not None:
+                width = opened.dimensions
+                asked["vectors"] = text_vectors(model, queries, "query", dimensions=width)
+            found = opened.search(wanted, **asked)
             if reranker is not None:
                 found = [reranker.order(*each) for each in zip(queries, found, strict=True)]
             for record, hits in zip(records, found, strict=True):
@@ -167,21 +170,25 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
 
 
 def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
+    from bert_jax.infer.search.snippets import snippet
+
     query = record.fields["query"]
     if as_json:
         id = {"id": record.fields["id"]} if "id" in record.fields else {}
-        line = {**id, "query": query, "hits": [hit.as_json() for hit in hits]}
+        found = [hit | {"score": round(hit["score"], 6)} for hit in hits]
+        line = {**id, "query": query, "hits": found}
         print(json.dumps(line, ensure_ascii=False, default=str), flush=True)
         return
     print(query)
     for number, hit in enumerate(hits, 1):
-        text = textwrap.shorten(hit.passage.text, _SHOWN_CHARS, placeholder=" ...")
-        print(f"{number:4}  {hit.score:.3f}  {hit.passage.id}")
-        print(textwrap.indent(textwrap.fill(text, 90), " " * 6))
+        part = hit.get("passage") or 1  # an update may leave it out
+        name = f"{hit.get('id')}" + (f"#{part}" if part > 1 else "")
+        print(f"{number:4}  {hit['score']:.3f}  {name}")
+        print(textwrap.indent(textwrap.fill(snippet(hit["text"], query), 90), " " * 6))
     sys.stdout.flush()
 
 
-class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
+class Mine(groups.OfModel, groups.Columns, groups.Device):
     r"""Find hard negatives for pairs of queries and documents.
 
     An embedding model or a reranker can be trained on the negatives.
@@ -194,6 +201,8 @@ class Mine(groups.OfModel, groups.IntoFile, groups.Columns, groups.Device):
 
     pairs: Given[Annotated[str, "FILE"]]
     """File of pairs, each a query and a document: .csv, .tsv, .jsonl or .parquet."""
+    out: File
+    """File to write or replace, in JSON lines (.jsonl)."""
     input: tuple[Annotated[str, "FILE"], ...] = ()
     """Further documents that may become negatives, as for `bert-jax index`. May be repeated."""
     negatives: Count = 5

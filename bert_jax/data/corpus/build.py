@@ -7,21 +7,21 @@ process then appends the results in order. The number of workers does not change
 
 import contextlib
 import itertools
-import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bert_jax.data.corpus.cleaning.clean import SAMPLES
 from bert_jax.data.corpus.datasheet import FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import open_workspace
+from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.pairs import plan_pairs
@@ -48,19 +48,22 @@ class BuiltCorpus:
     """Held-out store; None in a bucket, for rate 0, or with fewer than four distinct documents."""
     written: Written
     seconds: float
+    bad: DropReport = field(default_factory=DropReport)
+    """Bad records, which were left out."""
 
     @classmethod
-    def open(cls, out: str | Path, name: str, written: Written, seconds: float) -> "BuiltCorpus":
+    def open(cls, out: str | Path, name: str, *given: Any) -> "BuiltCorpus":
         """Open the stores of the corpus in `out`, or of the corpus `name` if `out` has several."""
         if is_url(out):
-            return cls("/".join(filter(None, [str(out), name])), None, None, written, seconds)
+            return cls("/".join(filter(None, [str(out), name])), None, None, *given)
         path = Path(out) / name
         heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
-        return cls(path, open_store(path / "train"), heldout, written, seconds)
+        return cls(path, open_store(path / "train"), heldout, *given)
 
     def summary(self) -> str:
         """Return a readable summary: counts, speed, and the text that is lost if rows are pairs."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
+        lines += [f"  left out: {self.bad.bad_records()}"] * bool(self.bad.documents)
         if self.train is None:
             counts = f"{self.written.train:,} documents to train on, {self.written.heldout:,} held"
             return "\n".join([*lines, f"  {counts} out"])
@@ -130,7 +133,7 @@ def build_corpora(
     overwrite: bool = False,
     progress: bool = True,
     keep_dropped: Path | None = None,
-    scratch: Path | None = None,
+    scratch: str | Path | None = None,
     provenance: Provenance | None = None,
 ) -> list[BuiltCorpus]:
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
@@ -155,8 +158,8 @@ def build_corpora(
         overwrite: whether to replace an existing corpus once the new one is complete.
         progress: whether to show a bar on a terminal.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
-        scratch: directory for the files of the search for duplicates, which all processes must be
-            able to reach; by default, a directory inside the unfinished corpus.
+        scratch: directory or gs://BUCKET/DIRECTORY for the files of the search for duplicates,
+            which all processes must be able to reach; by default, inside the unfinished corpus.
         provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
@@ -180,26 +183,21 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            directory = scratch or space.local
-            if directory is None:
-                raise UserError(
-                    f"the search for duplicates keeps its files in a directory, but {out} is in a "
-                    "bucket; name a directory that all nodes reach (--scratch)."
-                )
-            directory = directory / _SCRATCH
-            drops = find_drops(recipe, tasks, directory, engine, progress=progress)
+            drops = Workspace(f"{scratch or space.place}/{_SCRATCH}")
+            find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
             recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
-            provenance=provenance,
+            options=options, provenance=provenance,
         )  # fmt: skip
         if drops is not None:
-            shutil.rmtree(drops.parent, ignore_errors=True)
+            drops.remove()
         if dropped is not None:
             built.report.write_samples(dropped.path)
             dropped.commit()
     seconds = time.perf_counter() - begin
     return [
-        BuiltCorpus.open(out, name, written, seconds) for name, written in built.written.items()
+        BuiltCorpus.open(out, name, written, seconds, built.bad)
+        for name, written in built.written.items()
     ]
 
 
@@ -215,6 +213,7 @@ def iter_texts(
     sources are read once, and memory holds only the sample. Otherwise, yield all paragraphs.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
+
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
     if max_bytes is None:
         yield from paragraphs

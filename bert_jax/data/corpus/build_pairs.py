@@ -170,7 +170,7 @@ def build_pairs(
             if read and not part.writer.num_documents:
                 names = ", ".join(source.name for source in read)
                 raise UserError(f"{names}: no pair has text on both sides.")
-        tally = Tally(tokenizer)
+        tally = Tally(tokenizer.target)
         for text in sample:
             tally.measure(text)
         for part, read in ((train, sources), (held, heldout or sources)):
@@ -272,7 +272,7 @@ def _findings(
         findings.append(f"  repeats of earlier pairs: {duplicates}, {kept}")
     if equal.count:
         findings.append(f"  pairs with two equal sides: {equal}")
-    decoded = map(train.tokenizer.decode, train.tokenizer.encode_batch(sample))
+    decoded = map(train.tokenizer.decode, train.tokenizer.target.encode_batch(sample))
     changed = [each for each in zip(sample, decoded, strict=True) if each[0] != each[1]]
     share = len(changed) / max(len(sample), 1)
     said = f"{1 - share:.1%} of {len(sample):,}"

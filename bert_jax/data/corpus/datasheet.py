@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.files.staging import write_synced
 from bert_jax.files.untrusted.json_file import read_json_object
@@ -247,6 +248,7 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
         "## Licence\n\n" + _licences(account),
         "## Languages\n\n"
         + (_amounts("language", account.get("languages", {})) or "No document names its language."),
+        "## Bad records\n\n" + _bad_records(header.get("bad_records", {})),
         "## Cleaning\n\n" + _cleaning(header),
         "## Tokenizer and coverage\n\n" + _coverage(header, account),
         "## Versions\n\n"
@@ -320,6 +322,15 @@ def _cleaning(header: Mapping[str, Any]) -> str:
         rows = [[_code(reason), _number(count)] for reason, count in dropped.items()]
         parts.append(_table(["reason", "dropped"], rows) if rows else "No document was dropped.")
     return "\n\n".join(parts)
+
+
+def _bad_records(found: Mapping[str, Any]) -> str:
+    if found.get("on_bad", "stop") == "stop":
+        return "None: the build would have stopped at the first (`--on-bad=stop`)."
+    choice = _code(f"--on-bad={found['on_bad']}:{found['most']:g}")
+    report = DropReport(0, Counter(found["bad"]), records=found["records"], unread=found["unread"])
+    rows = [[_code(reason), _number(count)] for reason, count in found["bad"].items()]
+    return f"{choice}: {report.bad_records()}.\n\n" + _table(["reason", "left out"], rows)
 
 
 def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:

@@ -2,20 +2,24 @@
 
 import contextlib
 import copy
+import re
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from typing_extensions import override
 
-from bert_jax.errors import UserError, suggestion
+from bert_jax.data.corpus.intake import BAD_SAMPLES, ON_BAD, QUARANTINE, DropReport
+from bert_jax.errors import BadRecord, UserError, suggestion
 from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
 NO_FIELDS: Mapping[str, Any] = {}
 """Empty mapping, for documents that have no field but their text."""
+_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")
+"""Pieces of a long text, which are cut at line ends."""
 
 
 class Document(NamedTuple):
@@ -26,9 +30,14 @@ class Document(NamedTuple):
     source: str
     """Name of the source."""
     number: int
-    """Position, from 1, among the non-empty documents of the source (or of the part it reads)."""
+    """Position, from 1, among the records of the source (or of the part it reads): its non-empty
+    documents and its lost records."""
     fields: Mapping[str, Any] = NO_FIELDS
     """Further fields, such as a language, which `ReadOptions.keep` or the file format set."""
+
+
+Row: TypeAlias = tuple[str, Mapping[str, Any]] | BadRecord
+"""Text of a record, which may be empty, and its further fields; or the error in the record."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class ReadOptions:
     field: str = "text"
     """Name of the field that holds the text: a JSON key, a column of a table, or a TFDS feature."""
     keep: tuple[str, ...] = ()
-    """Names of further fields that are copied to the document if its row has them."""
+    """Names of further fields that are copied to the document if its row has them; * means all."""
     line_documents: bool = False
     """Whether each line of a text file is a document; otherwise blank lines separate documents."""
     newline_only: bool = False
@@ -47,10 +56,27 @@ class ReadOptions:
     """Longest allowed line in bytes; longer lines usually mean a binary file, or no line ends."""
     max_document_chars: int = 64 << 20
     """Longest allowed document in characters; longer documents usually mean missing blank lines."""
+    on_bad: str = "stop"
+    """Choice, of `ON_BAD`, of what happens at a record beyond these limits or that is damaged."""
+    most_bad: float = 0.01
+    """Share of bad records above which reading stops all the same."""
+
+    def __post_init__(self) -> None:
+        """Raise a UserError if `on_bad` or `most_bad` is none of the possible values."""
+        if self.on_bad not in ON_BAD or not 0 <= self.most_bad <= 1:
+            raise UserError(
+                f"on_bad is {self.on_bad}:{self.most_bad:g}; it must be {', '.join(ON_BAD)}, and a "
+                "share after a colon from 0 to 1, as in skip:0.05."
+            )
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that `keep` names."""
-        return {name: row[name] for name in self.keep if name in row} if self.keep else NO_FIELDS
+        """Return the fields of a row that are copied."""
+        return {name: row[name] for name in self.kept_names(row)} if self.keep else NO_FIELDS
+
+    def kept_names(self, present: Iterable[str]) -> list[str]:
+        """Return the names in `present` whose fields are copied; * does not mean the text."""
+        rest = "*" in self.keep
+        return [name for name in present if name in self.keep or (rest and name != self.field)]
 
 
 class Source(ABC):
@@ -70,32 +96,89 @@ class Source(ABC):
     """Start and end of the part to read, in bytes or parquet row groups; None means everything."""
 
     def __init__(self, name: str, size: int = 0, field: str = "") -> None:
-        self.name, self.size, self.bytes_read = name, size, 0
+        self.name, self.size, self.bytes_read, self.bad = name, size, 0, DropReport()
         self._field = field
         self._details: dict[str, Any] = {"field": field} if field else {}
         self._sha256 = ""
 
     @abstractmethod
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield texts, which may be empty, with their fields; also set `_sha256`, `bytes_read`."""
+    def _rows(self) -> Iterator[Row]:
+        """Yield the records; also set `_sha256` and `bytes_read`.
 
-    def documents(self) -> Generator[Document, None, None]:
-        """Yield the documents of the source, from its beginning.
+        A raised `BadRecord` means that the rest of the source cannot be read.
+        """
+
+    def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
+        """Yield the documents of the source, from its beginning, and count its records in `bad`.
+
+        With `gaps`, a document without text stands in the place of each bad record.
 
         Raises:
-            UserError: The source cannot be read, is damaged, holds no text, or has since changed.
+            UserError: The source cannot be read or has since changed, or too many records are bad.
+            BadRecord: A record is bad, and `ReadOptions.on_bad` says to stop.
         """
-        self.bytes_read, number = 0, 0
+        keeps = self.options is not None and self.options.on_bad == QUARANTINE
+        self.bytes_read, self.bad = 0, DropReport(BAD_SAMPLES * keeps)
         self._check_state()
-        for text, fields in self._rows():
-            if text:
-                number += 1
-                yield Document(text, self.name, number, fields)
+        for row in self._all_rows():
+            if isinstance(row, BadRecord):
+                self._lose(row)
+                for _ in range(row.count * gaps):
+                    yield Document("", self.name, self.bad.records)
+            elif row[0]:
+                self.bad.records += 1
+                yield Document(row[0], self.name, self.bad.records, row[1])
         self._check_state()
-        if not number and self.part is None:
+        if not self.bad.records and self.part is None:
             what = "holds no text" if self.size else "is empty"
             what += f" in the field {self._field!r}" if self.size and self._field else ""
-            raise UserError(f"{self.name} {what}. Take it out of the input, or fetch it again.")
+            told = f"{self.name} {what}. Take it out of the input, or fetch it again."
+            self._lose(BadRecord(told, "empty"))
+
+    def _all_rows(self) -> Iterator[Row]:
+        try:
+            yield from self._rows()
+        except BadRecord as error:
+            error.unread = max(0, self.size - self.bytes_read)
+            self.bytes_read = self.size
+            yield error
+
+    def _lose(self, bad: BadRecord) -> None:
+        if self.options is None or self.options.on_bad == "stop":
+            raise bad
+        self.bad.lose(bad, self.name)
+        self.bad.check(self.options.most_bad)
+
+    def _place(self, number: int) -> str:
+        """Return the place of a record in the source, for messages."""
+        return f"row {number}"
+
+    def _row(self, example: Mapping[str, Any], number: int, data: bytes | str = b"") -> Row:
+        """Return the text and the kept fields of an example, or the error in its text.
+
+        `number` is the number of the example for `_place`, and `data` the example as it is stored.
+        """
+        assert self.options is not None
+        field, most = self.options.field, self.options.max_document_chars
+        value, reason = example.get(field), "no-text"
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                found, reason = value[error.start], "not-utf8"
+                told = f"the field {field!r} is not UTF-8: byte 0x{found:02x} at {error.start}."
+        if isinstance(value, str) and len(value) <= most:
+            text = replace_surrogates(value.replace("\0", " "))
+            return paragraphs(text), self.options.kept(example)
+        if isinstance(value, str):
+            told = f"the field {field!r} has {len(value):,} characters; the limit is {most:,}."
+            data, reason = value[:most], "too-long"
+        elif field not in example:
+            told = missing_field(field, [str(key) for key in example])
+        elif reason == "no-text":
+            told = f"the field {field!r} holds {reprlib.repr(value):.40}, not text."
+        told = f"{self.name}, {self._place(number)}: {told}"
+        return BadRecord(told, reason, data or f"{dict(example)}")
 
     def texts(self) -> Iterator[str]:
         """Return an iterator over the texts of `documents`."""
@@ -110,7 +193,8 @@ class Source(ABC):
 
     def head(self, size: int) -> "Source":
         """Return a source of about the first `size` bytes (or examples), at least one document."""
-        return _Head(self, size)
+        first, *others = self.divided(size)
+        return first if others or self.size <= size else _Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
         """Return a copy that reads only `part`, which has `size` bytes."""
@@ -129,7 +213,9 @@ class Source(ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the content; the content itself is not read."""
-        options = asdict(self.options) if self.options else None
+        options = asdict(self.options) if self.options else {}
+        for name in ("on_bad", "most_bad"):  # a part without bad records is always the same
+            options.pop(name, None)
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
     def record(self) -> dict[str, Any]:
@@ -151,7 +237,7 @@ class _Head(Source):
         self._source, self._limit = source, limit
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         complete = 0  # bytes whose documents were all yielded; the source has read further
         with contextlib.closing(self._source.documents()) as documents:
             for document in documents:
@@ -165,29 +251,10 @@ class _Head(Source):
 
 def paragraphs(text: str) -> str:
     """Return the paragraphs (non-blank lines) of a text, stripped and joined by newlines."""
-    return "\n".join(filter(None, map(str.strip, text.splitlines())))
-
-
-def field_text(example: Mapping[str, Any], field: str) -> str:
-    """Return the text in a field, with lone surrogates (from JSON escapes) and NULs replaced.
-
-    Raises:
-        UserError: The field is missing, or holds something other than text in UTF-8.
-    """
-    value = example.get(field)
-    if isinstance(value, bytes):
-        try:
-            value = value.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"the field {field!r} is not UTF-8: byte 0x{value[error.start]:02x} at "
-                f"offset {error.start} in the field."
-            ) from error
-    if isinstance(value, str):
-        return replace_surrogates(value.replace("\0", " "))
-    if field in example:
-        raise UserError(f"the field {field!r} holds {reprlib.repr(value):.40}, not text.")
-    raise UserError(missing_field(field, [str(key) for key in example]))
+    # By pieces, since a list of all lines may take 40 times the memory of the text.
+    pieces = _PIECES.findall(text) if len(text) > 1 << 20 else [text]
+    found = ("\n".join(filter(None, map(str.strip, each.splitlines()))) for each in pieces)
+    return "\n".join(filter(None, found))
 
 
 def missing_field(field: str, present: list[str]) -> str:

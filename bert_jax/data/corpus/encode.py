@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningReport
+from bert_jax.data.corpus.cleaning.clean import Cleaner
+from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.corpus.sentences import Splitter, get_splitter
 from bert_jax.data.corpus.workers import grouped
 from bert_jax.data.shard import token_dtype
@@ -87,7 +88,7 @@ def start_worker(
     _worker = tokenizer, get_splitter(splitter)
 
 
-def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, CleaningReport | None]:
+def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, DropReport | None]:
     """Clean, split and tokenize documents.
 
     Returns:
@@ -130,12 +131,16 @@ def encode_block(block: bytes) -> EncodedBlock:
 def encode_pairs(block: PairBlock) -> EncodedPairs:
     """Tokenize pairs; each side is one sentence and is not cut, however long it is."""
     assert _worker is not None
-    tokens, lengths = _encode(_worker[0], block.texts)
+    both = enumerate((_worker[0], _worker[0].target))
+    sides = [_encode(tokenizer, block.texts[side::2]) for side, tokenizer in both]
+    lengths = np.stack([sizes for _, sizes in sides], axis=1).astype(np.int64)
+    tokens = np.empty(lengths.sum(), sides[0][0].dtype)
+    is_target = np.repeat(np.arange(lengths.size) % 2 == 1, lengths.ravel())
+    tokens[~is_target], tokens[is_target] = sides[0][0], sides[1][0]
     encoded = [text.encode() for text in block.texts]
     return EncodedPairs(
-        block.name, np.array(block.numbers, np.int64), tokens,
-        lengths.reshape(-1, 2).astype(np.int64), _hashes(encoded).reshape(-1, 2),
-        sum(map(len, encoded)),
+        block.name, np.array(block.numbers, np.int64), tokens, lengths,
+        _hashes(encoded).reshape(-1, 2), sum(map(len, encoded)),
     )  # fmt: skip
 
 

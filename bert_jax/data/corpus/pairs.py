@@ -3,14 +3,14 @@
 import hashlib
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source
+from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Row, Source
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.data.corpus.sources import match_files, resolve_sources
 from bert_jax.errors import UserError
@@ -52,7 +52,7 @@ class PairSource(Source):
             yield Pair(number, second, first) if self.swap else Pair(number, first, second)
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         for pair in self._pairs():
             yield "\n".join(filter(None, pair[1:])), NO_FIELDS
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, CleaningReport, Drops
+from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Drops
 from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
 from bert_jax.data.corpus.encode import Block, EncodedBlock, clean_and_encode, start_worker
+from bert_jax.data.corpus.intake import BAD_SAMPLES, DropReport
 from bert_jax.data.corpus.workers import map_ordered
 from bert_jax.data.store import ShardEntry
 from bert_jax.data.store_writer import ShardWriter
@@ -125,8 +126,10 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             self._new_cleaner = functools.partial(Cleaner, recipe.cleaning, drops, samples=samples)
         self._writers: dict[tuple[str, str], ShardWriter] = {}
         self._written: dict[str, Written] = {}
-        self.report = CleaningReport(samples)
+        self.report = DropReport(samples)
         """Counts and samples of what was dropped."""
+        self.bad = DropReport(BAD_SAMPLES)
+        """Counts and samples of bad records."""
         self.sources: list[dict[str, Any]] = []
         """Records of the sources, each with the number of its documents."""
         self.tallies: dict[str, Tally] = {}
@@ -207,21 +210,27 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
         for source in sources:
             first = number
             name = source.name if cleaned else ""
-            for document in source.documents():
+            for document in source.documents(gaps=True):
+                number += 1
+                if not document.text:
+                    continue
                 corpus, data = self._corpus(document), document.text.encode()
                 if corpus not in self.tallies:
                     self.tallies[corpus] = Tally(self._recipe.tokenizer)
                 self.tallies[corpus].count(document.text, document.source, document.fields)
-                waiting.setdefault(corpus, []).append((number, data))
+                waiting.setdefault(corpus, []).append((number - 1, data))
                 sizes[corpus] = sizes.get(corpus, 0) + len(data)
-                number += 1
                 if sizes[corpus] >= BLOCK_BYTES:
                     yield block(corpus, name)
                 elif len(sizes) > 1 and sum(sizes.values()) >= _WAITING_BYTES:
                     yield block(max(sizes, key=lambda each: sizes[each]), name)
             if cleaned:  # a block has one source, which the samples of dropped documents name
                 yield from (block(corpus, name) for corpus in list(waiting))
-            self.sources.append({**source.record(), "documents": number - first})
+            documents = number - first - source.bad.documents.total()
+            self.sources.append({**source.record(), "documents": documents})
+            self.bad.merge(vars(source.bad))
+            if source.options is not None:
+                self.bad.check(source.options.most_bad)
         yield from (block(corpus, "") for corpus in list(waiting))
 
     def _corpus(self, document: Document) -> str:

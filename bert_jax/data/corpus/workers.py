@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -78,6 +79,51 @@ def _work(
 def _leave(number: int, frame: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt `finally`
     sys.exit(128 + number)
+
+
+class Guard:
+    """A process for calls that may take too much time or memory, which end the process."""
+
+    def __init__(self, seconds: float, most_bytes: int) -> None:
+        """Limit each call to a time on a processor, and the process to an amount of memory."""
+        self._seconds, self._most_bytes = seconds, most_bytes
+        self._process: SpawnProcess | None = None
+
+    def call(self, function: Callable[[T], R], item: T) -> R:
+        """Return `function(item)`; raise a ChildProcessError if it fails or is beyond a limit."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._connection, its = context.Pipe()
+            limit = (self._most_bytes, self._most_bytes)
+            limited = (its, resource.setrlimit, (resource.RLIMIT_AS, limit))
+            self._process = context.Process(target=_work, args=limited)
+            self._process.start()
+            its.close()
+        try:
+            self._connection.send((_timed, (self._seconds, function, item)))
+            result, error = self._connection.recv()
+        except (EOFError, OSError) as ended:
+            error = ended
+        if error is None:
+            return result
+        self.close()
+        limits = f"{self._seconds:g} s or {self._most_bytes:,} bytes of memory"
+        raise ChildProcessError(f"its parser fails, or takes over {limits}") from error
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._process = None
+
+
+def _timed(given: tuple[float, Callable[[T], R], T]) -> R:
+    seconds, function, item = given
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+    result = function(item)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return result
 
 
 def map_ordered(

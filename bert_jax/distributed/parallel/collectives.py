@@ -206,6 +206,12 @@ def reduce_sums(sums: Any) -> Any:
     return jax.lax.psum(sums, BY_HAND)
 
 
+def of_each_device(value: jax.Array, mesh: Mesh) -> jax.Array:
+    """Collect a scalar of each device, as (data * fsdp,), on all devices that share its rows."""
+    alone = mesh.size == mesh.shape.get(TRIAL, 1)
+    return value[None] if alone else jax.lax.all_gather(value, BY_HAND)
+
+
 def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., Any]:
     """Wrap `f` to run on each device's part along `tensor`. `specs` split arguments and results.
 

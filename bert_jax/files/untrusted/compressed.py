@@ -1,13 +1,14 @@
 """Decompression of files in blocks, with limited memory at any compression ratio."""
 
 import bz2
+import functools
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.untrusted.whole_file import read_bytes
 
 BLOCK = 1 << 20
@@ -29,24 +30,36 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, in blocks.
+    """Yield the decompressed bytes of a file, in blocks. See `sound_blocks` for the arguments.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    for block in sound_blocks(read, name):
+        if isinstance(block, BadRecord):
+            raise block
+        yield block
+
+
+def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | BadRecord]:
+    """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
+
+    A stream is a member of a .gz file or a frame of a .zst file. Its error stands in its place.
 
     Args:
         read: Function that reads up to a given number of bytes of the file.
         name: Name of the file. Its suffix determines the format; an unknown one means plain bytes.
-
-    Raises:
-        UserError: The file is damaged.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         while data := read(BLOCK):
             yield data
         return
-    kind, new, errors = _decoder(suffix)
+    kind, magic, new, errors = _decoder(suffix)
     sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
     fresh, streams, pending, taken = True, 0, b"", 0
+    damage: BadRecord | None = None
     while True:
         if not pending and (fresh or getattr(decoder, "needs_input", True)):
             pending = read(sip)
@@ -57,14 +70,28 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
             pending = pending.lstrip(b"\0")  # padding between and after streams
             if not pending:
                 continue
-        fresh = False
+        begins, fresh = fresh, False
         try:
             data = decoder.decompress(pending, *(() if suffix == ".zst" else (BLOCK,)))
         except errors as error:
-            raise UserError(
+            told = (
                 f"{name} is not a sound {kind} file: {error} (near byte {taken}). Fetch or "
                 "compress it again."
-            ) from error
+            )
+            damage = damage or BadRecord(told, "damaged")
+            damage.unread += len(pending)
+            pending = pending[1:] if begins else pending
+            while (at := pending.find(magic)) < 0 and (more := read(sip)):
+                pending = pending[1 - len(magic) :] + more
+                taken += len(more)
+                damage.unread += len(more)
+            pending = pending[at:] if at >= 0 else b""
+            damage.unread -= len(pending)
+            decoder, fresh = new(), True
+            continue
+        if data and damage is not None:
+            yield damage
+            damage = None
         for start in range(0, len(data), BLOCK):
             yield data[start : start + BLOCK]
         pending = getattr(decoder, "unconsumed_tail", b"")
@@ -72,10 +99,10 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
             pending = decoder.unused_data
             decoder, fresh, streams = new(), True, streams + 1
     if not fresh:
-        raise UserError(
-            f"{name} ends in the middle: its {kind} stream is not complete after {taken} bytes. "
-            "Fetch it again."
-        )
+        told = f"{name} ends in the middle: its {kind} stream is not complete after {taken} bytes. "
+        damage = damage or BadRecord(told + "Fetch it again.", "damaged")
+    if damage is not None:
+        yield damage
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
@@ -95,14 +122,16 @@ def read_plain(path: Path, *, max_bytes: int) -> bytes:
     return bytes(found)
 
 
-def _decoder(suffix: str) -> tuple[str, Callable[[], Any], Any]:
-    """Return a format's name, a function that creates its decoder, and the decoder's exceptions."""
+def _decoder(suffix: str) -> tuple[str, bytes, Callable[[], Any], Any]:
+    """Return a format's name, the first bytes of a stream, a maker of decoders and their errors."""
     if suffix == ".gz":
-        return "gzip", lambda: zlib.decompressobj(wbits=31), zlib.error
+        return "gzip", b"\x1f\x8b\x08", lambda: zlib.decompressobj(wbits=31), zlib.error
     if suffix == ".bz2":
-        return "bzip2", bz2.BZ2Decompressor, OSError
+        return "bzip2", b"BZh", bz2.BZ2Decompressor, OSError
     if suffix == ".xz":
-        return "xz", lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), lzma.LZMAError
+        bounded = functools.partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+        return "xz", b"\xfd7zXZ\0", bounded, lzma.LZMAError
     import zstandard
 
-    return "zstd", zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+    new = zstandard.ZstdDecompressor().decompressobj
+    return "zstd", b"\x28\xb5\x2f\xfd", new, zstandard.ZstdError

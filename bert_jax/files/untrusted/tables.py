@@ -5,12 +5,18 @@ import csv
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bert_jax.errors import UserError, needs_package
+from bert_jax.errors import BadRecord, UserError, needs_package
 from bert_jax.files.urls import open_binary
 
 
 def csv_records(
-    name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = ""
+    name: str,
+    lines: Iterable[str],
+    max_field: int,
+    *,
+    delimiter: str = ",",
+    hint: str = "",
+    first: int = 1,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the fields of each CSV record. Fields may be double-quoted.
 
@@ -23,18 +29,19 @@ def csv_records(
         max_field: Largest number of characters in a field.
         delimiter: Character between two fields.
         hint: Text that ends the message about a stray quote.
+        first: Number of the first line.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
-    before, first = csv.field_size_limit(max_field), 1
+    before, above = csv.field_size_limit(max_field), first
     try:
         for fields in reader:
             yield first, fields
-            first = reader.line_num + 1
+            first = above + reader.line_num
     except csv.Error as error:
         more = ""
-        if first < reader.line_num:
-            more = f"; the row that begins here runs to line {reader.line_num}"
-        raise UserError(
+        if first < (last := above + reader.line_num - 1):
+            more = f"; the row that begins here runs to line {last}"
+        raise BadRecord(
             f"{name}, line {first}: a stray quote or line end, or a field too long ({error}"
             f'{more}). A quote inside a quoted field is written twice (""){hint}'
         ) from error
@@ -47,7 +54,8 @@ def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
     Raises:
-        UserError: The file is missing, or is damaged, which may show only in the `with` block.
+        UserError: The file is missing.
+        BadRecord: The file is damaged, which may show only in the `with` block.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
@@ -58,6 +66,7 @@ def open_parquet(name: str) -> Iterator[Any]:
                 yield parquet
         except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
             # ValueError: text that is not UTF-8, or a date that Python cannot represent.
-            if isinstance(error, UserError) or getattr(error, "errno", None):  # the disk failed
+            away = isinstance(error, UserError | ConnectionError | TimeoutError)
+            if away or getattr(error, "errno", None):  # the disk or the network failed
                 raise
-            raise UserError(f"{name} is not a sound parquet file: {error}") from error
+            raise BadRecord(f"{name} is not a sound parquet file: {error}", "damaged") from error

@@ -43,8 +43,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Raise a UserError if a width is below 1 or above the width of the vectors."""
-        sparse = (self.model.embedding or PLAIN).is_sparse
-        whole = self.model.config.vocab_size if sparse else self.model.config.hidden_dim
+        sparse, whole = (self.model.embedding or PLAIN).is_sparse, self.model.vector_width
         self._unit = (lambda vectors: vectors) if sparse else unit
         for width in self.dimensions:
             if not 1 <= width <= whole:

@@ -1,13 +1,13 @@
-"""Index of passages and their vectors in a parquet file, exact search in it, and a reranker.
+"""Index of passages and their vectors, a table of LanceDB, and a reranker.
 
 A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019).
 """
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,142 +17,110 @@ from jaxtyping import Float
 from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError, needs_package
-from bert_jax.files.checks import crc_of
-from bert_jax.files.staging import staged_file
-from bert_jax.files.untrusted.json_file import parse_json
+from bert_jax.files.checks import DIGESTS, MAX_RECORD_BYTES, differing, digests_of
+from bert_jax.files.staging import StagedDirectory
+from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import text_vectors
-from bert_jax.infer.exact_search import BLOCK, top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.passages import Passage
+from bert_jax.tasks.retrieval.metrics import unit
 
 Item = TypeVar("Item")
-_KEY, _DIGESTS = b"bert_jax.index", b"bert_jax.crc32c"
-LINK = ".model"
-"""Suffix of the symbolic link to the model, which lies beside the index. The model is read through
-this link, which the user can see, and never from the path stored inside the index file."""
-_SUFFIX = ".parquet"
+TABLE, RECORD = "passages", "index.json"
+Hit = dict[str, Any]
+"""A passage that was found: its columns but the vector, after its score."""
+LINK = "model"
+"""Name of the symbolic link to the model in an index. The model is read through this link, which
+the user can see, and never from the path stored in the record."""
+BLOCK = 1 << 14
+"""Number of passages that are embedded and written at a time."""
+WORDS = {"base_tokenizer": "icu/split", "stem": False, "remove_stop_words": False}
+"""Settings of the full-text index: words of all languages and scripts, in the form they have."""
+JOINED = 100
+"""Smallest number of passages by vector, and by words, that hybrid search joins."""
 
 
 @dataclass(frozen=True)
 class IndexedBy:
     """Description of the model that computed the vectors of an index."""
 
-    model: str
+    model: str = ""
     """Absolute path of the model's directory."""
-    digest: str
+    digest: str = ""
     """Digest of the model (`model_digest`)."""
-    dimensions: int
-    """Width of a vector."""
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A passage that was found for a query."""
-
-    score: float
-    """Cosine between passage and query, or the reranker's score."""
-    passage: Passage
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields of a JSON line."""
-        return {"score": round(self.score, 6), **self.passage._asdict()}
-
-
-def check_index_name(path: Path) -> None:
-    """Raise a UserError if a path does not name a parquet file."""
-    if path.suffix.lower() != _SUFFIX or path.is_dir():
-        raise UserError(f"{path}: an index is one parquet file; name a file that ends in {_SUFFIX}")
 
 
 def write_index(
     path: Path, model: SavedModel, place: str | Path, passages: Iterable[Passage], *,
-    dimensions: int | None = None, advance: Callable[[int], object] = lambda count: None,
+    dimensions: int | None = None, overwrite: bool = False,
+    advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[int, str]:  # fmt: skip
-    """Write an index. The file appears only when it is complete.
+    """Write an index. The directory appears only when it is complete.
 
-    The file has the columns id, source, text and vector (float32, of length 1). Its row groups have
-    `exact_search.BLOCK` passages, so that memory does not grow with the number of passages.
+    The directory is a LanceDB database. Its table `TABLE` has the columns id, passage, source, text
+    and vector (float32, of length 1), the columns of the documents, and a full-text index of the
+    text. Beside the table are `RECORD`, with the CRC-32C of each file, and a link to the model.
+    `BLOCK` passages are written at a time, so that memory does not grow with their number.
 
-    Args:
-        path: File to write.
-        model: Model from `forward.on_device`.
-        place: Directory of the model.
-        passages: Passages to index.
-        dimensions: Number of leading values of each vector to keep. None means all values.
-        advance: Function that is called after each part with the number of passages in the part.
-
-    Returns:
-        The number of passages, and a warning about cut passages, which may be empty.
+    `place` is the directory of the model. `dimensions` is the number of leading values of each
+    vector to keep (None: all). `advance` is called after each part with its number of passages.
+    Return the number of passages, and a warning about cut passages, which may be empty.
 
     Raises:
-        UserError: There is no passage, pyarrow is missing, or the file cannot be written.
+        UserError: There is no passage, a column has several types, lancedb is missing, or the
+            directory cannot be written.
     """
-    pa, pq = _arrow()
-    width = dimensions or model.config.hidden_dim
-    by = IndexedBy(f"{Path(place).resolve()}", model_digest(model), width)
-    schema = _schema(width).with_metadata({_KEY: json.dumps(asdict(by))})
-    rest, cuts, count, digests = iter(passages), Cuts(), 0, []
-    with staged_file(path) as file:
-        with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
-            while some := list(islice(rest, BLOCK)):
-                texts = [passage.text for passage in some]
-                vectors = text_vectors(
-                    model, texts, "document", dimensions=dimensions, cuts=cuts, advance=advance
-                )
-                flat = pa.array(vectors.reshape(-1), pa.float32())
-                arrays = [
-                    *(pa.array(column, pa.string()) for column in zip(*some, strict=True)),
-                    pa.FixedSizeListArray.from_arrays(flat, width),
-                ]
-                table = pa.Table.from_arrays(arrays, schema=schema)
-                digests.append({name: _digest(table, name) for name in schema.names})
-                writer.write_table(table)
-                count += len(some)
-            writer.add_key_value_metadata({_DIGESTS: json.dumps(digests)})
+    lancedb, pa = _lancedb()
+    by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
+    rest, cuts, count = iter(passages), Cuts(), 0
+    with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
+        text, width = pa.string(), dimensions or model.vector_width
+        kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text}
+        schema = pa.schema([*kinds.items(), ("vector", pa.list_(pa.float32(), width))])
+        with _errors_of(path):
+            table = lancedb.connect(staged.path).create_table(TABLE, schema=schema)
+        while some := list(islice(rest, BLOCK)):
+            columns = _columns(table.schema, some)
+            with _errors_of(path):
+                if new := [each for each in columns.schema if each.name not in table.schema.names]:
+                    table.add_columns(new)
+            vectors = text_vectors(
+                model, [each["text"] for each in some], "document", dimensions=dimensions,
+                cuts=cuts, advance=advance,
+            )  # fmt: skip
+            with _errors_of(path):
+                vector = pa.array([*vectors], schema.field("vector").type)
+                table.add(columns.append_column("vector", vector))
+            count += len(some)
         if not count:
             raise UserError(f"there is no text to index, so {path} is not written")
-    with contextlib.suppress(OSError):  # if links are impossible, `search` asks for --model
-        Path(f"{path}{LINK}").unlink(missing_ok=True)
-        Path(f"{path}{LINK}").symlink_to(by.model)
+        with _errors_of(path):
+            table.create_index("text", config=lancedb.index.FTS(**WORDS))
+        crcs = {name: c for name, c in digests_of(staged.path).items() if ".json" not in name}
+        (staged.path / RECORD).write_text(json.dumps(asdict(by) | {DIGESTS: crcs}))
+        with contextlib.suppress(OSError):  # if links are impossible, `search` asks for --model
+            (staged.path / LINK).symlink_to(by.model)
+        staged.commit()
     return count, cuts.warning()
 
 
 class Index:
-    """An index on disk. A search reads the vectors in blocks, then the passages that it found."""
+    """An index on disk, which other programs may have updated with LanceDB."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raise a UserError if it is missing, damaged or not an index."""
-        pa, pq = _arrow()
-        self.path = path
-        self._damage = (pa.ArrowException, OSError, ValueError, LookupError, TypeError)
-        if not path.is_file():
-            raise UserError(f"there is no file {path}; create it with `bert-jax index`")
-        try:
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
-        except self._damage as error:
-            raise UserError(f"{path} is not a sound parquet file: {error}") from error
-        found = (self._file.schema_arrow.metadata or {}).get(_KEY)
-        if found is None:
-            raise UserError(f"{path} is a parquet file, but `bert-jax index` did not write it")
-        where = f"{path}: metadata {_KEY.decode()}"
-        self.by = build(IndexedBy, parse_json(found, where=where), where)
-        width = self.by.dimensions
-        if not 0 < width < 1 << 20 or not self._file.schema_arrow.equals(_schema(width)):
-            raise UserError(f"{path}: the columns do not fit {where}; rerun `bert-jax index`")
-        groups = range(self._file.num_row_groups)
-        sizes = [self._file.metadata.row_group(group).num_rows for group in groups]
-        if sizes and max(sizes) > BLOCK:
-            raise UserError(
-                f"{path}: a row group has {max(sizes):,} passages, more than the {BLOCK:,} that "
-                "`bert-jax index` writes; rerun `bert-jax index`"
-            )
-        self._ends = np.cumsum(np.array(sizes, np.int64))
-        digests = self._file.metadata.metadata.get(_DIGESTS)  # missing in older indexes
-        self._digests = digests and parse_json(digests, where=f"{path}: {_DIGESTS.decode()}")
+        """Open an index. Raise a UserError if `path` is none, or a file of `write_index` differs.
 
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        Files that an update has replaced, or written, are not compared.
+        """
+        lancedb, _ = _lancedb()
+        self.path, self.link = path, path / LINK
+        self.by, digests = read_record(path)
+        if other := differing(path, digests, missing_ok=True):
+            raise UserError(f"{path} is damaged: {other} differs from what `bert-jax index` wrote")
+        with _errors_of(path):
+            self.table = lancedb.connect(path).open_table(TABLE)
+            self.dimensions: int = self.table.schema.field("vector").type.list_size
 
     def check_model(self, model: SavedModel) -> None:
         """Raise a UserError if the index was made with a model other than `model`."""
@@ -163,58 +131,51 @@ class Index:
                 "rerun `bert-jax index`"
             )
 
-    def search(self, queries: Float[np.ndarray, "Q D"], top: int) -> list[list[Hit]]:
-        """Find the `top` passages nearest to each query by exact search, best first.
+    def search(
+        self, top: int, *, words: Sequence[str] = (),
+        vectors: Sequence[np.ndarray] | Float[np.ndarray, "Q D"] = (),
+    ) -> list[list[Hit]]:  # fmt: skip
+        """Find the `top` passages for each query, best first.
 
-        `queries` are vectors of length 1.
+        Args:
+            top: Number of passages for each query.
+            words: Queries to search by BM25.
+            vectors: Vectors of queries, of length 1, to search by cosine; exact, unless an update
+                gave the table an approximate index. If words are given too, the score is the mean
+                of the cosine and the share of the query's best BM25 (Bruch et al. 2023).
 
         Raises:
-            UserError: The file is damaged.
+            UserError: LanceDB cannot search the table.
         """
-        scores, numbers = top_k(queries, self._blocks(), min(top, max(len(self), 1)))
-        known = self._passages(numbers)
-        return [
-            [Hit(float(score), known[int(number)]) for score, number in zip(*row, strict=True)]
-            for row in zip(scores, numbers, strict=True)
-        ]
+        with _errors_of(self.path):
+            most = min(top, self.table.count_rows())
+            return [self._found(most, *each) for each in zip_longest(words, vectors)]
 
-    def _blocks(self) -> Iterator[Float[np.ndarray, "n D"]]:
-        for group in range(len(self._ends)):
-            table = self._read(group, ["vector"])
-            flat = table.column(0).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            if len(flat) != len(table) * self.by.dimensions or not np.isfinite(flat).all():
-                raise self._damaged("a vector is missing or not finite")
-            yield flat.reshape(-1, self.by.dimensions)
+    def _found(self, top: int, text: str | None, vector: np.ndarray | None) -> list[Hit]:
+        from lancedb.query import MatchQuery
 
-    def _passages(self, numbers: np.ndarray) -> Mapping[int, Passage]:
-        """Read the passages with the given indices. Each row group is read at most once."""
-        wanted = np.unique(numbers)
-        groups = np.searchsorted(self._ends, wanted, side="right")
-        found: dict[int, Passage] = {}
-        for group in np.unique(groups):
-            own = wanted[groups == group]
-            first = int(self._ends[group - 1]) if group else 0
-            table = self._read(int(group), list(Passage._fields)).take(own - first)
-            if any(column.null_count for column in table.columns):
-                raise self._damaged("a passage has no text")
-            rows = table.to_pylist()
-            found.update((int(n), Passage(**row)) for n, row in zip(own, rows, strict=True))
-        return found
-
-    def _read(self, group: int, columns: Sequence[str]) -> Any:
-        try:
-            table = self._file.read_row_group(group, columns=columns)
-            table.validate(full=True)
-            found = {name: _digest(table, name) for name in columns if self._digests}
-            rows = self._file.metadata.row_group(group).num_rows
-            if len(table) != rows or any(self._digests[group][n] != d for n, d in found.items()):
-                raise ValueError(f"row group {group} differs from what was written")
-        except self._damage as error:
-            raise self._damaged(f"{error}") from error
-        return table
-
-    def _damaged(self, fault: str) -> UserError:
-        return UserError(f"{self.path} is damaged: {fault}; rerun `bert-jax index`")
+        asked, rows, hits = [], dict[int, Hit](), list[Hit]()
+        if text is not None:
+            asked.append(self.table.search(MatchQuery(text, "text")))
+        if vector is not None:
+            asked.append(self.table.search(vector, "vector").distance_type("cosine"))
+        for each in asked:
+            table = each.with_row_id(True).limit(max(top, JOINED)).to_arrow()
+            cosines = np.zeros(len(table))
+            if vector is not None:
+                flat = table["vector"].combine_chunks().flatten().to_numpy()
+                cosines = unit(flat.reshape(-1, self.dimensions)) @ vector
+            for row, cosine in zip(
+                table.drop_columns(["vector"]).to_pylist(), cosines.tolist(), strict=True
+            ):
+                rows.setdefault(row.pop("_rowid"), {"_score": 0.0}).update(row, _distance=cosine)
+        best = max((row["_score"] for row in rows.values()), default=0.0) or 1.0
+        for row in rows.values():
+            words, cosine = row.pop("_score"), row.pop("_distance")
+            mean = (cosine + words / best) / 2
+            score = words if vector is None else cosine if text is None else mean
+            hits.append({"score": score, **row, "text": row["text"] or ""})
+        return sorted(hits, key=lambda hit: -hit["score"])[:top]
 
 
 class Reranker:
@@ -229,13 +190,12 @@ class Reranker:
         self._classifier = Classifier(model)
         outputs = model.outputs
         assert outputs is not None  # `Classifier` checks it
-        several = outputs.objective == "multi_label" or len(outputs.labels) > 2
-        if several:
+        self._two = outputs.objective == "single_label"
+        if outputs.head.num_labels != 1 + self._two:
             raise UserError(
                 f"{model.name} predicts {len(outputs.labels)} labels; a reranker predicts one "
                 "score, or two classes, where the second means that the passage answers the query"
             )
-        self._two = outputs.objective == "single_label"
 
     def scores(
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
@@ -254,9 +214,9 @@ class Reranker:
 
     def order(self, query: str, hits: Sequence[Hit]) -> list[Hit]:
         """Replace the scores of a query's hits by the reranker's scores; sort, best first."""
-        scores = self.scores([query] * len(hits), [hit.passage.text for hit in hits])
+        scores = self.scores([query] * len(hits), [hit["text"] for hit in hits])
         scored = zip(scores, hits, strict=True)
-        return reranked(scores, [Hit(float(score), hit.passage) for score, hit in scored])
+        return reranked(scores, [hit | {"score": float(score)} for score, hit in scored])
 
 
 def reranked(scores: Float[np.ndarray, " N"], ranking: Sequence[Item]) -> list[Item]:
@@ -272,23 +232,55 @@ def model_digest(model: SavedModel) -> str:
     return digest_of(parts, told)
 
 
-def _digest(table: Any, name: str) -> str:
-    """Compute the CRC-32C of a column."""
-    column = table.column(name).combine_chunks()
-    if name == "vector":
-        return crc_of([column.flatten().to_numpy(zero_copy_only=False).tobytes()])
-    return crc_of([json.dumps(column.to_pylist()).encode()])
+def _is_index(directory: Path) -> bool:
+    return (directory / RECORD).is_file()
 
 
-def _schema(dimensions: int) -> Any:
-    """Return the Arrow schema of an index whose vectors have `dimensions` numbers."""
-    pa, _ = _arrow()
-    texts = [(name, pa.string()) for name in Passage._fields]
-    return pa.schema([*texts, ("vector", pa.list_(pa.float32(), dimensions))])
+def read_record(directory: Path) -> tuple[IndexedBy, Any]:
+    """Read the record of an index: the model, and the CRC-32C of each file that was written.
+
+    Raises:
+        UserError: The directory is no index, or the record is damaged.
+    """
+    if not _is_index(directory):
+        what = "is no index" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; name a directory that `bert-jax index` wrote")
+    record = read_json_object(directory / RECORD, max_bytes=MAX_RECORD_BYTES)
+    digests = record.pop(DIGESTS, None)
+    return build(IndexedBy, record, f"{directory / RECORD}"), digests
 
 
-def _arrow() -> tuple[Any, Any]:
-    with needs_package("an index needs pyarrow: pip install 'bert_jax[data]'"):
+def _columns(schema: Any, passages: Sequence[Passage]) -> Any:
+    """Return an Arrow table of passages without vectors. Columns in `schema` keep their types."""
+    import pyarrow as pa
+
+    found = {}
+    for name in dict.fromkeys(name for each in passages for name in each):
+        kind = schema.field(name).type if name in schema.names else None
+        try:
+            values = pa.array([each.get(name) for each in passages], kind)
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:
+            raise UserError(
+                f"the column {name!r} cannot be indexed: {error}. Its values must have one type"
+            ) from error
+        if values.type != pa.null():  # a later value will show the type
+            found[name] = values
+    return pa.table(found)
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Raise a UserError for an error of LanceDB, whose errors have no class in common."""
+    try:
+        yield
+    except Exception as error:
+        said = f"{error}".split(", /")[0]  # without the place in LanceDB's source
+        raise UserError(f"{path}: LanceDB fails: {said:.300}") from error
+
+
+def _lancedb() -> tuple[Any, Any]:
+    with needs_package("an index needs LanceDB: pip install 'bert_jax[lancedb]'"):
+        import lancedb
+        import lancedb.index
         import pyarrow
-        import pyarrow.parquet
-    return pyarrow, pyarrow.parquet
+    return lancedb, pyarrow

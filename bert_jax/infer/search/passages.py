@@ -1,10 +1,12 @@
-"""Cutting of documents into passages that are not too long for the model."""
+"""Division of documents into passages that are not too long for the model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.data.corpus.sources import resolve_sources
@@ -18,14 +20,14 @@ READ_SUFFIXES = (
 """Suffixes of the files that are read in a directory. Other files are skipped."""
 
 
-class Passage(NamedTuple):
-    """A text that has a vector in an index."""
-
-    id: str
-    """Id of the document. The second passage of a document has #2 after the id, and so on."""
-    source: str
-    """Name of the file or other source."""
-    text: str
+Passage = Mapping[str, Any]
+"""Row of an index: id (of the document), passage (its number in the document, from 1), source (name
+of the file or other source), text, and the further fields of the document."""
+_RESERVED = {
+    "passage", "source", "text", "vector", "score", "_score", "_distance", "_relevance_score",
+    "_rowid",
+}  # fmt: skip
+"""Columns that an index has, or that LanceDB adds to what it finds."""
 
 
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
@@ -53,70 +55,96 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
                 passed += 1
     if names and not files:
         raise UserError(f"{names[0]} has no files named *{', *'.join(READ_SUFFIXES)}")
-    return resolve_sources(files, ReadOptions(field=field, keep=("id",))), passed
+    return resolve_sources(files, ReadOptions(field=field, keep=("*",))), passed
 
 
 def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passage]:
-    """Cut the documents of a source into passages of at most `room` tokens.
+    """Divide the documents of a source into passages of at most `room` tokens.
 
-    Each passage takes as many paragraphs as fit. A paragraph of more than `room` tokens is cut
-    between sentences, and such a sentence between words. A text file is one document. In JSON lines
-    and tables, each line or row is a document with its id in the field `id`.
+    A passage takes as many texts as fit; blank lines separate the texts of a file. A text of more
+    than `room` tokens is divided at line ends where a sentence ends, then between sentences, then
+    at other line ends, then between words. A text file is one document. In JSON lines and tables,
+    each line or row is a document of one text, with its id in the field `id`.
+
+    Raises:
+        UserError: The source cannot be read, or a field has the name of a column of the index.
     """
-    for id, texts in _documents(source):
-        pieces = (piece for text in texts for piece in _pieces(text, tokenizer, room))
+    for id, texts, fields in _documents(source):
+        pieces = (piece for text in texts for piece in _pieces([("\n", text)], tokenizer, room))
         for number, text in enumerate(_packed(pieces, room), 1):
-            yield Passage(id if number == 1 else f"{id}#{number}", source.name, text)
+            yield {"id": id, "passage": number, "source": source.name, "text": text, **fields}
 
 
-def _documents(source: Source) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the id and the texts of each document."""
+def _documents(source: Source) -> Iterator[tuple[str, Iterable[str], Mapping[str, Any]]]:
+    """Yield the id, the texts and the further fields of each document."""
     if isinstance(source, FileSource) and source.is_prose:
-        yield source.name, source.texts()
+        yield source.name, source.texts(), NO_FIELDS
         return
     for document in source.documents():
-        own = document.fields.get("id")
-        yield f"{source.name}:{document.number}" if own in (None, "") else f"{own}", [document.text]
+        fields = dict(document.fields)
+        own = fields.pop("id", None)
+        for name in fields.keys() & _RESERVED:
+            raise UserError(f"{source.name}: rename the column {name!r}; an index has its own")
+        id = f"{source.name}:{document.number}" if own in (None, "") else f"{own}"
+        yield id, [document.text], fields
 
 
-class _Piece(NamedTuple):
-    """A part of a document that is not divided between passages."""
-
-    text: str
-    size: int
-    """Number of tokens."""
-    before: str
-    """Separator from the previous piece."""
+_Piece = tuple[str, str, int]
+"""A part of a document that is not divided: separator from the previous part, text, tokens."""
 
 
 def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
     """Join pieces into texts of at most `room` tokens."""
     text, size = "", 0
-    for piece in pieces:
-        if text and size + piece.size > room:
+    for before, piece, count in pieces:
+        if text and size + count > room:
             yield text
             text, size = "", 0
-        text = f"{text}{piece.before}{piece.text}" if text else piece.text
-        size += piece.size
+        text = f"{text}{before}{piece}" if text else piece
+        size += count
     if text:
         yield text
 
 
-def _pieces(text: str, tokenizer: Tokenizer, room: int) -> Iterator[_Piece]:
-    paragraphs = text.split("\n")
-    lengths = [len(ids) for ids in tokenizer.encode_batch(paragraphs)]
-    for paragraph, length in zip(paragraphs, lengths, strict=True):
-        if length <= room:
-            yield _Piece(paragraph, length, "\n")
-            continue
-        sentences = split_fast(paragraph)
-        before = "\n"
-        for sentence, ids in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
-            whole = [(sentence, len(ids))]
-            parts = _cut(sentence, tokenizer, room) if len(ids) > room else whole
-            for part, size in parts:
-                yield _Piece(part, size, before)
+def _pieces(
+    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, room: int, level: int = 0
+) -> Iterator[_Piece]:
+    """Divide texts, each given after its separator, in the ways of `_WAYS` from `level` on."""
+    separators, plain = zip(*texts, strict=True)
+    for before, text, ids in zip(separators, plain, tokenizer.encode_batch(plain), strict=True):
+        if len(ids) <= room:
+            yield before, text, len(ids)
+        elif level < len(_WAYS):
+            starts = _WAYS[level](text)
+            parts = [text[a:b] for a, b in pairwise([*starts, len(text)])]
+            befores = (before, *(part[len(part.rstrip()) :][:1] for part in parts))
+            yield from _pieces(
+                zip(befores, map(str.rstrip, parts), strict=False), tokenizer, room, level + 1
+            )
+        else:
+            for part, count in _cut(text, tokenizer, room):
+                yield before, part, count
                 before = " "
+
+
+def _sentence_starts(text: str) -> list[int]:
+    flat, starts, end = text.replace("\n", " "), [], 0
+    for sentence in split_fast(flat):
+        starts.append(flat.index(sentence, end))
+        end = starts[-1] + len(sentence)
+    return starts
+
+
+def _paragraph_starts(text: str) -> list[int]:
+    return [start for start in _sentence_starts(text) if start == 0 or text[start - 1] == "\n"]
+
+
+def _line_starts(text: str) -> list[int]:
+    return [match.start() for match in re.finditer("^", text, re.MULTILINE)]
+
+
+_WAYS = (_paragraph_starts, _sentence_starts, _line_starts)
+"""Functions that find the places where a text is divided if it is too long, best first."""
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:

@@ -3,7 +3,7 @@
 The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
 best continuations of K beams. An end token among the best K finishes a hypothesis; among the other
 K, it is ignored. The K best continuations without an end token become the next beams. The maximum
-length also finishes a hypothesis.
+length also finishes a hypothesis. The begin token is never chosen (see `bad_words_ids` there).
 
 The search of a row ends when no beam can still beat the worst of the row's K finished hypotheses.
 The upper bound of a beam's final score is its sum of log-probabilities so far, divided by the
@@ -127,7 +127,7 @@ def search(
         step = state.step
         logits, cache = network.step(params, state.cache, state.last)
         most = beams * min(2, network.model.vocab_size)
-        sums, parents, tokens = continuations(logits, state.sums, most)
+        sums, parents, tokens = continuations(logits, state.sums, most, begin)
         sums = jnp.where(tokens < network.model.vocab_size, sums, -jnp.inf)
         if prefix is not None:
             is_forced = (step < forced.lengths)[:, None]
@@ -188,15 +188,19 @@ def search(
 
 
 def continuations(
-    logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int
+    logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int, begin: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Return sums, beams and tokens of the `most` best, from the blocks with the largest maxima."""
+    """Return sums, beams and tokens of the `most` best, from the blocks with the largest maxima.
+
+    The token `begin` is left out, but the other tokens' probabilities stay as they are.
+    """
     rows, beams, columns = logits.shape
-    blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
-    maxima = blocks.max(-1)
-    greatest = maxima.max(-1, keepdims=True)
+    greatest = logits.max(-1, keepdims=True)
     powers = jnp.exp(logits - greatest).sum(-1, keepdims=True)
     before = sums[..., None] - greatest - jnp.log(powers)
+    logits = jnp.where(jnp.arange(columns) == begin, -jnp.inf, logits)
+    blocks = logits.reshape(rows, beams, -1, VOCAB_MULTIPLE)
+    maxima = blocks.max(-1)
     count = maxima.shape[-1]
     _, best = jax.lax.top_k((maxima + before).reshape(rows, -1), min(most, beams * count))
     best = jnp.sort(best, axis=-1)  # among equal sums the first column wins

@@ -57,8 +57,8 @@ class TransformerNetwork(Network):
     def __post_init__(self) -> None:
         if self.feature_dim and self.tying == "all":
             raise UserError(
-                f"objective.feature_dim is {self.feature_dim}, so the encoder reads vectors and "
-                "has no token table to share; set objective.tying to 'output' or 'none'"
+                f"TransformerNetwork.feature_dim is {self.feature_dim}, so the encoder reads "
+                "vectors and has no token table to share; set tying to 'output' or 'none'"
             )
         if self.model.projects_embeddings and not self.model.head_transform:
             raise UserError(

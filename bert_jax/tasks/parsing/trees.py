@@ -171,7 +171,7 @@ def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]
     problems.check()
     if not found:
         raise UserError(f"{path}: no words; expected a line of ten columns for each word")
-    columns = [_columns(each) for each in found]
+    columns = [columns_of(each) for each in found]
     if not labelled or all(row[_HEAD] == "_" for rows in columns for row in rows):
         return found
     whole: list[Sentence] = []
@@ -223,7 +223,8 @@ def _sentence(path: Path, id: str, first: int, lines: Sequence[str]) -> Sentence
     return Sentence(id, tuple(words), tuple(lines), tuple(places), origin)
 
 
-def _columns(sentence: Sentence) -> list[list[str]]:
+def columns_of(sentence: Sentence) -> list[list[str]]:
+    """Return the ten columns of each word."""
     return [sentence.lines[place].split("\t") for place in sentence.places]
 
 

@@ -1,6 +1,7 @@
 """Reports as Markdown that is readable in a terminal too."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bert_jax.tasks.reports.classes import NOISE
@@ -50,12 +51,14 @@ def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True)
 
 
 def difference_lines(
-    ours: str, theirs: str, differences: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
-    """Write a table of the paired differences between two models, by split and score.
+    ours: Sequence[Path | str], theirs: Sequence[Path | str],
+    differences: Mapping[str, Mapping[str, Any]],
+) -> list[str]:  # fmt: skip
+    """Write a table of the paired differences between the runs of two models, by split and score.
 
     A sentence below the table says what the intervals are over.
     """
+    sides = " minus ".join(", ".join(Path(run).name for run in side) for side in (ours, theirs))
     found = [(split, name, each) for split, scores in differences.items()
              for name, each in scores.items()]  # fmt: skip
     rows = [
@@ -63,7 +66,7 @@ def difference_lines(
          _interval(each["interval"], each["no_interval"], signed=True), _verdict(each["interval"])]
         for split, name, each in found
     ]  # fmt: skip
-    heads = ["split", f"{ours} minus {theirs}", "difference", f"{LEVEL:.0%}, paired"]
+    heads = ["split", sides, "difference", f"{LEVEL:.0%}, paired"]
     over = " and ".join(dict.fromkeys(each["over"] for *_, each in found))
     said = "Differences are means over pairs of seeds, with intervals of Student's t."
     if over != "seeds":

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import MissingColumn, Origin, Problems, TaggedExample, text_lines
+from bert_jax.tasks.parsing.trees import columns_of, read_sentences
 from bert_jax.tasks.tables import TableFormat, read_rows
 
 _DOCUMENT = ("-DOCSTART-", "# newdoc")
@@ -104,44 +105,26 @@ def is_conllu(path: str | Path) -> bool:
 def read_conllu(
     path: str | Path, column: Literal["upos", "xpos", "deprel"] | None = "upos"
 ) -> list[TaggedExample]:
-    """Read CoNLL-U: ten tab-separated columns, the word in the second, comments after `#`.
+    """Read tags from CoNLL-U, see `read_sentences`.
 
-    Words are syntactic words: ranges (`3-4 zum`) and empty nodes (`5.1`) are skipped. `_` means
-    that a word has no tag. If no word has a tag, or `column` is None, the sentences have no tags.
+    `_` means that a word has no tag. If no word has a tag, or `column` is None, the sentences have
+    no tags.
 
     Raises:
-        UserError: the file is missing or not UTF-8, or has no words; or a line does not have ten
-            columns, or has an empty word or tag, or a wrong id (the message counts all faults).
+        UserError: `read_sentences` finds a fault, or a tag is empty.
     """
-    path = Path(path)
-    problems = Problems(str(path), "lines")
     tag_at = {"upos": 3, "xpos": 4, "deprel": 7, None: 1}[column]
     found: list[TaggedExample] = []
-    for sentence in _sentences(path, "#"):
-        words: list[tuple[str, str]] = []
-        for line, columns in sentence.lines:
-            number, wrong = columns[0], ""
-            if len(columns) != 10:
-                wrong = f"{len(columns)} columns separated by tabs; CoNLL-U has 10"
-            elif not re.fullmatch(r"\d+([-.]\d+)?", number, re.ASCII):
-                wrong = f"the id is {number[:40]!r}; it must be a number, a range or an empty node"
-            elif not number.isdigit():
-                continue
-            elif not (columns[1] and columns[tag_at]):
-                wrong = f"the word or its tag ({column}) is empty; write _ where there is none"
-            else:
-                words.append((columns[1], columns[tag_at]))
-            if wrong:
-                problems.add(f"{path}, line {line}: {wrong}")
-        if words:
-            tokens, tags = zip(*words, strict=True)
-            tags = tuple("" if tag == "_" else tag for tag in tags)
-            origin = Origin(str(path), sentence.lines[0][0])
-            id = f"{len(found)}"
-            found.append(TaggedExample(id, tokens, tags, origin, sentence.document))
-    problems.check()
-    if not found:
-        raise UserError(f"{path}: no words; expected a line of ten columns for each word")
+    document = 0
+    for sentence in read_sentences(path, labelled=False):
+        tags = [columns[tag_at] for columns in columns_of(sentence)]
+        if "" in tags:
+            told = f"the tag ({column}) of word {tags.index('') + 1} is empty; write _ for no tag"
+            raise UserError(f"{sentence.origin}: {told}")
+        tags = ["" if tag == "_" else tag for tag in tags]
+        document += sum(line.startswith(_DOCUMENT) for line in sentence.lines)
+        example = TaggedExample(sentence.id, sentence.words, tuple(tags), sentence.origin, document)
+        found.append(example)
     if column is None or not any(any(example.tags or ()) for example in found):
         return [replace(example, tags=None) for example in found]
     return found

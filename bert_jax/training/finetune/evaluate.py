@@ -114,7 +114,7 @@ class Evaluation:
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
     """Score minus another model's score, by split and name: the mean, the difference of each pair
-    of runs (`by_seed`), the paired 95% interval and what it is `over` (see `_differences`)."""
+    of runs (`by_seed`), the paired 95% interval and what it is `over` (see `differences`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -148,18 +148,18 @@ def evaluate_finetuned(
             report is about other data; another run has other labels or examples; or the runs
             cannot be paired.
     """
-    _check_pairs([workdir, *other_seeds], versus)
+    check_runs([workdir, *other_seeds], versus)
     model = read_scored(workdir, columns)
     texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
     dev = task_of(model).config.dev_sources or {"dev": ""}
 
-    def scored(place: Path | str) -> dict[str, _Scored]:
+    def scored(place: Path | str) -> dict[str, Scored]:
         """Score another run on the same examples."""
         other, found = read_scored(place, columns), {}
         for name, split in _same_splits(place, other, data, model, splits).items():
             outputs, chosen = split_outputs(other, split), _chosen(other, split, dev)
-            found[name] = _Scored(split.score(outputs, chosen), split.grounds(outputs, chosen))
+            found[name] = Scored(split.score(outputs, chosen), split.grounds(outputs, chosen))
         return found
 
     more, theirs = ([scored(place) for place in side] for side in (other_seeds, versus))
@@ -177,14 +177,14 @@ def evaluate_finetuned(
         found.scores.update(named(split, number, scores | apart))
         found.reports[split.name] = report
         if versus:
-            first = _Scored(scores, split.grounds(outputs, mine))
+            first = Scored(scores, split.grounds(outputs, mine))
             ours, others = ([run[split.name] for run in side] for side in (more, theirs))
             over = split.unit_names[0] if len(versus) == 1 else "seeds"
-            found.differences[split.name] = _differences([first, *ours], others, over)
+            found.differences[split.name] = differences([first, *ours], others, over)
     return found
 
 
-class _Scored(NamedTuple):
+class Scored(NamedTuple):
     """Scores of a run on a split, and the data for their intervals."""
 
     scores: Mapping[str, float]
@@ -196,7 +196,7 @@ def _chosen(model: SavedModel, split: Split, dev: Container[str]) -> Mapping[str
     return None if split.name in dev else model.origin.metrics or None
 
 
-def _check_pairs(runs: Sequence[Path | str], versus: Sequence[Path | str]) -> None:
+def check_runs(runs: Sequence[Path | str], versus: Sequence[Path | str]) -> None:
     """Raise a UserError unless each run has a run of the other model, and no run occurs twice."""
     if (versus or len(runs) > 1) and len(runs) != len(versus):
         raise UserError(
@@ -209,8 +209,8 @@ def _check_pairs(runs: Sequence[Path | str], versus: Sequence[Path | str]) -> No
             raise UserError(f"{named}: a run is given twice; name a run of another seed each time")
 
 
-def _differences(
-    ours: Sequence[_Scored], theirs: Sequence[_Scored], over: str
+def differences(
+    ours: Sequence[Scored], theirs: Sequence[Scored], over: str
 ) -> dict[str, dict[str, Any]]:
     """Return the mean difference of each score that all runs have, with its paired interval.
 

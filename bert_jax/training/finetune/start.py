@@ -22,7 +22,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.config import EmbeddingTaskConfig, TaskConfig
 from bert_jax.tasks.embedding import token_weights
-from bert_jax.tasks.retrieval.metrics import PairKind
+from bert_jax.tasks.retrieval.metrics import ListLoss, PairKind
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
@@ -48,7 +48,7 @@ def read_inits(
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
-        UserError: `init` is empty, or `sweep.baseline` is `init` or differs in sizes or tokenizer.
+        UserError: `init` is empty or recurrent; `sweep.baseline` is `init`, or has other sizes.
     """
     if not config.init:
         raise UserError(
@@ -83,6 +83,8 @@ def read_inits(
 
 def to_start_from(saved: SavedModel) -> SavedModel:
     """Drop a model's pooler if its family's classifiers have none, unless a task head reads it."""
+    if "layers" not in saved.params["encoder"]:
+        raise UserError(f"{saved.name}: fine-tuning needs a Transformer, not a recurrent network")
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
     saved = dataclasses.replace(saved, config=own)
     return saved if own.pooler else saved.without({"pooler"})
@@ -155,7 +157,7 @@ def with_head(
     starts = {name: start_of(name, saved) for name, saved in given.items()}
     skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
     weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
-    lists = getattr(task.config, "loss", "contrast")
+    lists: ListLoss = getattr(task.config, "loss", "contrast")
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing, lists)
     return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
 
@@ -212,7 +214,7 @@ def with_vectors(
     if config.pooling != "auto":
         raise UserError(
             f"pooling is {config.pooling!r}, which is for classification; leave pooling at 'auto' "
-            "and set embedding.pooling (mean, cls, last or weighted)"
+            "and set embedding.pooling"
         )
     if config.head != "auto":
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
@@ -235,6 +237,9 @@ def with_vectors(
             "task.rows is 'texts', which compares a text with itself under different "
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
+    for each in given.values():
+        if each is not None and "maps" in each.params.get("pooling", {}):
+            _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
@@ -256,9 +261,11 @@ def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
             f"{saved.name} has no masked-LM head, which embedding.pooling 'splade' reads; set init "
             "to a pretrained model with this head, or choose another pooling"
         )
-    entries = {"weighted": ("pooling",), "splade": (MASKED_LM,)}.get(config.pooling, ())
     kept = saved.without({"pooler"}).params
-    return {name: kept[name] for name in ("encoder", *entries) if name in kept}
+    start = {name: kept[name] for name in ("encoder", *[MASKED_LM] * config.is_sparse)}
+    if config.pooling == "weighted" and "score" in kept.get("pooling", {}):
+        start["pooling"] = {"score": kept["pooling"]["score"]}
+    return start
 
 
 def saved_objective(

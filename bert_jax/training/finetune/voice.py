@@ -1,5 +1,6 @@
 """Reports of a fine-tuning run: printed lines, columns of metrics, and statistics."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ import jax
 from jax.sharding import Mesh
 from scipy.special import bdtrik, stdtrit
 
+from bert_jax.artefacts.exchange.export import refusal_lines
+from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
+from bert_jax.artefacts.saved.model import Adapter, Origin, SavedModel
 from bert_jax.artefacts.saved.runs import NO_MODEL, STATISTICS
 from bert_jax.data.phases import scaling
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.model.task_heads import has_transform
+from bert_jax.model.embedding import POOLINGS, EmbeddingConfig
+from bert_jax.model.task_heads import TaskHeadConfig, has_transform
 from bert_jax.objectives.objective import trains_all
 from bert_jax.tasks.task import CONSTANT
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -33,14 +37,6 @@ from bert_jax.training.sweep.statistics import LEVEL, Outcome, quantile, summari
 
 _CORRELATIONS = ("matthews", "pearson", "spearman")
 _MAX_STATISTICS_BYTES = 1 << 28
-_POOLINGS = {
-    "cls": "the first token's state",
-    "mean": "the mean of the tokens' states",
-    "late": "the mean of the tokens' logits",
-    "last": "the last token's state",
-    "weighted": "the mean of the tokens' states, with learned weights",
-    "splade": "sparse, a weight for each token of the vocabulary (SPLADE)",
-}
 
 
 class NoModelError(RuntimeError):
@@ -231,6 +227,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"({state.trained / state.params:.2%}); a run holds {params} of parameters and "
             f"{moments} of the optimizer's state, and saves {saved}"
         )
+    lines += refusal_lines({"model": planned_model(setup)})
     constant = setup.dev[0].constant_score
     if math.isfinite(constant):
         lines.append(
@@ -239,6 +236,19 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
             f"{setup.dev[0].num_scored:,} rows)"
         )
     return lines
+
+
+def planned_model(setup: Setup) -> SavedModel:
+    """Return the model that a run will save, with axes in place of parameters."""
+    objective, initial, kind = setup.objective, setup.initial, setup.task.objective
+    head, lora, axes = objective.config, objective.lora, objective.axes()
+    return dataclasses.replace(
+        initial, config=objective.model, origin=Origin("finetune"), network=None,
+        params={name: entry for name, entry in axes.items() if name != "lora"},
+        outputs=TaskOutputs(head, kind) if isinstance(head, TaskHeadConfig) else None,
+        embedding=head if isinstance(head, EmbeddingConfig) else None,
+        adapter=Adapter(lora, axes["lora"], axes["encoder"]["layers"]) if lora.rank else None,
+    )  # fmt: skip
 
 
 def _baseline(setup: Setup) -> list[str]:
@@ -255,10 +265,10 @@ def _head(setup: Setup) -> str:
     """Describe the pooling of an embedding model, or the input and initial weights of a head."""
     model, head = setup.objective.model, setup.objective.config
     if isinstance(head, EmbeddingConfig):
-        return _POOLINGS[head.pooling]
+        return POOLINGS[head.pooling]
     said = []
     if head.kind == "classification" and not model.pooler:
-        said.append(f"from {_POOLINGS[head.pooling]}")
+        said.append(f"from {POOLINGS[head.pooling]}")
     if "head" in setup.start.parts[0]:
         said.append("it begins as the head of init, which has the same labels")
     if has_transform(model, head):

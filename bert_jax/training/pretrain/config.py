@@ -33,8 +33,10 @@ FREE_FIELDS = (
     "training.accumulation",
     "training.eval_every_steps",
     "training.eval_rows",
+    "training.eval_translations",
     "training.gather",
     "training.log_every_steps",
+    "training.patience",
     "training.probes",
     "training.stall_seconds",
 )
@@ -139,10 +141,13 @@ class PretrainConfig(Bounded):
                     )
 
     def _check_best(self) -> None:
-        checkpoint, every = self.checkpoint, self.training.eval_every_steps
-        if not checkpoint.keep_best:
-            return
-        if not every or checkpoint.save_every_steps % every:
+        checkpoint, training = self.checkpoint, self.training
+        every = training.eval_every_steps
+        if training.patience and not every:
+            raise UserError(
+                f"training.patience is {training.patience}, but training.eval_every_steps is 0"
+            )
+        if checkpoint.keep_best and (not every or checkpoint.save_every_steps % every):
             raise UserError(
                 f"checkpoint.keep_best is {checkpoint.keep_best}, but not every checkpoint is "
                 f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
@@ -150,6 +155,7 @@ class PretrainConfig(Bounded):
             )
         evaluated = self.objective.metrics(self.has_pairs)
         names = [f"eval/{metric.name}" for metric in evaluated]
+        names += ["eval/bleu", "eval/chrf"] if training.eval_translations else []
         if checkpoint.best_metric not in ("", *names):
             raise UserError(
                 f"checkpoint.best_metric is {checkpoint.best_metric!r}, but the evaluations of "

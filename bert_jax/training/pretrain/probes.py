@@ -1,4 +1,4 @@
-"""Probes of a pretraining run: small tasks on which its encoder is fine-tuned and scored."""
+"""Probes of a pretraining run: its current model, fine-tuned on a small task or translating."""
 
 import dataclasses
 import math
@@ -14,12 +14,18 @@ from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.artefacts.saved.runs import read_record
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build, to_dict
+from bert_jax.data.pair_packing import some_pairs
+from bert_jax.data.shard import Shard
 from bert_jax.distributed.parallel.sharding import replicated
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
+from bert_jax.infer.forward import on_device
+from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.task_heads import starting_params
+from bert_jax.tasks.translation import quality
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import FinetuneSaves
@@ -35,7 +41,71 @@ from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
 
-class Probe(Scorer):
+class _OfRun(Scorer):
+    """Scorer that uses the run's current model as if it had been read from a checkpoint."""
+
+    def __init__(
+        self, config: PretrainConfig, files: Path | None, where: str, kind: str = "an encoder"
+    ) -> None:
+        """Read the tokenizer in `files`; None means that the corpus is in memory.
+
+        A UserError that begins with `where` says that there are no files or no model of the `kind`.
+        """
+        self._run, network = config, config.objective.network(config.model)
+        if files is None or (network is None) != (kind == "an encoder"):
+            what = f"objective.name is {config.objective.name!r}"
+            what = what if files else "the corpus is in memory, without tokenizer files"
+            raise UserError(f"{where}; it needs {kind} and its tokenizer, but {what}")
+        self._files, self._tokenizer = files, load_tokenizer(files)
+
+    def _saved(self, model: ModelConfig, params: Any) -> SavedModel:
+        model, params = next(iter(self._run.objective.models(model, params).values()))
+        model = dataclasses.replace(model, attention_impl="auto")
+        return SavedModel(
+            model, params, None, self._tokenizer, self._files, model.num_positions, "the run",
+            Origin("pretrain", config=to_dict(self._run)),
+            network=self._run.objective.network(model),
+        )  # fmt: skip
+
+    def _current(self, model: ModelConfig, params: Any) -> SavedModel:
+        """Copy the parameters from the mesh to the memory of each process."""
+        everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
+        params = jax.jit(lambda tree: tree, out_shardings=everywhere)(params)
+        return self._saved(model, jax.device_get(params))
+
+
+class Translations(_OfRun):
+    """Scorer that translates held-out sources by greedy search, for BLEU and chrF.
+
+    Sources and references are decoded from the corpus. All processes translate all sources, so that
+    they agree on the scores.
+    """
+
+    def __init__(self, config: PretrainConfig, pairs: Shard, files: Path | None, due: Scorer):
+        """Choose the pairs, which are translated whenever `due` is due."""
+        number = config.training.eval_translations
+        where = f"training.eval_translations is {number}"
+        super().__init__(config, files, where, "a model that translates")
+        spelled = (
+            [decoded(self._tokenizer, ids) for ids in pair] for pair in some_pairs(pairs, number)
+        )
+        self._sources, self._references = zip(*spelled, strict=True)
+        quality(self._references, self._references)  # an error before the first step, if any
+        self._due = due
+
+    def after(self, step: int) -> bool:
+        """Return true if `due` is due."""
+        return self._due.after(step)
+
+    def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
+        """Translate the sources, and score the translations."""
+        saved = on_device(self._current(self._run.model, params))
+        translator = Translator(saved, search=SearchConfig(num_beams=1))
+        found = translator.translated(self._sources, lambda count: alive("some translations"))
+        return [Scores(quality(found, self._references).values)]
+
+
+class Probe(_OfRun):
     """Scorer that fine-tunes a copy of the current encoder by a recipe and scores it on dev."""
 
     def __init__(
@@ -49,17 +119,10 @@ class Probe(Scorer):
         Raises:
             UserError: The recipe cannot be read or used, or its task does not suit the model.
         """
-        self.given, self._run, self._work = config.training.probes[number], config, work
+        self.given, self._work = config.training.probes[number], work
         self.name = Path(self.given.recipe).stem
         where = f"training.probes[{number}].recipe is {self.given.recipe!r}"
-        if files is None or config.objective.network(config.model) is not None:
-            what = (
-                f"objective.name {config.objective.name!r} trains an encoder and a decoder"
-                if files
-                else "the corpus is in memory, without tokenizer files"
-            )
-            raise UserError(f"{where}; a probe needs an encoder and its tokenizer, but {what}")
-        self._files, self._tokenizer = files, load_tokenizer(files)
+        super().__init__(config, files, where)
         recipe, width = _recipe(self.given.recipe, where), config.model.hidden_dim
         rate = recipe.optimizer.learning_rate or recipe.optimizer.rate_of(width)
         optimizer = dataclasses.replace(recipe.optimizer, learning_rate=rate)  # no sweep
@@ -77,16 +140,6 @@ class Probe(Scorer):
         self._models = [config.model_of(n) for n in range(len(config.phases))]
         self._of_stages = made_once(self._models, prepared)
 
-    def _saved(self, model: ModelConfig, params: Any) -> SavedModel:
-        """Return the run's model as if it had been read from a checkpoint."""
-        model, params = next(iter(self._run.objective.models(model, params).values()))
-        model = dataclasses.replace(model, attention_impl="auto")
-        origin = Origin("pretrain", config=to_dict(self._run))
-        return SavedModel(
-            model, params, None, self._tokenizer, self._files, model.num_positions, "the run",
-            origin,
-        )  # fmt: skip
-
     def after(self, step: int) -> bool:
         """Return true if the probe is due after `step`. After the last step, it always is."""
         return step % self.given.every_steps == 0 or step == self._run.training.num_steps
@@ -94,14 +147,12 @@ class Probe(Scorer):
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Fine-tune the encoder and score it on dev. If a logit is not finite, the score is NaN."""
         setup, plan, step = self._of_stages[at.stage]
-        everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
-        params = jax.device_get(jax.jit(lambda tree: tree, out_shardings=everywhere)(params))
-        saved, head = self._saved(self._models[at.stage], params), setup.objective.config
-        known = to_start_from(saved).params
+        saved, head = self._current(self._models[at.stage], params), setup.objective.config
+        known = to_start_from(saved)
         if isinstance(head, EmbeddingConfig):
             start = starting_vectors(head, known)
         else:
-            start = starting_params(setup.objective.model, head, known)
+            start = starting_params(setup.objective.model, head, known.params)
         setup = dataclasses.replace(setup, start=Start(inits={"the run": start}))
         now = FinetuneSaves(self._config, setup, plan.mesh, self._work).begin(0, plan.stages[0])
         for batch in islice(plan.batches.stream(0), self.given.num_steps):

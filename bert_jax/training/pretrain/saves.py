@@ -1,6 +1,7 @@
 """The work directory of a pretraining run: its checks, its first files, and its checkpoints."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -230,6 +231,9 @@ class PretrainSaves(Saves):
         phase = self.config.training.phase_of(max(step - 1, 0))
         now = self._moment(phase, step, restored.state)
         now.means.restore(extra["means"])
+        for each in now.progress:
+            vars(each).update(extra.get("progress", {}), member=each.member)
+            each.stopped = each.has_waited(self.config.training.patience)
         assert now.monitor is not None
         now.monitor.restore(extra["plateau"], step)
         return now
@@ -242,6 +246,8 @@ class PretrainSaves(Saves):
             "plateau": at.monitor.state(),
             "lowest_at": at.monitor.lowest_at,
         }
+        if self.config.training.patience:
+            extra["progress"] = dataclasses.asdict(at.progress[0])
         save = self.checkpoints.save
         if last:
             save = partial(self.checkpoints.save_last, read_back=finished)

@@ -41,8 +41,6 @@ class TrainingConfig(Bounded, section="training"):
     """Length of training, shapes of batches, and intervals of logging and evaluation."""
 
     ELSEWHERE: ClassVar = {
-        "patience": "only `bert-jax finetune` has early stopping; in pretraining, "
-        "guard.on_divergence=stop ends a run whose loss has risen and stays high",
         "freeze": "only `bert-jax finetune` freezes parts; pretraining trains all of them",
     }
     num_steps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 100_000
@@ -67,6 +65,12 @@ class TrainingConfig(Bounded, section="training"):
     """Number of steps between evaluations, 0 for none. Each phase also ends with an evaluation."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
+    eval_translations: Natural = 0
+    """Number of held-out pairs that each evaluation translates (greedy search), for eval/bleu and
+    eval/chrf. 0 means none. Only a run that learns to translate can have them."""
+    patience: Natural = 0
+    """Number of evaluations in a row without a better checkpoint.best_metric after which the run
+    ends. 0 means that it never ends early."""
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0

@@ -24,7 +24,7 @@ from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora, open_corpus, phase_stores
 from bert_jax.training.pretrain.evaluate import HeldOut, heldout_rows
-from bert_jax.training.pretrain.probes import Probe
+from bert_jax.training.pretrain.probes import Probe, Translations
 from bert_jax.training.pretrain.saves import PretrainSaves, check_workdir
 from bert_jax.training.pretrain.settings import (
     check_stages,
@@ -142,6 +142,8 @@ def resolve_pretraining(
             )
         )
     files = store.path and store.path / "tokenizer"
+    if training.eval_translations and corpus.heldout is not None:
+        scorers.append(Translations(config, corpus.heldout.shards[0], files, scorers[0]))
     scorers += [
         Probe(config, number, files, saves.abstract.params, work)
         for number in range(len(training.probes))
@@ -168,6 +170,8 @@ def resolve_pretraining(
             scores_start=start.initial is not None and bool(scorers),
             save_every=config.checkpoint.save_every_steps,
             saves_end=True,
+            metric=config.retention.best_metric.removeprefix("eval/") if training.patience else "",
+            patience=training.patience,
             stops_diverged=config.guard.on_divergence == "stop",
         ),
     )

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ import jax
 from jax.sharding import Mesh
 
 import bert_jax
-from bert_jax.artefacts.formats.model_config import refusals
-from bert_jax.artefacts.formats.translators import family_of
+from bert_jax.artefacts.exchange.export import refusal_lines
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.config.mapping import to_dict
 from bert_jax.data.phases import Phase, described
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.model.config import ModelConfig
-from bert_jax.objectives.masked_lm import PAIR_HEADS
 from bert_jax.objectives.objective import Objective, num_params
+from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.settings import warmup_lines
@@ -69,6 +70,9 @@ class PretrainVoice:
             self.draw()
         text = readout(self.objective.metrics, at.scores, "eval", self.objective.baseline)
         found = [f"held-out text at step {at.step:,}: {text}"] if text else []
+        if "eval/bleu" in at.scores:
+            bleu, chrf = (at.scores[f"eval/{name}"] for name in ("bleu", "chrf"))
+            found.append(f"translations at step {at.step:,}: BLEU {bleu:.1f}, chrF {chrf:.1f}")
         return found + [
             f"probe {name.removeprefix(PROBE)} at step {at.step:,}: {value:.4g}"
             for name, value in at.scores.items()
@@ -89,7 +93,7 @@ class PretrainVoice:
         spent = ", ".join(f"{name} {duration(s)}" for name, s in clock.spent.items() if s >= 1)
         rest = f" (not in steps: {spent})" if spent else ""
         lines = [
-            f"step {num_steps:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
+            f"step {result.step:,} of {num_steps:,} reached; {duration(result.seconds)} since this "
             f"start, {100 * clock.goodput:.0f}% of it in steps{rest}"
         ]
         for label, values, name in (
@@ -165,6 +169,8 @@ def summary(
             f"goal     a {metric.title} below {objective.baseline:.3f} nats, the {metric.baseline} "
             "of the corpus"
         )
+    tokenizer = store.path and load_tokenizer(store.path / "tokenizer")
+    exports = refusal_lines(planned_models(config, objective, tokenizer)) if tokenizer else []
     processes = jax.process_count()
     return [
         f"bert_jax {bert_jax.__version__}, work directory {workdir}",
@@ -175,24 +181,22 @@ def summary(
         *warmup_lines(config),
         *warnings,
         *goal,
-        *unexported(config, config.objective.models(model, objective.axes())),
+        *exports,
         f"devices  {mesh.size} ({device.device_kind}) of {processes} "
         f"process{'es' if processes > 1 else ''}, as "
         + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
     ]
 
 
-def unexported(config: PretrainConfig, models: Mapping[str, tuple[ModelConfig, Any]]) -> list[str]:
-    """List the formats to which `models`, by name of the part, cannot be exported, and why."""
-    refused: dict[str, list[str]] = {}
-    if network := config.objective.network(config.model):
-        try:
-            family_of(network, "huggingface")
-        except UserError as error:
-            return [f"exports  not to {error}"]
-        return []
-    untrained = set() if config.has_pairs else PAIR_HEADS
-    for part, (model, params) in models.items():
-        for format, why in refusals(model, {*params} - untrained).items():
-            refused.setdefault(why, []).append(format if len(models) == 1 else f"{format} ({part})")
-    return [f"exports  not to {', '.join(formats)}: {why}" for why, formats in refused.items()]
+def planned_models(
+    config: PretrainConfig, objective: Objective, tokenizer: Tokenizer
+) -> dict[str, SavedModel]:
+    """Return the models that a run will save, by name of the part, with axes for parameters."""
+    origin = Origin("pretrain", config=to_dict(config))
+    network, models = config.objective.network, config.objective.models
+    return {
+        part: SavedModel(
+            model, axes, None, tokenizer, Path(), model.num_positions, part, origin, network(model)
+        )
+        for part, (model, axes) in models(config.model, objective.axes()).items()
+    }

@@ -7,25 +7,25 @@ start repeated, because they were not saved). Time between starts is counted sep
 """
 
 import contextlib
-import itertools
 import json
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from bert_jax.files.untrusted.json_file import read_json
+from bert_jax.artefacts.saved.runs import (
+    PRODUCTIVE,
+    Start,
+    down_seconds,
+    read_starts,
+    time_shares,
+    total_seconds,
+)
 
-REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
-"""Reasons for badput, in the order in which they are shown."""
-_PRODUCTIVE = "productive"
 _MAX_STARTS = 200  # records in goodput.json; the records of the oldest starts are added up
 _EVERY_SECONDS = 10.0
-_MAX_BYTES = 16 << 20
 _log = logging.getLogger("bert_jax")
 
 
@@ -37,8 +37,8 @@ class Clock:
         self._now = now
         self._mark = now()
         self._start = self._mark - age
-        self._on = _PRODUCTIVE
-        self._seconds = {_PRODUCTIVE: 0.0} | ({"startup": age} if age else {})
+        self._on = PRODUCTIVE
+        self._seconds = {PRODUCTIVE: 0.0} | ({"startup": age} if age else {})
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
@@ -52,8 +52,8 @@ class Clock:
     def started(self) -> None:
         """Mark the beginning of the steps; count time so far that has no reason as `startup`."""
         self._switch(self._on)
-        startup = self._seconds.get("startup", 0.0) + self._seconds[_PRODUCTIVE]
-        self._seconds |= {"startup": startup, _PRODUCTIVE: 0.0}
+        startup = self._seconds.get("startup", 0.0) + self._seconds[PRODUCTIVE]
+        self._seconds |= {"startup": startup, PRODUCTIVE: 0.0}
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Clock:
     @property
     def spent(self) -> dict[str, float]:
         """Seconds spent on each reason, without the steps."""
-        return {name: s for name, s in self.seconds.items() if name != _PRODUCTIVE}
+        return {name: s for name, s in self.seconds.items() if name != PRODUCTIVE}
 
     @property
     def elapsed(self) -> float:
@@ -75,12 +75,12 @@ class Clock:
     def stepping(self) -> float:
         """Seconds spent on steps and on waits for input: the denominator of rates."""
         seconds = self.seconds
-        return seconds[_PRODUCTIVE] + seconds.get("input", 0.0)
+        return seconds[PRODUCTIVE] + seconds.get("input", 0.0)
 
     @property
     def goodput(self) -> float:
         """Fraction of the wall time that was spent on steps, without waits for input."""
-        return self.seconds[_PRODUCTIVE] / max(self.elapsed, 1e-9)
+        return self.seconds[PRODUCTIVE] / max(self.elapsed, 1e-9)
 
     def _switch(self, on: str) -> str:
         now = self._now()
@@ -99,28 +99,6 @@ def process_age() -> float:
         return 0.0
 
 
-@dataclass
-class Start:
-    """Record of one start of a run, or the sum of the records of several old starts."""
-
-    begin: float
-    """Time of the start, in seconds since 1970."""
-    last: float
-    """Time of the last update of this record, in seconds since 1970."""
-    first_step: int
-    """Number of steps of the run that were done before the start."""
-    last_step: int
-    """Number of steps of the run that were done at the time `last`."""
-    kept_step: int
-    """Newest step of this start that no later start has repeated."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds spent on each reason and on steps (`productive`)."""
-    count: int = 1
-    """Number of starts in this record."""
-    down: float = 0.0
-    """Seconds between the starts in this record."""
-
-
 class Goodput:
     """Record of the wall time of this start and of all starts before it."""
 
@@ -129,12 +107,13 @@ class Goodput:
         path: Path | None,
         clock: Clock,
         restored_step: int,
+        devices: str = "",
         *,
         wall: Callable[[], float] = time.time,
     ):
         """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` is the path of `goodput.json`, or None in all processes except process 0.
+        `path` (of `goodput.json`) is None except in process 0. `devices` is such as "8 x TPU v4".
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -144,19 +123,20 @@ class Goodput:
             kept = max(start.first_step, restored_step)
             if kept >= start.kept_step:
                 continue
-            productive = start.seconds.get(_PRODUCTIVE, 0.0)
+            productive = start.seconds.get(PRODUCTIVE, 0.0)
             lost = productive * (start.kept_step - kept) / (start.kept_step - start.first_step)
-            start.seconds[_PRODUCTIVE] = productive - lost
+            start.seconds[PRODUCTIVE] = productive - lost
             start.seconds["lost"] = start.seconds.get("lost", 0.0) + lost
             start.kept_step = kept
         while len(self._earlier) >= _MAX_STARTS:
             a, b = self._earlier[:2]
             seconds, down = total_seconds([a, b]), down_seconds([a, b])
             b = replace(b, begin=a.begin, first_step=a.first_step, count=a.count + b.count)
-            self._earlier[:2] = [replace(b, seconds=seconds, down=down)]
+            self._earlier[:2] = [replace(b, seconds=seconds, down=down, flops=a.flops + b.flops)]
         clock.started()  # a start that dies before its first step has no productive time
         now = wall()
         self._this = Start(now - clock.elapsed, now, restored_step, restored_step, restored_step)
+        self._this.devices = devices
         self.record(restored_step)
 
     def record(self, step: int) -> None:
@@ -179,8 +159,9 @@ class Goodput:
         else:
             self._failing = False
 
-    def tick(self, step: int) -> None:
-        """Call `record`, at most every 10 s, so that even a killed start leaves a record."""
+    def tick(self, step: int, flops: int = 0) -> None:
+        """Count a step's operations; call `record`, at most every 10 s, for starts to be killed."""
+        self._this.flops += flops
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
 
@@ -189,7 +170,7 @@ class Goodput:
         self._update(self._this.last_step)
         shares = time_shares([*self._earlier, self._this])
         return {
-            "perf/goodput": shares.pop(_PRODUCTIVE),
+            "perf/goodput": shares.pop(PRODUCTIVE),
             **{f"perf/badput_{reason}": share for reason, share in shares.items()},
         }
 
@@ -197,49 +178,3 @@ class Goodput:
         self._this.seconds = self.clock.seconds
         self._this.last = max(self._this.last, self._wall())
         self._this.last_step = self._this.kept_step = step
-
-
-def read_starts(path: Path) -> list[Start]:
-    """Return the starts in a `goodput.json`, the oldest first; [] if the file is unreadable."""
-    try:
-        if not path.is_file():
-            return []
-        rows = read_json(path, max_bytes=_MAX_BYTES)["starts"]
-        return [_start(row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning("%s cannot be read, so a new record begins: %r", path, error)
-        return []
-
-
-def total_seconds(starts: Sequence[Start]) -> dict[str, float]:
-    """Add up the seconds of all starts. The keys are `productive` and the reasons that occurred."""
-    names = [_PRODUCTIVE, *REASONS, *(name for start in starts for name in start.seconds)]
-    totals = {
-        name: sum((start.seconds.get(name, 0.0) for start in starts), 0.0)
-        for name in dict.fromkeys(names)
-    }
-    return {name: total for name, total in totals.items() if total or name == _PRODUCTIVE}
-
-
-def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Return `total_seconds` as fractions of their sum."""
-    totals = total_seconds(starts)
-    whole = max(sum(totals.values()), 1e-9)
-    return {name: seconds / whole for name, seconds in totals.items()}
-
-
-def down_seconds(starts: Sequence[Start]) -> float:
-    """Add up the seconds between the starts."""
-    gaps = (max(0.0, b.begin - a.last) for a, b in itertools.pairwise(starts))
-    return sum(gaps, sum((start.down for start in starts), 0.0))
-
-
-def _start(row: dict[str, Any]) -> Start:
-    start = Start(**row)
-    times = [start.begin, start.last, start.down, *start.seconds.values()]
-    counts = [start.first_step, start.last_step, start.kept_step, start.count]
-    if not all(type(count) is int for count in counts):
-        raise TypeError(f"{counts} are not whole numbers")
-    if not all(type(time) in (int, float) and math.isfinite(time) for time in times):
-        raise TypeError(f"{times} are not numbers")
-    return start

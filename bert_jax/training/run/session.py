@@ -165,9 +165,10 @@ class Session:
         self.step = step
         self.alive("the restore")
         dtype = compute_dtype(objective.model).name
-        peak = peak_flops(jax.devices()[0].device_kind, dtype)
+        kind = jax.devices()[0].device_kind
+        peak = peak_flops(kind, dtype)
         path = self.work.local / "goodput.json" if self._index == 0 else None
-        self._goodput = Goodput(path, self.clock, step)
+        self._goodput = Goodput(path, self.clock, step, f"{num_devices} x {kind}")
         with Telemetry(
             self.work.local, num_steps=num_steps, restored_step=step,
             peak=peak and peak * num_devices, metrics=objective.metrics, goodput=self._goodput,

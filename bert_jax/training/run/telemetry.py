@@ -199,7 +199,7 @@ class Telemetry:
             self._end_row()
         for rates in (self._row_rates, self._line_rates):
             rates.add(num_tokens, flops)
-        self._goodput.tick(step)
+        self._goodput.tick(step, flops)
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self._metrics[0].short} {value:.3f}", refresh=False)
             self._bar.update(1)

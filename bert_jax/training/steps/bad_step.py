@@ -1,6 +1,6 @@
 """Messages about a step that the guard (`guard.py`) rejected, and a recomputation of the step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ def compute_again(
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)
-    second = _scalars(jax.device_get(again))
+    second = _scalars({name: jax.device_get(again[name]) for name in first})
     return Comparison(
         differing={
             name: (float(first[name]), float(second[name]))
@@ -122,12 +122,13 @@ def compute_again(
             if first[name].tobytes() != second[name].tobytes()
             and not (np.isnan(first[name]) and np.isnan(second[name]))
         },
-        devices=_listed(devices),
+        devices=listed_devices(devices),
         platform=devices[0].platform,
     )
 
 
-def _listed(devices: list[Any]) -> str:
+def listed_devices(devices: Sequence[Any]) -> str:
+    """Describe devices of one kind by their ids and processes."""
     ids: dict[int, list[str]] = {}
     for device in devices:
         ids.setdefault(device.process_index, []).append(str(device.id))

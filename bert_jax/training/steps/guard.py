@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.config.bounds import AtLeast, Bounded, Count, NonNegative
+from bert_jax.config.bounds import AtLeast, Bounded, Count, Natural, NonNegative
 
 MIN_EXCESS = 1.0
 """Minimum distance of a spike from the mean loss, in nats, however small the deviation is."""
@@ -41,6 +41,10 @@ class GuardConfig(Bounded, section="guard"):
     window: Annotated[int, AtLeast(2)] = 128
     """Number of recent losses from which mean and deviation are computed. Each phase starts new
     statistics. The guard looks for spikes after half a window of good steps."""
+    recheck_every: Natural = 0
+    """Number of steps from one step that is computed twice to the next, to detect devices that
+    compute wrong without a visible sign; 0 means that none is. A check needs memory for a second
+    state. Before each save, replicas of the state are compared (see `recheck.Recheck`)."""
 
 
 class GuardState(NamedTuple):

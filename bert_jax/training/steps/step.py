@@ -37,6 +37,7 @@ from bert_jax.objectives.objective import (
 from bert_jax.training.steps.guard import forget_losses, judge
 from bert_jax.training.steps.optim import learning_rate_schedule
 from bert_jax.training.steps.optim_parts import is_head
+from bert_jax.training.steps.recheck import GRADIENT_DIGESTS, digest
 from bert_jax.training.steps.state import (
     StepConfig,
     TrainState,
@@ -68,7 +69,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
 
     Metrics are scalars on the device, computed with the parameters before the update: loss, the
     objective's metrics, grad_norm (before clipping), learning_rate, num_tokens (without padding),
-    and the metrics of the guard (`Judgement`).
+    the metrics of the guard (`Judgement`), and, if steps are rechecked, `GRADIENT_DIGESTS`.
 
     If the guard finds a step bad, parameters and optimizer stay unchanged, bit for bit. If the
     guard halts the run, this step and all later steps leave the step counter unchanged, too: they
@@ -136,7 +137,9 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         rows, dropout, counts = each(prepare)(state, batch, given.seed)
         grads, sums = gradients(config, mesh, state.params, rows, dropout, counts)
         grads = jax.lax.with_sharding_constraint(grads, trained(objective, shardings.params))
-        return each(update)(state, batch, given, grads, sums, counts)
+        digests = [(name, sums.pop(name)) for name in (GRADIENT_DIGESTS,) if name in sums]
+        after, metrics = each(update)(state, batch, given, grads, sums, counts)
+        return after, metrics | dict(digests)
 
     of_settings = [NamedSharding(mesh, PartitionSpec(TRIAL))] if has_trials else []
     return jax.jit(
@@ -197,15 +200,18 @@ def gradients(
             grads, sums = _cached(config, used, layout, changing, rows, seed, counts)
         else:
             grads, sums = _summed(config, jax.grad(loss, has_aux=True), changing, rows)
+        checked = {}
+        if config.guard.recheck_every:
+            checked[GRADIENT_DIGESTS] = collectives.of_each_device(digest(grads), mesh)
         if mesh.size == mesh.shape.get(TRIAL, 1):
-            return _with_layers(grads, _stack), sums
+            return _with_layers(grads, _stack), sums | checked
         of_parts = trained(objective, of_parts)
         if not at_once:
             grads, of_parts = _with_layers(grads, _stack), changed
         grads = collectives.reduce_gradients(
             grads, of_parts, mesh, config.reduce_dtype, whole=at_once
         )
-        return _with_layers(grads, _stack), collectives.reduce_sums(sums)
+        return _with_layers(grads, _stack), collectives.reduce_sums(sums) | checked
 
     whole = PartitionSpec()
     return collectives.on_local_rows(

@@ -9,18 +9,24 @@ import jax
 
 from bert_jax.objectives.objective import Objective
 from bert_jax.training.run.session import Session
+from bert_jax.training.steps.recheck import GRADIENT_DIGESTS, Recheck
 
 
 class StepQueue:
     """Queue of compiled steps. `dispatch` returns before the device has computed the step.
 
     Metrics are read after the dispatch of the next step, before a compilation, or in `flush`. So
-    one step is always queued, and the device need not wait for the host.
+    one step is always queued, and the device need not wait for the host, except in a recheck.
     """
 
-    def __init__(self, session: Session, read: Callable[[int, int, dict[str, Any], Any], None]):
+    def __init__(
+        self,
+        session: Session,
+        recheck: Recheck,
+        read: Callable[[int, int, dict[str, Any], Any], None],
+    ):
         """Make a queue. `read` gets each step's number, FLOPs and metrics, and the newest state."""
-        self._session, self._read = session, read
+        self._session, self._recheck, self._read = session, recheck, read
         self._compiled: set[tuple[int, tuple[int, ...]]] = set()
         self._unread: tuple[int, int, Any] | None = None
 
@@ -36,7 +42,7 @@ class StepQueue:
             self.flush(state)
             self._compiled.add((id(self._step), shape))
         with self._session.clock.spend("compile") if is_new else contextlib.nullcontext():
-            state, metrics = self._step(state, batch, *settings)
+            state, metrics = self._recheck.step(number, self._step, state, batch, *settings)
         if is_new:
             self._session.alive("a compilation")
         self.flush(state)
@@ -49,7 +55,7 @@ class StepQueue:
         if self._unread is None:
             return
         (number, flops, metrics), self._unread = self._unread, None
-        metrics = jax.device_get(metrics)
+        metrics = jax.device_get({n: m for n, m in metrics.items() if n != GRADIENT_DIGESTS})
         self._session.step = number
         self._session.alive(f"step {number:,}")
         self._read(number, flops, metrics, state)

@@ -113,7 +113,8 @@ def init_trials(
     def one(seed: Array, number: Array, starts: Sequence[Any]) -> Any:
         fresh = config.objective.init(jax.random.key(seed))
         whole = [
-            fresh | {n: fresh[n] | t if isinstance(t, dict) else t for n, t in start.items()}
+            fresh
+            | {n: fresh[n] | new if isinstance(new, dict) else new for n, new in start.items()}
             for start in starts
         ]
         return jax.tree.map(

@@ -13,7 +13,7 @@ from export_models import model_of
 from small_saved import FAMILIES, small_saved
 
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
-from bert_jax.artefacts.exchange.peft import without_adapter, write
+from bert_jax.artefacts.exchange.peft import check, without_adapter, write
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
 from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter
 from bert_jax.artefacts.saved.model import SavedModel
@@ -198,8 +198,6 @@ def test_an_adapter_of_another_model_is_refused(written, tmp_path):
         read_model(tmp_path)
 
 
-def test_a_model_without_updates_has_no_adapter(tmp_path):
-    with pytest.raises(
-        UserError, match=r"only runs of `bert-jax finetune` with lora\.rank above 0"
-    ):
-        write(model_of("class"), tmp_path)
+def test_a_model_without_updates_has_no_adapter():
+    with pytest.raises(UserError, match=r"only `bert-jax finetune` with lora\.rank above 0"):
+        check(model_of("class"))

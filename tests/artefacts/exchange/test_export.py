@@ -15,10 +15,9 @@ from full_disk import files_of_at_most
 from small_saved import small_saved
 
 from bert_jax.artefacts.exchange import exported_files, huggingface, orbax_export, theirs
-from bert_jax.artefacts.exchange.export import as_trained, check_differences, export
+from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
-from bert_jax.artefacts.formats.model_config import refusals
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import staged
@@ -403,8 +402,8 @@ def test_what_pretraining_says_of_exports_is_what_they_do(
         unread.get("bias", unread["scale"])[0] = 1 - ("bias" in unread)
     if kind == "mlm":
         saved = saved.without({"pooler"})
-    said = refusals(saved.config, saved.params.keys())
-    assert said.keys() == formats
+    said = refusals(saved)
+    assert said.keys() == {*formats, "peft"}
     monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
     for format in formats | {"huggingface"}:
         if format in formats:

@@ -20,6 +20,9 @@ SOUND = {
     "vocab.txt": b"[PAD]\n",
     "merges.txt": b"a b\n",
     "spiece.model": b"pieces",
+    "1_Pooling/config.json": b"{}",
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": b"map",
 }
 HARMFUL = {
     "pytorch_model.bin": b"pickle",
@@ -28,6 +31,8 @@ HARMFUL = {
     "modeling_own.py": b"import os",
     "sub/config.json": b"{}",
     "onnx/model.safetensors": b"x",
+    "2_Dense/pytorch_model.bin": b"pickle",
+    "3_Dense/old/config.json": b"{}",
     "sub/tool.model": b"x",
     "tf_model.h5": b"x",
     "model.fp16.safetensors": b"x",
@@ -59,7 +64,8 @@ said = []
 for name in sys.argv[2:]:
     try:
         found = fetch(name, Path(sys.argv[1]))
-        said.append({str(p.relative_to(found)): p.read_text() for p in found.rglob("*")})
+        files = [path for path in found.rglob("*") if path.is_file()]
+        said.append({str(path.relative_to(found)): path.read_text() for path in files})
     except UserError as error:
         said.append(str(error))
 print(json.dumps(said))

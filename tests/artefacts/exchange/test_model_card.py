@@ -83,8 +83,8 @@ def test_it_says_which_evaluation_texts_were_seen():
 def test_it_says_what_the_run_was():
     text = card()
     for said in (
-        "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 |",
-        "| rows | 24 |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
+        "460 updates", "`reviews.csv`", "starting from `base`", "| accuracy | 0.7181 | |",
+        "| rows | 24 | |", "| head | 2.0e-06 |", "0.001, 0.002", "transformers did not run",
         "AutoModelForSequenceClassification", "bert_jax.load", "Unknown: no licence was stated",
     ):  # fmt: skip
         assert said in text, said
@@ -97,20 +97,45 @@ def test_it_quotes_test_data_where_there_are_some():
     text = card()
     assert "On dev, the set that chose the epoch." in text
     assert "test" not in text.partition("## Metrics")[2].partition("##")[0]
-    report = {
+    test = {
         "examples": 1210, "scores": {"accuracy": 0.69112, "f1": 0.5, "matthews": None},
-        "intervals": {"accuracy": [0.66001, 0.72]},
+        "intervals": {"accuracy": [0.66001, 0.72]}, "chose": False,
+    }  # fmt: skip
+    dev = {
+        "examples": 24, "scores": {"accuracy": 0.71813}, "intervals": {"accuracy": [0.5, 0.9]},
+        "chose": True,
     }  # fmt: skip
     saved = dataclasses.replace(
-        model_of("class"), origin=dataclasses.replace(RUN, reports={"dev": {}, "test": report})
+        model_of("class"), origin=dataclasses.replace(RUN, reports={"dev": dev, "test": test})
     )
     text = model_card(saved, PARITY, license="unknown", name="x").partition("## Metrics")[2]
-    test, dev = re.sub(" +", " ", text).split("| metric | dev |")
-    assert "On test, 1,210 examples that chose nothing" in test
-    assert "| accuracy | 0.6911 (0.66 to 0.72) |" in test
-    assert "| f1 | 0.5 |" in test
+    first, second = re.sub(" +", " ", text).split("On dev, ")
+    assert "On test, 1,210 examples, data that chose nothing" in first
+    assert "| accuracy | 0.6911 | 0.66 to 0.72 |" in first
+    assert "| f1 | 0.5 | |" in first
     assert "matthews" not in text
-    assert "| accuracy | 0.7181 |" in dev
+    assert second.startswith("24 examples, the set that chose the epoch.")
+    assert "| accuracy | 0.7181 | 0.5 to 0.9 |" in second
+
+
+def test_it_says_where_the_model_comes_from_and_what_it_cost():
+    text = card()
+    assert not any(said in text for said in ("Lineage", "FLOPs", "hours", "check.py"))
+    corpus = {"role": "data.corpus", "kind": "corpus", "name": "web", "note": "2,132 tokens"}
+    base = {"role": "init", "kind": "pretraining", "name": "base", "step": 20000}
+    base |= {"digest": "0123456789abcdef", "parents": [corpus]}
+    source = {"role": "source", "kind": "fine-tuning", "name": "reviews", "parents": [base]}
+    spent = {"hours": 3.456, "flops": 1.234e18, "devices": "8 x TPU v4"}
+    text = card(lineage=[source], spent=spent, sha256={"conformance/check.py": ""})
+    assert (
+        "## Lineage\n\n- source: `reviews` (fine-tuning)\n"
+        "  - init: `base` (pretraining, step 20,000, 0123456789ab)\n"
+        "    - data.corpus: `web` (corpus, 2,132 tokens)\n"
+    ) in text
+    assert "| time, measured | 3.46 hours on 8 x TPU v4 |" in text
+    assert "| operations, computed from the batches | 1.23e+18 FLOPs |" in text
+    assert "`python DIR/conformance/check.py` compares" in text
+    assert "FLOPs" not in card(spent={})  # of a run that began before they were recorded
 
 
 def test_labels_stay_in_their_place():

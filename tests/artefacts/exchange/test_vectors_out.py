@@ -1,6 +1,7 @@
 """Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -13,11 +14,12 @@ from small_saved import ROWS, small_saved
 from vector_models import vector_model
 
 import bert_jax
-from bert_jax.artefacts.exchange import huggingface, sentence_transformers, stablehlo, theirs
-from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange import sentence_transformers, stablehlo, theirs
+from bert_jax.artefacts.exchange.export import export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
+from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.model.embedding import EmbeddingConfig
@@ -71,7 +73,9 @@ def test_the_card_says_what_the_vectors_are(source, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert 'library_name: "sentence-transformers"' in card
     assert 'pipeline_tag: "sentence-similarity"' in card
-    assert "vectors of 16 numbers: the mean of the last states of all tokens, divided" in card
+    assert (
+        "vectors of 16 numbers: the mean of the tokens' states in the last layer, divided" in card
+    )
     assert "Each query is prefixed with `query: `." in card
     assert "`truncate_dim=N` to sentence-transformers, or `dimensions=N` to bert_jax" in card
 
@@ -91,26 +95,61 @@ def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", ["huggingface", "sentence-transformers"])
-def test_a_learned_pooling_is_refused_with_the_formats_that_have_it(format, tmp_path):
-    module = huggingface if format == "huggingface" else sentence_transformers
-    with pytest.raises(UserError, match=r"pooling weighted.*--to onnx or stablehlo"):
-        module.write(vector_model("weighted"), tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_learned_pooling_is_refused_where_no_module_computes_it():
+    found = refusals(vector_model("weighted"))
+    assert found.keys() == {"huggingface", "sentence-transformers", "peft"}
+    assert "pooling weighted" in found["huggingface"]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "weighted"])
-def test_programs_have_the_pooling_inside(pooling, tmp_path):
+def test_the_card_of_a_cross_encoder(tmp_path, monkeypatch):
+    saved = model_of("classes")
+    outputs = dataclasses.replace(saved.outputs, objective="single_label", labels=("no", "yes"))
+    origin = Origin("finetune", 3, {"task": {"kind": "table"}})
+    saved = dataclasses.replace(saved, outputs=outputs, origin=origin)
+    monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
+    export("run", "cross-encoder", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'library_name: "sentence-transformers"' in card
+    assert 'pipeline_tag: "text-ranking"' in card
+    assert 'model = CrossEncoder("DIR")' in card
+    assert "The scores are the probabilities of the labels." in card
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["sentence_transformers"] == {"activation_fn": "torch.nn.Sigmoid"}
+    assert config["id2label"] == {"0": "yes"}
+    before, after = saved.params["head"], read_model(tmp_path / "out").params["head"]
+    for part in ("kernel", "bias"):
+        np.testing.assert_array_equal(
+            after[part][..., 0], before[part][..., 1] - before[part][..., 0]
+        )
+
+
+def test_a_planned_model_of_two_classes_can_be_a_cross_encoder():
+    """Before the first step a run has axes in place of parameters, and no labels."""
+    saved = model_of("classes")
+    outputs = dataclasses.replace(saved.outputs, objective="single_label", labels=())
+    params = {**saved.params, "head": {"kernel": ("embed", None), "bias": (None,)}}
+    origin = Origin("finetune")
+    planned = dataclasses.replace(saved, outputs=outputs, params=params, origin=origin)
+    assert set(refusals(planned)) == {"peft"}
+
+
+@pytest.mark.parametrize(
+    ("pooling", "maps"),
+    [("mean", ()), ("cls", ("gelu", "silu")), ("last", ()), ("weighted", ()),
+     ("max", ("tanh", "", "relu")), ("mean_sqrt_len", ())],
+)  # fmt: skip
+def test_programs_have_the_pooling_inside(pooling, maps, tmp_path):
     pytest.importorskip("onnxruntime", reason="the ONNX graph is run where onnxruntime is")
-    saved = vector_model(pooling, normalize=pooling != "cls")
-    for module in (runtime, stablehlo) if pooling == "weighted" else (runtime,):
+    saved = vector_model(pooling, normalize=pooling != "cls", maps=maps)
+    for module in (runtime, stablehlo) if pooling in ("weighted", "max") else (runtime,):
         out = tmp_path / module.__name__
         out.mkdir()
         module.write(saved, out)
         found = module.prove(saved, out, ROWS)["differences"]
         assert found.keys() == {"hidden", "embedding"}
         assert max(found.values()) < 2e-5
-    other = vector_model("mean" if pooling == "last" else "last", normalize=pooling != "cls")
+    pooling = "mean" if pooling == "last" else "last"
+    other = vector_model(pooling, normalize=saved.embedding.normalize, maps=maps)
     out = tmp_path / runtime.__name__
     assert runtime.prove(other, out, ROWS)["differences"]["embedding"] > 1e-3
 

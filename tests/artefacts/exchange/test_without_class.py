@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from conformance_files import check_of
 from flax.traverse_util import unflatten_dict
 from small_saved import FAMILIES, OUTPUTS, small_saved
 
@@ -83,6 +84,8 @@ def test_a_message_names_formats_that_hold_the_model(saved, tmp_path):
         said = json.loads((tmp_path / name / "model.json").read_text())
         assert build(ModelConfig, said["model"], "m") == saved.config
         assert not (tmp_path / name / "config.json").exists()
+        if saved.head is not None and saved.head.kind == "parsing" and name != "orbax":
+            assert check_of(tmp_path / name).main() == 0
         if saved.outputs is not None:
             assert build(TaskOutputs, said["outputs"], "o") == saved.outputs
     weights = unflatten_dict(
@@ -112,8 +115,12 @@ def test_a_generator_that_no_class_computes_is_not_recommended():
         assert ("--to huggingface" in f"{caught.value}") == hinted
 
 
-def test_adapters_recommend_no_format_by_name(monkeypatch, tmp_path):
-    made = small_saved("classification", **POOLED)
-    monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: made)
-    with pytest.raises(UserError, match="Export the full model in another format"):
-        export("run", "peft", tmp_path / "out")
+def test_what_is_recommended_instead_of_an_adapter_holds_the_model(monkeypatch, tmp_path):
+    for fields, others in ((POOLED, ""), (FAMILIES["modernbert"], "huggingface or ")):
+        made = small_saved("classification", **fields, pooling="mean")
+        monkeypatch.setattr(
+            "bert_jax.artefacts.exchange.export.read_model", lambda *_, made=made, **__: made
+        )
+        with pytest.raises(UserError, match=r"computes this|no adapter") as caught:
+            export("run", "peft", tmp_path / "out")
+        assert f"{caught.value}".endswith(f"Export with --to {others}onnx or stablehlo or orbax")

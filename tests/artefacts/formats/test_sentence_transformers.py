@@ -6,16 +6,21 @@ import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from export_models import model_of
+from scipy.special import expit
 from vector_models import vector_model
 
 from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.importing import import_model
+from bert_jax.artefacts.exchange.proof import batch_of, logits_of, unequal
 from bert_jax.artefacts.formats.sentence_transformers import read_sentence_files
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
+from bert_jax.tokenization.tokenizer import make_row
 
 FIELDS = {"query_prefix": "query: ", "document_prefix": "passage: ", "dimensions": (16, 8)}
 
@@ -25,6 +30,15 @@ def written(tmp_path_factory):
     directory = tmp_path_factory.mktemp("vectors")
     write_huggingface(vector_model("cls", **FIELDS), directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A model with two linear maps, from 16 to 12 and 9 dimensions, and where it was written."""
+    directory = tmp_path_factory.mktemp("dense")
+    saved = vector_model("max", maps=("tanh", ""))
+    write_huggingface(saved, directory)
+    return saved, directory
 
 
 @pytest.fixture
@@ -39,7 +53,7 @@ def change(path, **fields):
     path.write_text(json.dumps({name: each for name, each in content.items() if each != "gone"}))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_len", "max", "cls", "last"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_what_is_written_is_read(pooling, normalize, tmp_path):
     saved = vector_model(pooling, normalize=normalize, **FIELDS)
@@ -50,6 +64,68 @@ def test_what_is_written_is_read(pooling, normalize, tmp_path):
     assert (tmp_path / "2_Normalize").exists() is False
     modules = json.loads((tmp_path / "modules.json").read_text())
     assert [each["path"] for each in modules] == ["", "1_Pooling", "2_Normalize"][: 2 + normalize]
+
+
+def test_linear_maps_are_read_bit_for_bit(dense):
+    saved, directory = dense
+    back = read_model(directory)
+    assert back.embedding == saved.embedding
+    assert not unequal(back.params["pooling"], saved.params["pooling"])
+    assert back.vector_width == 9
+    modules = json.loads((directory / "modules.json").read_text())
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    assert [each["type"].rpartition(".")[2] for each in modules] == kinds
+    vectors = LoadedModel(back).embed(["the river froze", "the ferry"])
+    assert vectors.shape == (2, 9)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    bare = dataclasses.replace(back, params={"encoder": back.params["encoder"]})
+    pooled = LoadedModel(bare).embed(["the river froze", "the ferry"], normalize=False)
+    first, second = (back.params["pooling"]["maps"][name] for name in ("0_tanh", "1_"))
+    by_hand = np.tanh(pooled @ first["kernel"] + first["bias"]) @ second["kernel"]
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, by_hand, atol=1e-5)
+    assert LoadedModel(back).embed(["the"], dimensions=4).shape == (1, 4)
+    with pytest.raises(UserError, match="dimensions is 10; it must be from 1 to 9"):
+        LoadedModel(back).embed(["the"], dimensions=10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"activation_function": "torch.nn.modules.activation.Softsign"},
+            "Softsign.*; Identity, GELU",
+        ),
+        ({"activation_function": "mine.Tanh"}, "3_Dense/config.json: activation_function is 'mine"),
+        ({"use_residual": True}, "3_Dense/config.json: use_residual is True; only False is supp"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
+        (
+            {"out_features": 4},
+            r"3_Dense/model.safetensors: linear.weight is \(9, 12\), but .*needs \(4, 12\)",
+        ),
+        ({"bias": True}, r"model.safetensors: linear.bias is \(0,\), but .* \(9,\)"),
+    ],
+)
+def test_maps_that_are_not_computed_are_named(dense, tmp_path, fields, message):
+    shutil.copytree(dense[1], tmp_path / "model")
+    change(tmp_path / "model" / "3_Dense" / "config.json", **fields)
+    with pytest.raises(UserError, match=message):
+        read_model(tmp_path / "model")
+
+
+def test_weights_of_maps_are_checked(dense, tmp_path):
+    shutil.copytree(dense[1], tmp_path / "model")
+    weights = tmp_path / "model" / "2_Dense" / "model.safetensors"
+    tensors = dict(safetensors.numpy.load_file(weights))
+    tensors["linear.bias"][3] = np.nan
+    safetensors.numpy.save_file(tensors, weights)
+    with pytest.raises(
+        UserError, match=r"2_Dense/model\.safetensors: linear.bias has values that are not finite"
+    ):
+        read_model(tmp_path / "model")
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(UserError, match=r"2_Dense/model\.safetensors: no such file"):
+        read_model(tmp_path / "model")
 
 
 def test_a_learned_pooling_has_no_files(tmp_path):
@@ -96,9 +172,90 @@ def test_an_encoder_in_a_folder_of_its_own(copy):
     assert read_model(copy).embedding == vector_model("cls", **FIELDS).embedding
 
 
-def test_a_cross_encoder_is_a_classifier(copy):
-    change(copy / "config_sentence_transformers.json", model_type="CrossEncoder")
-    assert read_model(copy).embedding is None
+SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
+
+
+@pytest.fixture
+def scoring(tmp_path):
+    """A cross-encoder as version 6 writes it, with the problem type of other software."""
+    directory = tmp_path / "scoring"
+    directory.mkdir()
+    write_huggingface(model_of("score"), directory)
+    change(directory / "config.json", sentence_transformers="gone", problem_type=None)
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    config = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+    (directory / "sentence_bert_config.json").write_text(json.dumps(config))
+    settings = {"model_type": "CrossEncoder", "activation_fn": SIGMOID, "prompts": {}}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "objective"),
+    [
+        ("config_sentence_transformers.json", {}, "multi_label"),
+        ("config_sentence_transformers.json", {"activation_fn": IDENTITY}, "regression"),
+        ("config.json", {"sentence_transformers": {"activation_fn": SIGMOID}}, "multi_label"),
+        ("config.json", {"sentence_transformers": {"activation_fn": IDENTITY}}, "regression"),
+        ("config.json", {"sbert_ce_default_activation_function": SIGMOID}, "multi_label"),
+        ("config.json", {"problem_type": "regression"}, "regression"),
+    ],
+)
+def test_the_activation_of_a_cross_encoder_is_what_its_head_means(
+    scoring, place, fields, objective
+):
+    if place == "config.json":  # as versions 1 to 5 write it
+        (scoring / "modules.json").unlink()
+    change(scoring / place, **fields)
+    back = read_model(scoring)
+    assert (back.embedding, back.outputs.objective) == (None, objective)
+    assert read_model(scoring, encoder_only=True).outputs is None
+    (answer,) = LoadedModel(back).classify([("the river", "it froze")])
+    ids = map(back.tokenizer.encode, ("the river", "it froze"))
+    row = make_row(back.tokenizer, *(each.ids for each in ids)).ids.tolist()
+    ((logit,),) = logits_of(back, batch_of(back, [row]))["head"]
+    if objective == "regression":
+        assert answer == {"score": pytest.approx(logit, abs=1e-5)}
+    else:
+        assert answer["probabilities"] == {"LABEL_0": pytest.approx(expit(logit), abs=1e-5)}
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "message"),
+    [
+        (
+            "config_sentence_transformers.json",
+            {"activation_fn": "mine.f"},
+            "cross-encoder .* 'mine",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"activation_fn": "torch.nn.Tanh"},
+            "Identity, Sigmoid of torch.nn",
+        ),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "default_prompt_name"),
+        ("sentence_bert_config.json", {"transformer_task": "text-generation"}, "transformer_task"),
+    ],
+)
+def test_what_is_not_computed_of_a_cross_encoder_is_named(scoring, place, fields, message):
+    change(scoring / place, **fields)
+    with pytest.raises(UserError, match=message):
+        read_model(scoring)
+
+
+def test_other_modules_of_a_cross_encoder_are_named(scoring):
+    modules = json.loads((scoring / "modules.json").read_text())
+    for kind in ("Pooling", "Dense"):
+        modules.append(
+            {**modules[0], "path": f"1_{kind}", "type": f"sentence_transformers.x.{kind}"}
+        )
+    (scoring / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(
+        UserError, match=r"modules.json: .*Dense; they must be a single Transformer"
+    ):
+        read_model(scoring)
 
 
 def test_a_model_without_limit_has_that_of_its_positions(copy):
@@ -113,17 +270,25 @@ def test_a_model_without_limit_has_that_of_its_positions(copy):
         (
             "1_Pooling/config.json",
             {"pooling_mode_max_tokens": True},
-            "pooling is .*, lasttoken",
+            "pooling is 'cls' and 'max'; it must be one of cls, max.*lasttoken",
         ),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling is 'weightedmean'"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
         ("1_Pooling/config.json", {"word_embedding_dimension": 8}, "8, but the encoder has 16"),
-        ("1_Pooling/config.json", {"word_embedding_dimension": "gone"}, "expected the encoder's"),
+        (
+            "1_Pooling/config.json",
+            {"word_embedding_dimension": "gone"},
+            "width None, but the encoder has 16",
+        ),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is 8; .*N"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "not supported"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "query"},
+            "only .* is supported. Remove",
+        ),
         ("config_sentence_transformers.json", {"prompts": [1]}, "expected an object of texts"),
         ("config_sentence_transformers.json", {"matryoshka_dimensions": [64]}, "at most 16"),
-        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "list of integers"),
+        ("config_sentence_transformers.json", {"matryoshka_dimensions": "8"}, "dimensions"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
         ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task is"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2"),
@@ -138,7 +303,17 @@ def test_what_is_not_computed_is_named(copy, file, fields, message):
 @pytest.mark.parametrize(
     ("place", "module", "message"),
     [
-        (2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Pooling, Dense;"),
+        (
+            2,
+            {"type": "sentence_transformers.models.LayerNorm", "path": "2_LayerNorm"},
+            "Pooling, LayerNorm; they must be Transformer, Pooling, any number of Dense",
+        ),
+        (
+            2,
+            {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
+            "2_Dense/model.safetens.*: no such file",
+        ),
+        (1, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, "Dense, Normalize;"),
         (1, {"type": "mine.Pooling", "path": "1_Pooling"}, "the model's own code"),
         (1, {"type": "sentence_transformers.models.Pooling", "path": "../x"}, "of its folder"),
         (1, {"type": 5}, "of its folder"),

@@ -30,7 +30,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, check_recorded, digests_of
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Index, write_index
-from bert_jax.infer.search.passages import Passage
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.training import train_bytelevel
@@ -82,11 +81,11 @@ def small() -> Any:
 
 def content(path: Path) -> Any:
     """All that a reader of an artefact takes from its files."""
-    if path.suffix == ".parquet":
+    if path.name == "index":
         index = Index(path)
-        queries = np.eye(index.by.dimensions, dtype=np.float32)[:4]
         index.check_model(small())  # as the verb does
-        return index.search(queries, 40)
+        vectors = np.eye(index.dimensions, dtype=np.float32)[:4]
+        return index.search(40, words=["the", "cat", "sat 5", "1 2"], vectors=vectors)
     if (path / "corpus.json").is_file():
         found = open_store(path)
         arrays = [
@@ -133,27 +132,24 @@ def artefacts(tmp_path_factory) -> Path:
     store(root / "shards", WordTokenizer(60), 3)
     train_bytelevel(["the cat sat on the mat", "a dog ran"] * 9, 280).save(root / "bytes")
     run(root / "run", root / "bytes")
-    passages = [Passage(f"{n}", "file", f"the cat sat {n}") for n in range(60)]
-    write_index(root / "index.parquet", small(), root / "huggingface", passages)
+    passages = [
+        {"id": f"{n}", "passage": 1, "source": "file", "text": f"the cat sat {n}"}
+        for n in range(60)
+    ]
+    write_index(root / "index", small(), root / "huggingface", passages)
     return root
 
 
 def files_of(artefact: Path) -> list[Path]:
-    if artefact.is_file():
-        return [artefact]
     # Nothing is read of a README, nor of the counts of a shard once the manifest is there.
     return [path for path in sorted(artefact.rglob("*")) if path.is_file() and path.stat().st_size]
 
 
 def flip(artefacts: Path, tmp_path: Path, kind: str, chance: random.Random) -> str:
     """Flip a bit of a copy; return what changed the content without an error."""
-    name = f"{kind}.parquet" if kind == "index" else kind
-    copy = tmp_path / name
+    copy = tmp_path / kind
     shutil.rmtree(copy, ignore_errors=True)
-    if kind == "index":
-        shutil.copy(artefacts / name, copy)
-    else:
-        shutil.copytree(artefacts / name, copy, symlinks=True)
+    shutil.copytree(artefacts / kind, copy, symlinks=True)
     before = content(copy)
     file = chance.choice(files_of(copy))
     data = bytearray(file.read_bytes())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.seq2seq.network import Cache, Side
+from bert_jax.tasks.translation import quality
 
 pytest.importorskip("sacrebleu")
 SOURCES = ["the cat sat on the mat .", "dogs ran", "kim met lee in rome", "a hill", "the dog sat ."]
@@ -113,7 +115,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     texts = [each for pair in zip(ids(SOURCES), ids(TARGETS), strict=True) for each in pair]
     with StoreWriter(tmp_path / "pairs", TOKENIZER) as writer:
         writer.append(np.concatenate(texts), np.array([*map(len, texts)]), np.full(5, 2))
-        writer.store()
+        writer.store(pairs=True)
     origin = Origin("pretrain", 7, {"data": {"corpus": str(tmp_path / "pairs")}})
     trained = dataclasses.replace(saved, origin=origin)
     code, printed, _ = run("--pairs", *pairs, "--num-beams=2", "--json", model=trained)
@@ -121,10 +123,9 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     found = json.loads(printed)
     assert (found["pairs"], found["step"]) == (5, 7)
     hypotheses = [a["translation"] for a in LoadedModel(saved).translate(SOURCES, num_beams=2)]
-    assert found["bleu"] == translation.bleu(hypotheses, TARGETS).value
-    assert found["chrf"] == translation.chrf(hypotheses, TARGETS).value
+    assert {n: found[n] for n in ("bleu", "chrf")} == quality(hypotheses, TARGETS).values
     assert found["exact"] == 0
-    assert found["floors"]["copy"] == translation.bleu(SOURCES, TARGETS).value
+    assert found["floors"]["copy"] == quality(SOURCES, TARGETS).values["bleu"]
     assert found["floors"]["constant"] > 0
     assert found["ceiling"] < 100  # "end" is no word of the tokenizer
     assert (found["loss"], found["loss_swapped"]) == losses(on_device(saved), SOURCES, ids(TARGETS))
@@ -144,6 +145,45 @@ def test_a_decoder_that_ignores_its_source_is_named(run, pairs, saved):
     assert code == 0
     assert "wrong sources raise the loss by 0.000 nats per token" in printed
     assert "no constant translation is known" in printed  # without a corpus
+
+
+def test_two_models_are_compared_on_the_same_pairs(saved, tmp_path, monkeypatch, capsys):
+    """Differences of the scores, with intervals over sentences that are resampled in pairs."""
+    random = np.random.default_rng(0)
+    sources = [" ".join(random.permutation(SOURCES[n % 5].split())) for n in range(40)]
+    deaf = dataclasses.replace(saved, network=DeafNetwork(saved.config))
+    models = {"work/toy": saved, "work/deaf": deaf, "work/again": saved, "work/deaf2": deaf}
+    monkeypatch.setattr(translation, "read_model", lambda path: models[str(path)])
+    ours, texts = (
+        [each["translation"] for each in LoadedModel(model).translate(sources, num_beams=1)]
+        for model in (saved, deaf)
+    )
+    right = [texts[n] if n % 3 == 0 else ours[n] for n in range(40)]
+    pairs = put(tmp_path / "test.en", sources), put(tmp_path / "test.de", right)
+
+    def run(*argv):
+        capsys.readouterr()
+        code = cli.main(["evaluate", "work/toy", "--pairs", *pairs, "--num-beams=1", *argv])
+        return (code, *capsys.readouterr())
+
+    code, printed, _ = run("--versus=work/deaf", "--json")
+    assert code == 0
+    found = json.loads(printed)
+    theirs = quality(texts, right).values
+    for name, each in found["differences"].items():
+        assert each["difference"] == pytest.approx(found[name] - theirs[name])
+        assert 0 < each["interval"][0] < each["difference"] < each["interval"][1]
+    code, printed, _ = run("--versus=work/deaf")
+    assert re.search(r"test.en +\| bleu +\| +\+\d.*\| distinguishable from zero", printed)
+    assert "toy minus deaf" in printed
+    assert "Intervals are over sentences" in printed
+    code, printed, _ = run("--versus=work/again")
+    assert printed.count("not judged: no interval") == 2  # all translations are equal
+    code, _, err = run("--versus=work/deaf", "--other-seed=work/again")
+    assert code == 2
+    assert "--versus is given 1 times; give it 2 times" in err
+    code, printed, _ = run("--versus=work/deaf", "--other-seed=work/again", "--versus=work/deaf2")
+    assert "Differences are means over pairs of seeds" in printed
 
 
 def test_options_of_other_evaluations_are_refused(run, pairs):

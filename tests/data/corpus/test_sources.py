@@ -143,7 +143,7 @@ def test_parquet_with_text_that_is_not_utf8(tmp_path):
     offsets = np.array([0, 2], np.int32)
     column = pa.StringArray.from_buffers(1, pa.py_buffer(offsets), pa.py_buffer(b"a\xff"))
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="not a sound parquet file: 'utf-8' codec"):
+    with pytest.raises(UserError, match="row 1: the field 'text' is not UTF-8: byte 0xff"):
         read(tmp_path / "a.parquet")
 
 
@@ -284,8 +284,7 @@ def test_not_utf8(tmp_path, monkeypatch, end):
     monkeypatch.setattr(compressed, "BLOCK", 16)
     start = ("Grüße.\n" * 30 + "ab").replace("\n", end).encode()
     path = put(tmp_path / "a.txt", start + b"\xe9t\xe9\nmore\n")
-    where = f"not UTF-8: found 0xe9 at byte 3 of the line .offset {len(start)} in the text"
-    with pytest.raises(UserError, match=f"line 31: {where}"):
+    with pytest.raises(UserError, match="line 31: not UTF-8: found 0xe9 at byte 3 of the line"):
         read(path)
 
 

@@ -4,11 +4,13 @@ import dataclasses
 import io
 import json
 import os
+import shutil
+import sys
 from types import SimpleNamespace
 
+import lancedb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from asked_models import random_model, write_lines
 from retrieval_sets import write_collection
@@ -16,7 +18,9 @@ from retrieval_sets import write_collection
 import bert_jax
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
+from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.errors import UserError
+from bert_jax.infer import embed
 from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
@@ -24,7 +28,9 @@ from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search import index as indexing
 from bert_jax.infer.search.evaluation import Evaluation
 from bert_jax.infer.search.index import Reranker, model_digest
+from bert_jax.infer.search.snippets import snippet
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection, read_collection
 from bert_jax.tasks.retrieval.metrics import ranking_scores, unit
 
@@ -40,9 +46,9 @@ def home(tmp_path_factory):
         ("three", "class", 0),
     ):  # fmt: skip
         write_huggingface(random_model(kind, seed), home / name)
-    rows = [{"id": f"t{n}", "text": text} for n, text in enumerate(TEXTS)]
+    rows = [{"id": f"t{n}", "text": text, "year": 2000 + n} for n, text in enumerate(TEXTS)]
     write_lines(home / "texts.jsonl", rows)
-    arguments = ["index", home / "model", home / "texts.jsonl", "--out", home / "index.parquet"]
+    arguments = ["index", home / "model", home / "texts.jsonl", "--out", home / "index"]
     assert cli.main([f"{each}" for each in arguments]) == 0
     return home
 
@@ -63,25 +69,91 @@ def cosines(home):
     return vectors[:-1] @ vectors[-1]
 
 
-def test_search_finds_what_embed_says(home, run, cosines):
-    found = run("search", home / "index.parquet", "the dog", "--top=3", "--json")
+def test_search_by_vector_finds_what_embed_says(home, run, cosines):
+    found = run("search", home / "index", "the dog", "--method=vector", "--top=3", "--json")
     answer = json.loads(found.out)
     best = np.argsort(-cosines)[:3]
     assert [hit["id"] for hit in answer["hits"]] == [f"t{n}" for n in best]
     assert [hit["text"] for hit in answer["hits"]] == [TEXTS[n] for n in best]
+    assert [hit["year"] for hit in answer["hits"]] == [2000 + n for n in best]
     assert {hit["source"] for hit in answer["hits"]} == {f"{home / 'texts.jsonl'}"}
+    assert {hit["passage"] for hit in answer["hits"]} == {1}
     np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], cosines[best], atol=1e-5)
-    lines = run("search", home / "index.parquet", "the dog", "--top", 2).out.splitlines()
+    options = "--method=vector", "--top=2"
+    lines = run("search", home / "index", "the dog", *options).out.splitlines()
     assert lines[0] == "the dog"
     assert lines[1].split() == ["1", f"{cosines[best[0]]:.3f}", f"t{best[0]}"]
-    assert lines[2].strip() == TEXTS[best[0]]
+    assert lines[2].strip() == snippet(TEXTS[best[0]], "the dog")
+
+
+def bm25(query: str) -> list[int]:
+    return [int(n) for n in BM25(map(normalised_words, TEXTS)).ranked(normalised_words(query), 9)]
+
+
+def test_search_by_words_is_bm25_and_needs_no_model(home, run, tmp_path):
+    shutil.copytree(home / "index", tmp_path / "index", symlinks=True)
+    (tmp_path / "index" / "model").unlink()
+    for query in ("the dog met lee", "HILL?", '"a dog" OR (rome', "kim"):
+        found = run("search", tmp_path / "index", query, "--method=words", "--json")
+        hits = json.loads(found.out)["hits"]
+        assert [hit["id"] for hit in hits] == [f"t{n}" for n in bm25(query)], query
+    for query in ("zebra", "...", "首都"):
+        found = run("search", tmp_path / "index", query, "--method=words", "--json")
+        assert json.loads(found.out)["hits"] == []
+
+
+def test_hybrid_search_is_the_mean_of_cosine_and_share_of_the_best_bm25(home, run, cosines):
+    options = "the dog", "--method=words", "--json"
+    hits = json.loads(run("search", home / "index", *options).out)["hits"]
+    words = {hit["id"]: hit["score"] / hits[0]["score"] for hit in hits}
+    assert 1 < len(words) < len(TEXTS)
+    scores = {f"t{n}": (cosines[n] + words.get(f"t{n}", 0)) / 2 for n in range(len(TEXTS))}
+    found = run("search", home / "index", "the dog", "--json")
+    hits = json.loads(found.out)["hits"]
+    assert {hit["id"]: hit["score"] for hit in hits} == pytest.approx(scores, abs=1e-5)
+    assert [hit["id"] for hit in hits] == sorted(scores, key=lambda id: -scores[id])
+    by_vector = run("search", home / "index", "zebra", "--method=vector", "--json").out
+    hits = json.loads(run("search", home / "index", "zebra", "--json").out)["hits"]
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in json.loads(by_vector)["hits"]]
+
+
+def test_what_other_programs_change_with_lancedb_is_found(home, run, tmp_path):
+    """An update, a new passage, a deletion and a filter, with the model's vectors."""
+    shutil.copytree(home / "index", tmp_path / "index", symlinks=True)
+    table = lancedb.connect(tmp_path / "index").open_table("passages")
+    texts = ["zebra stripes", "a lion"]
+    vectors = bert_jax.load(home / "model").embed(texts, kind="document", normalize=True)
+    rows = [
+        {"id": id, "passage": 1, "source": "me", "text": text, "vector": vector, "year": 2030}
+        for id, text, vector in zip(("t0", "new"), texts, vectors, strict=True)
+    ]
+    merge = table.merge_insert(["id", "passage"]).when_matched_update_all()
+    merge.when_not_matched_insert_all().execute(rows)
+    table.delete("id = 't1'")
+
+    def found(query):
+        for method in ("words", "vector"):
+            out = run("search", tmp_path / "index", query, f"--method={method}", "--json").out
+            yield {hit["id"]: hit for hit in json.loads(out)["hits"]}
+
+    by_words, by_vector = found("zebra lion")
+    assert by_words.keys() == {"t0", "new"}
+    assert by_vector.keys() == {"t0", "new", "t2", "t3", "t4", "t5", "t6"}
+    assert by_vector["t0"]["text"] == "zebra stripes"
+    kept = table.search(vectors[0], "vector").where("year < 2005").limit(9).to_list()
+    assert {row["id"] for row in kept} == {"t2", "t3", "t4"}
+    table.optimize()  # rewrites files
+    assert next(found("lion")).keys() == {"new"}
+    table.drop_columns(["passage"])
+    lines = run("search", tmp_path / "index", "lion", "--method=words").out.splitlines()
+    assert lines[1].split()[2] == "new"
 
 
 def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch):
     # No score of "kim dog" lies within 3e-7 of a half in the sixth digit, where the last bits,
     # which differ between one query and two, would decide what is printed ("kim": 5e-8).
     write_lines(tmp_path / "q.jsonl", [{"id": 5, "query": "a cat"}, {"query": "kim dog"}])
-    index = home / "index.parquet"
+    index = home / "index"
     answers = run("search", index, "--input", tmp_path / "q.jsonl", "--json").out.splitlines()
     first, second = map(json.loads, answers)
     assert (first["id"], first["query"], len(first["hits"])) == (5, "a cat", len(TEXTS))
@@ -92,53 +164,85 @@ def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch)
     assert json.loads(run("search", index, "--json").out) == second
 
 
-def test_rows_of_the_index_are_searched_block_by_block(home, run, tmp_path, monkeypatch):
-    with monkeypatch.context() as writing:
-        writing.setattr(indexing, "BLOCK", 2)
-        made = run(
-            "index", home / "model", home / "texts.jsonl", "--out", tmp_path / "small.parquet"
-        )
+def test_an_index_is_written_block_by_block_with_columns_as_they_come(
+    home, run, tmp_path, monkeypatch
+):
+    rows = [
+        {"id": n, "text": text, "none": None, **({"late": [n]} if n > 3 else {})}
+        for n, text in enumerate(TEXTS)
+    ]
+    write_lines(tmp_path / "texts.jsonl", rows)
+    monkeypatch.setattr(indexing, "BLOCK", 2)
+    out = tmp_path / "small"
+    made = run("index", home / "model", tmp_path / "texts.jsonl", "--out", out)
     assert "7 passages of 1 file" in made.out
-    with pq.ParquetFile(tmp_path / "small.parquet") as file:
-        assert file.num_row_groups == 4
+    table = lancedb.connect(out).open_table("passages").to_arrow()
+    assert table.column_names == ["id", "passage", "source", "text", "vector", "late"]
+    assert table["late"].to_pylist() == [None, None, None, None, [4], [5], [6]]
     for query in ("the dog", "a hill"):
         whole, small = (
             json.loads(run("search", index, query, "--json").out)["hits"]
-            for index in (home / "index.parquet", tmp_path / "small.parquet")
+            for index in (home / "index", out)
         )
-        assert [hit["id"] for hit in small] == [hit["id"] for hit in whole]
         assert [hit["text"] for hit in small] == [hit["text"] for hit in whole]
 
 
+@pytest.mark.parametrize(("fault", "code"), [(UserError("late"), 2), (KeyboardInterrupt(), 130)])
+def test_an_index_that_is_not_finished_leaves_nothing(
+    home, run, tmp_path, monkeypatch, fault, code
+):
+    """An error, or Ctrl-C, after LanceDB has written the first block."""
+    written = []
+
+    def text_vectors(*given, **options):
+        written.append(list(tmp_path.glob("out.tmp-*/passages.lance/data/*")))
+        if written[-1]:
+            raise fault
+        return embed.text_vectors(*given, **options)
+
+    monkeypatch.setattr(indexing, "BLOCK", 2)
+    monkeypatch.setattr(indexing, "text_vectors", text_vectors)
+    found = run("index", home / "model", home / "texts.jsonl", "--out", tmp_path / "out")
+    assert (found.code, len(written)) == (code, 2)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"year": "abc"}, "the column 'year' cannot be indexed: Could not convert 'abc'"),
+        ({"year": 2**70}, "the column 'year' cannot be indexed: "),
+        ({"a.b": 1}, "LanceDB fails: "),
+        ({"vector": [1]}, "rename the column 'vector'; an index has its own"),
+        ({"text": 3}, "line 2: the field 'text' holds 3, not text"),
+    ],
+)
+def test_rows_that_cannot_be_indexed(home, run, tmp_path, row, message):
+    write_lines(tmp_path / "bad.jsonl", [{"text": "a", "year": 1}, {"text": "b", **row}])
+    refused = run("index", home / "model", tmp_path / "bad.jsonl", "--out", tmp_path / "out")
+    assert refused.code == 2
+    assert message in refused.err
+    assert os.listdir(tmp_path) == ["bad.jsonl"]
+
+
 def test_more_than_there_is_finds_all(home, run):
-    found = run("search", home / "index.parquet", "the dog", f"--top={10**12}", "--json")
+    found = run("search", home / "index", "the dog", f"--top={10**12}", "--json")
     assert len(json.loads(found.out)["hits"]) == len(TEXTS)
 
 
 def test_the_command_that_searches_is_one_that_a_shell_takes(home, run, tmp_path):
-    out = tmp_path / "my notes.parquet"
+    out = tmp_path / "my notes #1 %20?é"
     found = run("index", home / "model", home / "texts.jsonl", "--out", out)
     assert found.out.splitlines()[-1] == f"search them: bert-jax search '{out}' \"...\""
 
 
-@pytest.mark.parametrize("dimensions", [2**40, 2**70, 0, -1])
-def test_an_index_of_impossible_vectors_is_refused(home, run, tmp_path, dimensions):
-    table = pq.read_table(home / "index.parquet")
-    meta = dict(table.schema.metadata)
-    by = json.loads(meta[b"bert_jax.index"]) | {"dimensions": dimensions}
-    meta[b"bert_jax.index"] = json.dumps(by).encode()
-    pq.write_table(table.replace_schema_metadata(meta), tmp_path / "odd.parquet")
-    found = run("search", tmp_path / "odd.parquet", "the dog", f"--model={home / 'model'}")
-    assert found.code == 2
-    assert "odd.parquet: the columns do not fit" in found.err
-
-
 def test_fewer_numbers(home, run, tmp_path, cosines):
-    out = tmp_path / "8.parquet"
+    out = tmp_path / "8"
     run("index", home / "model", home / "texts.jsonl", "--out", out, "--dimensions=8")
     vectors = bert_jax.load(home / "model").embed([*TEXTS, "the dog"], normalize=False)
     short = unit(vectors[:, :8])
-    answer = json.loads(run("search", out, "the dog", "--top=1", "--json").out)
+    found = run("search", out, "the dog", "--method=vector", "--top=1", "--json")
+    answer = json.loads(found.out)
     assert answer["hits"][0]["id"] == f"t{np.argmax(short[:-1] @ short[-1])}"
     assert answer["hits"][0]["score"] == pytest.approx(np.max(short[:-1] @ short[-1]), abs=1e-5)
     refused = run("index", home / "model", home / "texts.jsonl", "--out", out, "--dimensions=99")
@@ -151,13 +255,13 @@ def test_reranking_orders_candidates_anew(home, run, cosines):
     candidates = np.argsort(-cosines)[:4]
     wanted = sorted(candidates, key=lambda n: -scores[n])[:3]
     found = run(
-        "search", home / "index.parquet", "the dog", "--rerank", home / "reranker",
-        "--candidates=4", "--top=3", "--json",
+        "search", home / "index", "the dog", "--rerank", home / "reranker",
+        "--method=vector", "--candidates=4", "--top=3", "--json",
     )  # fmt: skip
     hits = json.loads(found.out)["hits"]
     assert [hit["id"] for hit in hits] == [f"t{n}" for n in wanted]
     assert [hit["score"] for hit in hits] == pytest.approx([scores[n] for n in wanted], abs=1e-4)
-    refused = run("search", home / "index.parquet", "a", "--rerank", home / "three")
+    refused = run("search", home / "index", "a", "--rerank", home / "three")
     assert (refused.code, "predicts 3 labels; a reranker" in refused.err) == (2, True)
 
 
@@ -178,7 +282,7 @@ def test_two_classes_rerank_by_the_second(home):
 
 
 def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
-    index = home / "index.parquet"
+    index = home / "index"
     refused = run("search", index, "a", "--model", home / "other")
     assert (refused.code, "was made with another model than " in refused.err) == (2, True)
     (home / "model").rename(home / "moved")
@@ -203,29 +307,62 @@ def test_the_digest_knows_weights_prefixes_and_length():
 
 
 def test_what_is_no_index(home, run, tmp_path):
-    index = home / "index.parquet"
-    data = index.read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    (tmp_path / "old.parquet").write_bytes(b"PAR1")
+    lancedb.connect(tmp_path / "theirs").create_table("passages", [{"id": "a", "text": "b"}])
     for path, message in (
-        (tmp_path / "none.parquet", "create it with `bert-jax index`"),
-        (tmp_path / "cut.parquet", "is not a sound parquet file"),
+        (tmp_path / "none", "none does not exist; name a directory that `bert-jax index` wrote"),
+        (tmp_path / "old.parquet", "old.parquet is no index; name a directory that"),
+        (tmp_path / "theirs", "theirs is no index; name a directory that"),
+        (home / "model", "model is no index; name a directory that"),
     ):
         refused = run("search", path, "a")
         assert (refused.code, message in refused.err) == (2, True), refused.err
-    table = pq.read_table(index)
-    large = pa.concat_tables([table] * (1 + indexing.BLOCK // len(table)))
-    pq.write_table(large, tmp_path / "large.parquet", row_group_size=len(large))
-    assert "a row group has" in run("search", tmp_path / "large.parquet", "a").err
-    assert "a query is empty" in run("search", index, "a", " ").err
-    run("embed", home / "model", "a", "--out", tmp_path / "v.parquet")
-    assert "but `bert-jax index` did not write it" in run("search", tmp_path / "v.parquet", "a").err
-    texts = home / "texts.jsonl"
-    assert "ends in .parquet" in run("index", home / "model", texts, "--out", "x.npy").err
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
-    out = tmp_path / "bad.parquet"
-    refused = run("index", home / "model", tmp_path / "bad.jsonl", "--out", out)
-    assert (refused.code, "line 2" in refused.err) == (2, True)
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("bad.parquet")]
+    shutil.copytree(home / "index", tmp_path / "gone", symlinks=True)
+    shutil.rmtree(tmp_path / "gone" / "passages.lance")
+    assert (
+        "gone: LanceDB fails: Table 'passages' was not" in run("search", tmp_path / "gone", "a").err
+    )
+    assert "a query is empty" in run("search", home / "index", "a", " ").err
+
+
+def test_a_table_whose_vectors_are_gone_or_of_another_width(home, run, tmp_path):
+    """What an update with LanceDB may have done."""
+    for name, width, message in (
+        ("none", 0, "LanceDB fails: "), ("wide", 99, "dimensions is 99; it must be from 1 to 16"),
+    ):  # fmt: skip
+        shutil.copytree(home / "index", tmp_path / name, symlinks=True)
+        table = lancedb.connect(tmp_path / name).open_table("passages")
+        table.drop_columns(["vector"])
+        if width:
+            table.add_columns([pa.field("vector", pa.list_(pa.float32(), width))])
+        refused = run("search", tmp_path / name, "a")
+        assert (refused.code, message in refused.err) == (2, True), refused.err
+
+
+def test_an_index_is_replaced_only_when_asked(home, run, tmp_path):
+    command = "index", home / "model", home / "texts.jsonl", "--out"
+    assert run(*command, tmp_path / "out").code == 0
+    refused = run(*command, tmp_path / "out")
+    assert (refused.code, "(--overwrite)" in refused.err) == (2, True)
+    (tmp_path / "one.txt").write_text("only this")
+    assert run("index", home / "model", tmp_path / "one.txt", *command[3:], tmp_path / "out",
+               "--overwrite").code == 0  # fmt: skip
+    assert lancedb.connect(tmp_path / "out").open_table("passages").count_rows() == 1
+    for place in (home / "model", home / "texts.jsonl"):
+        refused = run(*command, place, "--overwrite")
+        assert (refused.code, "Name a directory" in refused.err or "is a file" in refused.err) == (
+            2, True,
+        )  # fmt: skip
+
+
+def test_lancedb_is_an_extra(home, run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    for command in (
+        ("index", home / "model", home / "texts.jsonl", "--out", tmp_path / "out"),
+        ("search", home / "index", "a"),
+    ):
+        refused = run(*command)
+        assert (refused.code, "pip install 'bert_jax[lancedb]'" in refused.err) == (2, True)
 
 
 def test_mine_writes_what_training_reads(home, run, tmp_path):

@@ -251,7 +251,8 @@ def test_vectors_in_place_of_tokens():
 
 
 def test_networks_that_cannot_be_built_are_refused():
-    with pytest.raises(UserError, match=r"objective\.feature_dim is 6.*'output' or 'none'"):
+    said = r"TransformerNetwork\.feature_dim is 6.* set tying to 'output' or 'none'"
+    with pytest.raises(UserError, match=said):
         TransformerNetwork(BERT, feature_dim=6)
     with pytest.raises(UserError, match=r"model\.embedding_dim is 8.*head_transform"):
         TransformerNetwork(replace(VASWANI, embedding_dim=8))

@@ -292,7 +292,7 @@ def test_the_lines_say_over_what_a_difference_is_judged():
         found = {name: {"difference": 0.01, "by_seed": [0.01], "over": over, "interval": each,
                         "no_interval": None if each else "only 3 units"}
                  for name, each in ends.items()}  # fmt: skip
-        return difference_lines("a", "b", {"dev": found})
+        return difference_lines(["work/a"], ["b"], {"dev": found})
 
     told = lines("examples", accuracy=(0.001, 0.02), f1=(-0.001, 0.02), recall=None)
     apart = [line.split("|")[-2].strip() for line in told[2:5]]

@@ -186,9 +186,9 @@ def test_conllu(put):
     ("line", "expected"),
     [
         ("2|a|DET", "line 2: 3 columns separated by tabs; CoNLL-U has 10"),
-        ("x|a|_|DET|_|_|_|_|_|_", "line 2: the id is 'x'; it must be a number, a range"),
-        ("2||_|DET|_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
-        ("2|a|_||_|_|_|_|_|_", r"line 2: the word or its tag \(upos\) is empty"),
+        ("x|a|_|DET|_|_|_|_|_|_", "line 2: the id is 'x'; it must be 2, a range such"),
+        ("2||_|DET|_|_|_|_|_|_", "line 2: the word is empty"),
+        ("2|a|_||_|_|_|_|_|_", r"line 1: the tag \(upos\) of word 2 is empty"),
     ],
 )
 def test_bad_conllu(put, line, expected):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tokenizers
 from task_examples import TOKENIZER, opened, pointing_at, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
@@ -52,30 +53,28 @@ def test_rows_of_a_table(tmp_path):
     assert train.rows.labels.dtype == np.int32
 
 
-def test_rows_of_pairs_are_cut_as_bert_does(tmp_path):
+def test_rows_of_pairs_are_cut_as_by_tokenizers(tmp_path):
     rows = ["text,pair,label", "abcdef,gh,x", "ab,cd,y", "abcdefgh,ijklmnop,y"]
     path = put(tmp_path / "a.csv", *rows)
     task = opened(table(train=path, dev=path, text_pair="pair", max_length=10))
     train = task.train_split()
     cls, sep = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
     whole, cut = ids("abcdefgh"), ids("ijklmnop")
-    assert train.rows.tokens[2].tolist() == [cls, *whole[:4], sep, *cut[:3], sep]
+    assert train.rows.tokens[2].tolist() == [cls, *whole[:3], sep, *cut[:4], sep]
     assert train.rows.tokens[1].tolist() == [cls, *ids("ab"), sep, *ids("cd"), sep]
-    assert train.rows.second_start.tolist() == [7, 4, 6]
+    assert train.rows.second_start.tolist() == [7, 4, 5]
     assert train.warnings == (
         f"{path}: 2 pairs of texts of more than 7 tokens, cut there (lines 2, 4)",
     )
 
 
-def test_pair_lengths_are_those_of_bert():
+def test_pair_lengths_are_those_of_tokenizers():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     for first, second, room in itertools.product(range(9), range(9), range(1, 12)):
-        a, b = first, second
-        while a + b > room:  # run_classifier.py
-            if a > b:
-                a -= 1
-            else:
-                b -= 1
-        assert pair_lengths(first, second, room) == (a, b)
+        tokenizer.enable_truncation(room)
+        ids = tokenizer.encode("a " * first, "b " * second).ids
+        assert pair_lengths(first, second, room) == (ids.count(0), ids.count(1))
 
 
 def test_the_same_texts_are_held_out_together(tmp_path):

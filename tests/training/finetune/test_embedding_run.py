@@ -1,5 +1,6 @@
 """An embedding model from a file of pairs to vectors that find what belongs together."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -17,6 +18,7 @@ from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Reranker
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import train as train_module
@@ -99,6 +101,17 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     again = set_up(pairs_config(files, init=run, embedding__pooling="weighted"))
     jax.tree.map(np.testing.assert_array_equal, again.start.parts[0], model.params)
     assert set(set_up(pairs_config(files, init=run)).start.parts[0]) == {"encoder"}
+
+
+def test_linear_maps_of_init_are_left_out_with_a_warning(files, caplog):
+    before = read_model(files["init"])
+    maps = {"0_tanh": {"kernel": np.ones((16, 8), np.float32)}}
+    model = dataclasses.replace(before, params={**before.params, "pooling": {"maps": maps}})
+    config = pairs_config(files, embedding__pooling="max")
+    setup = set_up(config, lambda *_, **__: model)
+    assert "training leaves out the Dense modules after the pooling" in caplog.text
+    assert set(setup.start.parts[0]) == {"encoder"}
+    assert setup.objective.config == EmbeddingConfig("max")
 
 
 def test_from_pairs_to_sparse_vectors(tmp_path, files, capsys):

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tokenizers
+from conformance_files import check_of
 from small_finetuning import small_config, write_config, write_files
 
 from bert_jax.artefacts.exchange.export import export
@@ -76,3 +79,34 @@ def test_what_a_parser_is_not_asked(run, tmp_path):
     with pytest.raises(UserError, match="no class of Transformers has a head for parsing"):
         export(workdir, "huggingface", tmp_path / "huggingface")
     assert not (tmp_path / "huggingface").exists()
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_programs_read_the_same_trees(run, tmp_path, format, capsys):
+    """As docs/artefacts.md says: first tokens of words, arcs and relations, without bert_jax."""
+    pytest.importorskip("onnxruntime")
+    workdir, dev = run
+    parity = export(workdir, format, tmp_path / "out")
+    assert parity["differences"]["head"] < 1e-4
+    check = check_of(tmp_path / "out")
+    assert check.main() == 0
+    assert "WRONG" not in capsys.readouterr().out
+    about = json.loads((tmp_path / "out" / "conformance" / "cases.json").read_text())
+    _, program = getattr(check, f"by_{format}")(tmp_path / "out", about)
+    tokenizer = tokenizers.Tokenizer.from_file(f"{tmp_path / 'out' / 'tokenizer.json'}")
+    labels = json.loads((tmp_path / "out" / "model.json").read_text())["outputs"]["labels"]
+    assert not main(["predict", str(workdir), f"--data={dev}", f"--out={tmp_path / 'said'}"])
+    written = (tmp_path / "said" / "predictions.conllu").read_text().strip().split("\n\n")
+    for block in written:
+        rows = [line.split("\t") for line in block.split("\n")]
+        row = tokenizer.encode([columns[1] for columns in rows], is_pretokenized=True)
+        at = [row.word_ids.index(n) for n in range(len(rows))]
+        inputs = {"input_ids": row.ids, "token_type_ids": row.type_ids}
+        inputs["attention_mask"] = row.attention_mask
+        found = program({name: [ids] for name, ids in inputs.items()})
+        arcs = np.asarray(found["logits" if format == "onnx" else "head"])[0]
+        arcs = arcs[np.ix_(at, [0, *at])]
+        heads = arcs[..., 0].argmax(1)
+        relations = arcs[np.arange(len(rows)), heads, 1:].argmax(1)
+        trees = [[f"{head}", labels[n]] for head, n in zip(heads, relations, strict=True)]
+        assert trees == [columns[6:8] for columns in rows]

@@ -5,16 +5,15 @@ import time
 import psutil
 import pytest
 
-from bert_jax.training.run.goodput import (
-    Clock,
-    Goodput,
+from bert_jax.artefacts.saved.runs import (
     Start,
     down_seconds,
-    process_age,
     read_starts,
+    spent,
     time_shares,
     total_seconds,
 )
+from bert_jax.training.run.goodput import Clock, Goodput, process_age
 
 
 class FakeTime:
@@ -142,6 +141,7 @@ def test_many_starts_are_added_up(tmp_path, now, monkeypatch):
     for step in range(12):
         goodput = begun(path, now, step)
         now.now += 2.0
+        goodput.tick(step + 1, 10**9)
         goodput.record(step + 1)
         now.now += 1.0
     starts = read_starts(path)
@@ -150,6 +150,22 @@ def test_many_starts_are_added_up(tmp_path, now, monkeypatch):
     assert (starts[0].first_step, starts[-1].last_step) == (0, 12)
     assert total_seconds(starts) == {"productive": 24.0}
     assert down_seconds(starts) == pytest.approx(11.0)
+    assert sum(start.flops for start in starts) == 12 * 10**9
+
+
+def test_hours_and_operations_of_all_starts(tmp_path, now):
+    path = tmp_path / "goodput.json"
+    assert spent(path) == {}
+    begun(path, now, 0)  # as before devices were recorded
+    Goodput(path, Clock(now), 0, "8 x cpu", wall=now.wall)
+    assert spent(path) == {}
+    path.unlink()
+    for devices in ("8 x cpu", "4 x cpu"):
+        goodput = Goodput(path, Clock(now), 0, devices, wall=now.wall)
+        for step in (1, 2):
+            now.now += 900.0
+            goodput.tick(step, 5 * 10**9)
+    assert spent(path) == {"hours": 1.0, "flops": 20 * 10**9, "devices": "4 x cpu"}
 
 
 @pytest.mark.parametrize(

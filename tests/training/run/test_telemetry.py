@@ -234,7 +234,8 @@ from pathlib import Path
 
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.training.run.events import Events, read_events
-from bert_jax.training.run.goodput import Clock, Goodput, read_starts
+from bert_jax.artefacts.saved.runs import read_starts
+from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.telemetry import Telemetry, read_metrics
 
 logging.basicConfig(stream=sys.stderr, format="warning: %(message)s")

@@ -1,10 +1,12 @@
 """Write the directory `conformance` of an export: texts, inputs, expected outputs, check.py."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange import proof
@@ -13,8 +15,9 @@ from bert_jax.artefacts.exchange.onnx.graph import output_names
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.mapping import to_dict
+from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.tokenizer import make_row, num_special
 
 MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
 """No text, a word, and texts of the proof: eight scripts, accents, emoji, upper case in words."""
@@ -44,14 +47,14 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
     }  # fmt: skip
     typed = saved.network is None and saved.config.num_types > 1
     names = [*check.INPUTS, *(f"decoder_{name}" for name in check.INPUTS)]
-    for key, (prompt, texts) in _texts(saved, length).items():
-        rows = _rows(saved, out, prompt, texts, length)
+    for key, (prompt, texts) in _texts(saved, length, pairs=format == "cross-encoder").items():
+        rows = rows_of(saved, out, prompt, texts, length)
         inputs = proof.inputs_of(saved, list(rows.values()), max(map(len, rows.values())))
         sides = [inputs] if isinstance(inputs, proof.Batch) else inputs
         given = dict(zip(names, [ids.tolist() for side in sides for ids in side], strict=False))
         about["inputs"] = [name for name in given if typed or "type" not in name]
         about["batches"][key] = {"name": key, "prompt": prompt, "texts": list(rows), **given}
-        found = _named(saved, format, proof.logits_of(saved, inputs), proven["differences"])
+        found = named(saved, format, proof.logits_of(saved, inputs), proven["differences"])
         for name, array in found.items():
             entry = outputs.setdefault(name, {"per_token": array.ndim > 2, "tolerance": least})
             for number, row in enumerate(array):
@@ -67,11 +70,11 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
         (directory / "check.py").write_bytes(Path(check.__file__).read_bytes())
 
 
-def _texts(saved: SavedModel, length: int) -> dict[str, tuple[str, Any]]:
-    """Return, for each batch, the prompt before its texts and the texts, each alone or a pair."""
+def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, tuple[str, Any]]:
+    """Return the prompt and texts of each batch; a text is alone or, always if `pairs`, a pair."""
     long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
-    mixed: Any = [*((text,) for text in MIXED), PAIR]
-    found = {"mixed": ("", mixed), "long": ("", [(long,), ("Yes",)])}
+    mixed: Any = [*(itertools.pairwise(MIXED) if pairs else ((text,) for text in MIXED)), PAIR]
+    found = {"mixed": ("", mixed), "long": ("", [("Yes", long)] if pairs else [(long,), ("Yes",)])}
     if (vectors := saved.embedding) is not None:
         mixed.remove(PAIR)
         prompts = {"query": vectors.query_prefix, "document": vectors.document_prefix}
@@ -79,29 +82,37 @@ def _texts(saved: SavedModel, length: int) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _rows(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
-    """Return the token ids of texts, without ties (see `is_tie`) and pairs that are too long."""
-    tokenizer, tokenize, rows = saved.tokenizer, check.tokenizer_of(out), {}
+def rows_of(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
+    """Return the token ids of texts, without ties (see `is_tie`)."""
+    tokenizer, tokenize, rows = saved.tokenizer, None, {}
+    if (out / "tokenizer.json").is_file():  # Marian has none
+        tokenize = check.tokenizer_of(out)
     for first, *second in texts:
         ids = tokenizer.encode_batch([prompt + first, *second])
-        row = make_row(tokenizer, *(ids if second else [ids[0][: length - 2]])).ids.tolist()
-        found = tokenize(prompt + first, *second, max_length=length, truncation=True)["input_ids"]
+        room = length - num_special(tokenizer, pair=bool(second))
+        kept = pair_lengths(len(ids[0]), len(ids[1]), room) if second else [room]
+        cut = (each[:number] for each, number in zip(ids, kept, strict=True))
+        row = make_row(tokenizer, *cut).ids.tolist()
+        found, given = row, (prompt + first, *second)
+        if tokenize is not None:
+            found = tokenize(*given, max_length=length, truncation=True)["input_ids"]
         if found == row:
             rows[first, *second] = row
-        elif len(row) <= length and not (
-            isinstance(tokenizer, SentencePieceTokenizer) and is_tie(tokenizer, row, found)
-        ):
+        elif not (isinstance(tokenizer, SentencePieceTokenizer) and is_tie(tokenizer, row, found)):
             raise proof.ProofFailedError(f"tokenizer.json gives other ids for {first!r:.60}")
     return rows
 
 
-def _named(
+def named(
     saved: SavedModel, format: str, found: Mapping[str, np.ndarray], proven: Mapping[str, float]
 ) -> dict[str, np.ndarray]:
     """Return the outputs that a format's software computes, by the names that they have there."""
     heads = found.keys() - {"hidden", "pooled", "embedding"}
     given = {"huggingface": heads or {"hidden"}, "sentence-transformers": {"embedding"}}
     some = sorted(given.get(format, proven.keys() or found.keys()))
+    if format == "cross-encoder":
+        several = saved.outputs is not None and saved.outputs.objective == "multi_label"
+        return {"scores": expit(found["head"]) if several else found["head"]}
     if saved.network is not None or format in ("stablehlo", "orbax"):
         return {name: found[name] for name in some}
     named = {output_names(saved)[name]: found[name] for name in some}

@@ -94,17 +94,30 @@ def by_sentence_transformers(directory, cases):
     """Load a SentenceTransformer or SparseEncoder, with the model's own prompts."""
     import sentence_transformers
 
-    sparse = cases["embedding"]["pooling"] == "splade"
-    name = "SparseEncoder" if sparse else "SentenceTransformer"
-    model = getattr(sentence_transformers, name)(str(directory), device="cpu")
+    settings = (directory / "config_sentence_transformers.json").read_text("utf-8")
+    name = json.loads(settings).get("model_type", "SentenceTransformer")
+    model, sparse = (
+        getattr(sentence_transformers, name)(str(directory), device="cpu"),
+        "Sparse" in name,
+    )
+    model.max_seq_length = cases["max_length"]
 
     def run(batch):
         texts, prompt = [text for (text,) in batch["texts"]], batch["prompt"] and batch["name"]
-        found = model.encode(texts, prompt_name=prompt or None)
+        task = {"task": batch["task"]} if "task" in batch else {}
+        found = model.encode(texts, prompt_name=prompt or None, **task)
         found = np.stack([each.to_dense() for each in found]) if sparse else found
         return {"sentence_embedding": found}
 
     return model.tokenizer, run
+
+
+def by_cross_encoder(directory, cases):
+    """Load a CrossEncoder, with the activation that the model names."""
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(directory), device="cpu", max_length=cases["max_length"])
+    return model.tokenizer, lambda batch: {"scores": np.c_[model.predict(batch["texts"])]}
 
 
 def by_onnx(directory, cases):

@@ -88,8 +88,8 @@ class Graph:
 
     def activation(self, x: str, kind: str, name: str | None = None) -> str:
         """Apply an activation; `kind` is its name in `ModelConfig`."""
-        if kind in ("relu", "tanh"):
-            return self.op(kind.capitalize(), x, name=name)
+        if kind in ("", "relu", "tanh"):
+            return self.op(kind.capitalize() or "Identity", x, name=name)
         if kind == "silu":
             return self.op("Mul", x, self.op("Sigmoid", x), name=name)
         return self.op("Gelu", x, name=name, approximate="tanh" if kind == "gelu_tanh" else "none")
@@ -155,7 +155,7 @@ class Graph:
         if self.saved.outputs is not None:
             outputs |= self.head(x, pooled, params)
         if self.saved.embedding is not None:
-            outputs[self.embedding(x, params)] = ["batch", config.hidden_dim]
+            outputs[self.embedding(x, params)] = ["batch", self.saved.vector_width]
         return outputs
 
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
@@ -284,26 +284,34 @@ class Graph:
         bias = self.weight("mlm.bias", params["bias"][:size])
         return {self.op("Add", self.op("MatMul", *inputs), bias, name=name): [*_ROWS, size]}
 
-    def mean(self, x: str, name: str | None = None) -> str:
-        """Return the mean (B, D) of states (B, L, D) over the tokens that are not padding."""
+    def mean(self, x: str, name: str | None = None, *, root: bool = False) -> str:
+        """Return the mean (B, D) of tokens' states (B, L, D), or (`root`) their sum over root n."""
         counted = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
         number = self.op("ReduceSum", counted, self.weight("axis_1", [1]))
         number = self.op("Max", number, self.weight("at_least_one", 1.0))
+        number = self.op("Sqrt", number) if root else number
         return self.op("Div", self.weighted(x, counted), number, name=name)
 
     def embedding(self, x: str, params: Mapping[str, Any]) -> str:
         """Add the output `sentence_embedding`: text vectors (B, D), pooled from the states `x`."""
         embedding = self.saved.embedding
         assert embedding is not None
-        name = None if embedding.normalize else VECTORS
-        if embedding.pooling == "mean":
-            vectors = self.mean(x, name)
+        if embedding.pooling in ("mean", "mean_sqrt_len"):
+            vectors = self.mean(x, root=embedding.pooling != "mean")
+        elif embedding.pooling == "max":
+            mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
+            mask = self.op("Unsqueeze", mask, self.weight("axis_2", [2]))
+            states = self.op("Where", mask, x, self.weight("masked_score", MASKED_SCORE))
+            vectors = self.op("ReduceMax", states, self.weight("axis_1", [1]), keepdims=0)
         elif embedding.pooling == "cls":
-            vectors = self.op("Gather", x, self.weight("first", 0), axis=1, name=name)
+            vectors = self.op("Gather", x, self.weight("first", 0), axis=1)
         else:
-            vectors = self.weighted(x, self.token_weights(x, params), name)
+            vectors = self.weighted(x, self.token_weights(x, params))
+        for name, map in sorted(params.get("pooling", {}).get("maps", {}).items()):
+            vectors = self.affine(vectors, f"pooling.{name}", map)
+            vectors = self.activation(vectors, name.partition("_")[2])
         if not embedding.normalize:
-            return vectors
+            return self.op("Identity", vectors, name=VECTORS)
         last = self.weight("last_axis", [-1])
         squares = self.op("ReduceSum", self.op("Mul", vectors, vectors), last)
         squares = self.op("Max", squares, self.weight("least_square", 1e-24))
@@ -325,11 +333,11 @@ class Graph:
         scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
         return self.op("Softmax", scores, axis=-1)
 
-    def weighted(self, x: str, weights: str, name: str | None = None) -> str:
+    def weighted(self, x: str, weights: str) -> str:
         """Return the weighted sums (B, D) of states (B, L, D) over tokens; `weights` is (B, L)."""
         weights = self.op("Unsqueeze", weights, self.weight("axis_2", [2]))
         products = self.op("Mul", x, weights)
-        return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0, name=name)
+        return self.op("ReduceSum", products, self.weight("axis_1", [1]), keepdims=0)
 
     def head(self, x: str, pooled: str, params: Mapping[str, Any]) -> Outputs:
         """Add a fine-tuning head; return its outputs."""

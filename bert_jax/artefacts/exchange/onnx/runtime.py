@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.exchange import proof
-from bert_jax.artefacts.exchange.exported_files import card_fields, write_description
+from bert_jax.artefacts.exchange.exported_files import code_of_rows, write_description
 from bert_jax.artefacts.exchange.onnx.graph import INPUTS, OPSET, Graph, output_names
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, needs_package
@@ -98,11 +98,8 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-tokenizer = Tokenizer.from_file("DIR/tokenizer.json")
-tokenizer.enable_truncation({max_length})
-tokenizer.enable_padding(pad_id={pad}, pad_token={pad_token!r})
+{rows}
 session = onnxruntime.InferenceSession("DIR/model.onnx")
-rows = tokenizer.encode_batch(["{prefix}A text.", "{prefix}Another text."])
 ids = {{
     "input_ids": [row.ids for row in rows],
     "token_type_ids": [row.type_ids for row in rows],
@@ -117,7 +114,7 @@ for name, array in zip(names, session.run(names, feeds)):
 
 def loading(saved: SavedModel) -> str:
     """Describe how to run the graph, for the model card."""
-    return _LOADING.format(**card_fields(saved))
+    return _LOADING.format(rows=code_of_rows(saved))
 
 
 def _packages() -> tuple[Any, Any]:

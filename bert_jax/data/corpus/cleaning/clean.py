@@ -1,17 +1,17 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
 A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-A build with this search reads each task twice. In the first reading, `duplicates.scan` writes the
-signatures of the documents that pass the filters. `duplicates.find_duplicates` then decides what to
-drop. In the second reading, `Cleaner(config, drops)` cleans the documents.
+A build with this search reads each task twice. In the first reading, `scan` (in
+`sharded.duplicates`) writes the signatures of the documents that pass the filters.
+`find_duplicates` then decides what to drop. In the second reading, `Cleaner(config, drops)` cleans
+the documents.
 """
 
 import functools
+import io
 import itertools
-import json
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.corpus.cleaning.filters import Prose, resolve_filters
+from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.corpus.overlap import ngrams
 from bert_jax.data.corpus.overlap.evaluation import read_evaluation
 from bert_jax.errors import UserError, needs_package, suggestion
-from bert_jax.files.staging import replace_file, staged_file
+from bert_jax.files.staging import staged_file
 
 _MAX_CHARS = 1000
 """Number of leading characters that identify the language; identifying is as slow as tokenizing."""
@@ -118,9 +119,10 @@ class CleaningConfig:
         flags = ("duplicates", "duplicate_paragraphs")
         found |= {name: True for name in flags if getattr(self, name)}
         if self.near_duplicates is not None:
+            bands, rows = ngrams.banding(self.near_duplicates)
             found["near_duplicates"] = {
                 "similarity": self.near_duplicates, "shingle": ngrams.SHINGLE,
-                "bands": ngrams.BANDS, "rows": ngrams.ROWS, "rensa": metadata.version("rensa"),
+                "bands": bands, "rows": rows, "rensa": metadata.version("rensa"),
             }  # fmt: skip
         if self.without:
             sets = map(read_evaluation, self.without)
@@ -132,55 +134,6 @@ class CleaningConfig:
 
 SAMPLES = 20
 """Number of dropped documents that `--keep-dropped` writes for each reason."""
-_SAMPLE_CHARS = 2000
-
-
-@dataclass
-class CleaningReport:
-    """Counts of dropped documents and lines, by reason, with samples of the documents."""
-
-    samples_limit: int = 0
-    """Number of samples to keep for each reason."""
-    documents: Counter[str] = field(default_factory=Counter)
-    lines: Counter[str] = field(default_factory=Counter)
-    """Number of lines left out, by reason, including lines of documents that are dropped later."""
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Samples of dropped documents by reason: documents whose texts have the smallest hashes."""
-
-    def add(self, reason: str, detail: str, source: str, number: int, text: str) -> None:
-        """Count a dropped document; keep it as a sample if its hash is among the smallest."""
-        self.documents[reason] += 1
-        if self.samples_limit:
-            sample = {
-                "reason": reason, "detail": detail, "source": source, "document": number,
-                "hash": f"{ngrams.hash_text(text):016x}", "text": text[:_SAMPLE_CHARS],
-            }  # fmt: skip
-            self._keep(reason, [sample])
-
-    def merge(self, other: Mapping[str, Any]) -> None:
-        """Add the counts and samples of another report, given as a mapping of its fields."""
-        self.documents.update(other["documents"])
-        self.lines.update(other["lines"])
-        for reason, samples in other["samples"].items():
-            self._keep(reason, samples)
-
-    def _keep(self, reason: str, samples: list[dict[str, Any]]) -> None:
-        found = [*self.samples.get(reason, ()), *samples]
-        found.sort(key=lambda each: (each["hash"], each["source"], each["document"]))
-        self.samples[reason] = found[: self.samples_limit]
-
-    def record(self) -> dict[str, dict[str, int]]:
-        """Return the counts for `corpus.json`, by reason in alphabetical order."""
-        return {
-            "dropped": dict(sorted(self.documents.items())),
-            "dropped_lines": dict(sorted(self.lines.items())),
-        }
-
-    def write_samples(self, directory: Path) -> None:
-        """Write the samples of each reason to a JSON lines file."""
-        for reason, samples in self.samples.items():
-            lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
-            replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
 
 
 class Drops(NamedTuple):
@@ -198,9 +151,9 @@ class Drops(NamedTuple):
     """(m, 2) int64, ascending: for each paragraph to leave out, its document and index there."""
 
     @classmethod
-    def load(cls, path: Path) -> "Drops":
-        """Read the decisions that `save` wrote."""
-        with np.load(path) as arrays:
+    def load(cls, data: bytes) -> "Drops":
+        """Read the decisions from the content of a file that `save` wrote."""
+        with np.load(io.BytesIO(data)) as arrays:
             return cls(**arrays)
 
     def save(self, path: Path) -> None:
@@ -257,7 +210,7 @@ class Cleaner:
         self._edits, self._filters = resolve_filters(config.filters)
         digests = tuple(read_evaluation(spec).digest for spec in config.without)
         self._passages = _passages(config.without, digests) if digests else None
-        self.report = CleaningReport(samples)
+        self.report = DropReport(samples)
         """Counts and samples of what has been dropped so far."""
 
     def clean(self, number: int, text: str) -> str | Dropped:

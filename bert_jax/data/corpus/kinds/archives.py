@@ -1,18 +1,22 @@
 """Sources of text in archives: WARC and WET files from web crawls, and dumps of Wikipedia."""
 
 import contextlib
+import functools
 import io
+import itertools
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from xml.etree import ElementTree
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import paragraphs
+from bert_jax.data.corpus.documents import Row, paragraphs
+from bert_jax.data.corpus.intake import MOST_HEADERS, MOST_PAGE, PARSE_BYTES, PARSE_SECONDS
 from bert_jax.data.corpus.kinds.text import FileSource
-from bert_jax.errors import UserError, needs_package
+from bert_jax.data.corpus.workers import Guard
+from bert_jax.errors import BadRecord, needs_package
 
 _HEADERS = {
     "url": "WARC-Target-URI",
@@ -22,9 +26,8 @@ _HEADERS = {
 """WARC header from which each field of a document is read."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
-_MOST_HEADERS, _MOST_PAGE, _MOST_ELEMENTS = 1 << 20, 4 << 20, 10_000
-"""Limits: bytes of a WARC record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
-XML elements of a wiki page."""
+_RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
+"""Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
 
 
 class _Archive(FileSource):
@@ -32,139 +35,173 @@ class _Archive(FileSource):
 
     has_cuts = False
     has_records = True
+    record_name = "record"
+
+    @override
+    def _place(self, number: int) -> str:
+        return f"{self.record_name} {number}"
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
         said = f"reading this file needs {package}: pip install 'bert_jax[corpora]'."
         return needs_package(f"{self.name}: {said}")
+
+    def _pieces(self, mark: bytes, most: int) -> Iterator[bytes | BadRecord]:
+        """Yield what comes before, between and after marks, or the error about damage there.
+
+        A piece of more than `most` bytes is cut, but not below this size.
+        """
+        rest, lost = b"", False
+        for block in self._content():
+            if isinstance(block, BadRecord):
+                yield block
+                rest, lost = b"", True
+                continue
+            *pieces, rest = (rest + block).split(mark)
+            yield from pieces[lost:]
+            lost = lost and not pieces
+            if len(rest) > most and not lost:
+                yield rest
+                lost = True
+            if lost:
+                rest = rest[1 - len(mark) :]
+        if not lost:
+            yield rest
+
+    def _read(
+        self, pieces: Iterator[bytes | BadRecord], read: Callable[[bytes, int], Row | None]
+    ) -> Iterator[Row]:
+        """Yield what `read` reads from each piece, given its number; None stands for no record."""
+        for number, piece in enumerate(pieces, 1):
+            try:
+                row = piece if isinstance(piece, BadRecord) else read(piece, number)
+            except BadRecord as error:
+                row = error
+            if row is not None:
+                yield row
 
 
 class WarcSource(_Archive):
     """Plain-text records of a WARC or WET file; others, such as HTML pages, are skipped."""
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         with self._needs("warcio"):
-            from warcio.archiveiterator import ArchiveIterator
-            from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
-            from warcio.exceptions import ArchiveLoadFailed
-        stream, number, most = _Blocks(self._content()), 0, self.options.max_document_chars
-        records = ArchiveIterator(stream, no_record_parse=True, verify_http=False)
-        records.reader = BufferedReader(stream)  # warcio's own reader decompresses without a limit
-        stream.allow(_MOST_HEADERS, f"{self.name}, record 1: headers")
+            from warcio.recordloader import ArcWarcRecordLoader
+        loader = ArcWarcRecordLoader(verify_http=False, arc2warc=False)
+        pieces = self._pieces(_RECORD, self.options.max_document_chars + MOST_HEADERS)
+        if isinstance(head := next(pieces), BadRecord):
+            yield head
+        elif head.strip():
+            yield BadRecord(f"{self.name} is not a valid WARC file: it begins {head[:40]!r}.")
+        yield from self._read(pieces, functools.partial(self._record, loader, pieces))
+
+    def _record(
+        self, loader: Any, pieces: Iterator[bytes | BadRecord], piece: bytes, number: int
+    ) -> Row | None:
+        """Read a record, which `pieces` may continue; return None if it is not plain text."""
+        from warcio.bufferedreaders import ChunkedDataReader
+        from warcio.exceptions import ArchiveLoadFailed
+
+        most, count = self.options.max_document_chars, 1
+        head, end, body = (_RECORD + piece).partition(b"\r\n\r\n")
         try:
-            for number, record in enumerate(records, 1):
-                where, headers, content = f"{self.name}, record {number}", record.rec_headers, None
-                size = headers.get_header("Content-Length") or ""
-                if not re.fullmatch("[0-9]{1,18}", size):
-                    raise ArchiveLoadFailed(f"Content-Length is {size!r:.40}, not a byte count")
-                kind, form, content = headers.get_header("Content-Type"), "", record.raw_stream
-                if record.rec_type == "response":
-                    stream.allow(_MOST_HEADERS, f"{where}: headers")
-                    url = headers.get_header("WARC-Target-URI") or ""
-                    http = records.loader.load_http_headers("response", url, content, int(size))
-                    if http is not None:
-                        kind = http.get_header("Content-Type")
-                        form = (http.get_header("Content-Encoding") or "").lower()
-                        if http.get_header("Transfer-Encoding") == "chunked":
-                            content = ChunkedDataReader(content)
-                elif record.rec_type not in ("conversion", "resource"):
-                    kind = ""
-                after = f"{self.name}, record {number + 1}: headers"
-                stream.allow(int(size) + _MOST_HEADERS, after)
-                if not (kind or "").lower().startswith("text/plain") or form not in _FORMS:
-                    continue
-                data = b"" if int(size) > most else _unpacked(content.read(most), form, most)
-                if max(int(size), len(data)) > most:
-                    raise UserError(
-                        f"{where}: more bytes than the limit of {most:,} (max_document_chars)."
-                    )
-                if record.rec_type != "response" and len(data) < int(size):
-                    raise ArchiveLoadFailed(
-                        f"the record has only {len(data)} of {size} bytes; the file is cut off"
-                    )
-                text = data.decode("utf-8", "replace").replace("\0", " ")
-                found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
-                yield paragraphs(text), {k: value for k, value in found.items() if value}
+            self._check_headers(head, number)
+            record = loader.parse_record_stream(
+                io.BytesIO(head + end), known_format="warc", no_record_parse=True
+            )
+            headers, form = record.rec_headers, ""
+            kind, length = map(headers.get_header, ("Content-Type", "Content-Length"))
+            if not re.fullmatch("[0-9]{1,18}", length or ""):
+                raise ArchiveLoadFailed(f"Content-Length is {length!r:.40}, not a byte count")
+            size = int(length)
+            while len(body) < size <= most and (more := next(pieces, None)) is not None:
+                body += _RECORD + (more if isinstance(more, bytes) else b"")
+                count += 1
+            if size <= most and (len(body) < size or body[size:].strip()):
+                told = f"Content-Length is {size}, but {len(body)} bytes follow"
+                raise ArchiveLoadFailed(told)
+            content = io.BytesIO(body[:size])
+            if record.rec_type == "response":
+                self._check_headers(body, number)
+                url = headers.get_header("WARC-Target-URI") or ""
+                http = loader.load_http_headers("response", url, content, size)
+                if http is not None:
+                    kind = http.get_header("Content-Type")
+                    form = (http.get_header("Content-Encoding") or "").lower()
+                    if http.get_header("Transfer-Encoding") == "chunked":
+                        content = ChunkedDataReader(content)
+            elif record.rec_type not in ("conversion", "resource"):
+                kind = ""
+            if not (kind or "").lower().startswith("text/plain") or form not in _FORMS:
+                return None
+            data = _unpacked(content.read(most), form, most)
+            if max(size, len(data)) > most:
+                told = f"more bytes than the limit of {most:,} (max_document_chars)."
+                raise self._bad(number, told, "too-long", body)
         except (ArchiveLoadFailed, EOFError) as error:
-            reason = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
-            raise UserError(
-                f"{self.name} is not a valid WARC file: {reason} (near record {number + 1}). Fetch "
-                "it again."
-            ) from error
+            why = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
+            told = f"{self.name} is not a valid WARC file: {why} (record {number}). Fetch it again."
+            bad = BadRecord(told, data=head + body)
+            bad.count = count
+            raise bad from error
+        text = data.decode("utf-8", "replace").replace("\0", " ")
+        found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
+        return paragraphs(text), {k: value for k, value in found.items() if value}
+
+    def _check_headers(self, data: bytes, number: int) -> None:
+        if len(data) > MOST_HEADERS and b"\n\r\n" not in data[:MOST_HEADERS]:
+            told = f"headers: more than the limit of {MOST_HEADERS:,} bytes."
+            raise self._bad(number, told, "too-long", data)
 
 
 class WikipediaSource(_Archive):
     """Articles of a dump of Wikipedia or of another MediaWiki wiki, with the markup removed."""
 
+    record_name = "page"
+
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         with self._needs("mwparserfromhell"):
-            from bert_jax.data.corpus.kinds.wikitext import SECONDS, plain
-        left_out, elements, number = {"file", "image", "category"}, 0, 1
-        stream = _Blocks(self._content())
-        stream.allow(_MOST_PAGE, f"{self.name}, page 1")
+            from bert_jax.data.corpus.kinds.wikitext import stripped
+        pieces = self._pieces(_PAGE, MOST_PAGE)
+        head, *first = itertools.islice(pieces, 2)
+        if isinstance(head, BadRecord):
+            raise head
+        root = self._element(head + _END * len(first), 1)
+        if _name(root) != "mediawiki":
+            raise BadRecord(
+                f"{self.name} is not a dump of MediaWiki: its root is <{_name(root):.40}>. "
+                "Other XML files cannot be read."
+            )
+        found = (each.text for each in root.iter() if each.get("key") in (_FILES, _CATEGORIES))
+        left_out = {"file", "image", "category", *map(str.casefold, filter(None, found))}
+        with contextlib.closing(Guard(PARSE_SECONDS, PARSE_BYTES)) as guard:
+            parse = functools.partial(guard.call, functools.partial(stripped, left_out))
+            read = functools.partial(self._page, parse)
+            yield from self._read(itertools.chain(first, pieces), read)
+
+    def _page(self, parse: Callable[[str], str], piece: bytes, number: int) -> Row | None:
+        """Read a page; return None if it is not an article."""
+        page, end, _ = piece.partition(b"</page>")
+        found = _article(self._element(_PAGE + page + end, number))
+        if found is None:
+            return None
+        title, id_, markup = found
         try:
-            events = ElementTree.iterparse(stream, events=("start", "end"))
-            _, root = next(events)
-            if _name(root) != "mediawiki":
-                raise UserError(
-                    f"{self.name} is not a dump of MediaWiki: its root is <{_name(root):.40}>. "
-                    "Other XML files cannot be read."
-                )
-            for event, element in events:
-                if event == "start":
-                    elements += 1
-                    if elements > _MOST_ELEMENTS:
-                        raise UserError(
-                            f"{self.name}, page {number}: more than {_MOST_ELEMENTS:,} elements. "
-                            "Only dumps with one revision of each page are read."
-                        )
-                elif _name(element) == "namespaces":
-                    left_out |= {
-                        each.text.casefold()
-                        for each in element
-                        if each.text and each.get("key") in (_FILES, _CATEGORIES)
-                    }
-                elif _name(element) == "page":
-                    found = _article(element)
-                    root.clear()
-                    elements, number = 0, number + 1
-                    stream.allow(_MOST_PAGE, f"{self.name}, page {number}")
-                    if found is None:
-                        continue
-                    title, id_, markup = found
-                    text = plain(markup, left_out) if len(markup) <= _MOST_PAGE else None
-                    if text is None:
-                        raise UserError(
-                            f"{self.name}, page {number - 1}, {title!r:.200}: the page takes over "
-                            f"{SECONDS} s to parse or has over {_MOST_PAGE:,} characters. Remove "
-                            "it from the dump."
-                        )
-                    yield text, {"title": title, "id": id_}
+            return parse(markup), {"title": title, "id": id_}
+        except ChildProcessError as error:
+            told = f"{self.name}, page {number}, {title!r:.200}: {error}. Remove it from the dump."
+            raise BadRecord(told, "unparsable", markup) from error
+
+    def _element(self, data: bytes, number: int) -> ElementTree.Element:
+        if len(data) > MOST_PAGE:
+            told = f"more than the limit of {MOST_PAGE:,} bytes for a page with one revision."
+            raise self._bad(number, told, "too-long", data)
+        try:
+            return ElementTree.fromstring(data)
         except ElementTree.ParseError as error:
-            raise UserError(
-                f"{self.name} is not a valid XML file: {error}. Fetch it again."
-            ) from error
-
-
-class _Blocks(io.RawIOBase):
-    """A file over an iterator of blocks; reading more than `allow` permits raises a UserError."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
-
-    def allow(self, size: int, what: str) -> None:
-        """Permit `size` more bytes to be read; `what` describes these bytes in an error message."""
-        self._left, self._size, self._what = size, size, what
-
-    @override
-    def read(self, size: int = -1) -> bytes:
-        self._rest = self._rest or next(self._blocks, b"")
-        data, self._rest = self._rest[:size], self._rest[size:]
-        self._left -= len(data)
-        if self._left < 0:
-            raise UserError(f"{self._what}: more than the limit of {self._size:,} bytes.")
-        return data
+            told = f"{self.name} is not a valid XML file: {error} of page {number}. Fetch it again."
+            raise BadRecord(told, data=data) from error
 
 
 _FORMS = {"", "identity", "gzip", "x-gzip", "deflate"}

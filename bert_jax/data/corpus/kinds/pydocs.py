@@ -15,13 +15,13 @@ import re
 import sysconfig
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import NO_FIELDS, Source
+from bert_jax.data.corpus.documents import NO_FIELDS, Row, Source
 from bert_jax.data.corpus.sentences import split_fast
 from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 
@@ -247,7 +247,7 @@ class PythonDocs(Source):
         self._num_documents = 0
         super().__init__("python-docs", sum(size for _, size in self._files))
 
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         self._num_documents, digest = 0, hashlib.sha256()
         seen: set[bytes] = set()
         for document in self._read():

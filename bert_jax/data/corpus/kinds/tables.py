@@ -2,27 +2,23 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import (
-    NO_FIELDS,
-    ReadOptions,
-    Source,
-    field_text,
-    missing_field,
-    paragraphs,
-)
+from bert_jax.data.corpus.documents import ReadOptions, Row, Source, missing_field
 from bert_jax.data.corpus.kinds.text import FileSource
-from bert_jax.errors import UserError
+from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.files.untrusted.tables import csv_records, open_parquet
 from bert_jax.files.urls import file_state, is_url
+
+_MOST_LINES = 1_000_000
 
 
 class ParquetSource(Source):
@@ -36,40 +32,26 @@ class ParquetSource(Source):
         self.options = options
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         if not is_url(self.name) and self.part is None:
             self._sha256 = digest_of(Path(self.name))
         with open_parquet(self.name) as file:
             columns = file.schema_arrow.names
             if self._field not in columns:
-                raise UserError(f"{self.name}: {missing_field(self._field, columns)}")
+                told = f"{self.name}: {missing_field(self._field, columns)}"
+                raise BadRecord(told, "no-text")
+            names = {self._field, *self.options.kept_names(columns)}
             begin, end = self.part or (0, file.num_row_groups)
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
-            done, total = 0, max(1, sum(sizes[begin:]))
-            kept = [name for name in self.options.keep if name in columns]
+            first, total = sum(sizes[:begin]) + 1, max(1, sum(sizes[begin:]))
             # Reading in batches keeps memory small even if the file is one large row group.
-            batches = file.iter_batches(
-                256, row_groups=range(begin, end), columns=list({self._field, *kept})
-            )
-            for batch in batches:
-                texts = batch.column(self._field).to_pylist()
-                others = [batch.column(name).to_pylist() for name in kept]
+            groups, done = range(begin, end), 0
+            for batch in file.iter_batches(256, row_groups=groups, columns=list(names)):
                 self.bytes_read = self.size * (done + batch.num_rows) // total
-                for row, value in enumerate(texts):
-                    if value is None:
-                        continue
-                    try:
-                        text = field_text({self._field: value}, self._field)
-                    except UserError as error:
-                        number = sum(sizes[:begin]) + done + row + 1
-                        raise UserError(f"{self.name}, row {number}: {error}") from error
-                    fields = {name: column[row] for name, column in zip(kept, others, strict=True)}
-                    yield paragraphs(text), fields or NO_FIELDS
+                for row, example in enumerate(_examples(batch, self._field), first + done):
+                    if example[self._field] is not None:
+                        yield self._row(example, row)
                 done += batch.num_rows
-
-    @override
-    def head(self, size: int) -> Source:
-        return self.divided(size)[0]
 
     @override
     def divided(self, size: int) -> Sequence[Source]:
@@ -97,26 +79,83 @@ class DelimitedSource(FileSource):
     has_records = True
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        quoting, lines = plain_suffix(self.name) == ".csv", self.lines()
-        records: Iterator[tuple[int, list[str]]]
-        records = ((n, line.split("\t") if line else []) for n, line in enumerate(lines, 1))
-        if quoting:
-            records = csv_records(self.name, lines, self.options.max_document_chars)
+    def _rows(self) -> Iterator[Row]:
+        quoting = plain_suffix(self.name) == ".csv"
+        records = self._quoted() if quoting else iter(enumerate(map(_fields, self._items()), 1))
         _, header = next(records, (1, []))
+        if isinstance(header, BadRecord):
+            raise header
         if self.options.field not in header:
-            raise UserError(f"{self.name}, line 1: {missing_field(self.options.field, header)}")
+            told = f"{self.name}, line 1: {missing_field(self.options.field, header)}"
+            raise BadRecord(told, "no-text")
         for line, row in records:
-            if len(row) == len(header):
-                found = dict(zip(header, row, strict=True))
-                text = field_text(found, self.options.field)
-                yield paragraphs(text), self.options.kept(found)
+            if isinstance(row, BadRecord):
+                yield row
+            elif len(row) == len(header):
+                yield self._row(dict(zip(header, row, strict=True)), line)
             elif row:
-                raise UserError(
-                    f"{self.name}, line {line}: {len(row)} fields where the header has "
-                    f"{len(header)}; a text with a {'comma' if quoting else 'tab'} "
+                told = (
+                    f"{len(row)} fields where the header has {len(header)}; a text with a "
+                    f"{'comma' if quoting else 'tab'} "
                     f"{'must be in double quotes' if quoting else 'counts as two fields'}"
                 )
+                yield self._bad(line, told, "malformed", f"{row}")
+
+    def _quoted(self) -> Iterator[tuple[int, list[str] | BadRecord]]:
+        """Yield the first line's number and the fields of each row, or the error in the row.
+
+        After a bad row, reading goes on with its second line, so that an open quote costs one row.
+        """
+        items, again = self._items(), deque[str | BadRecord]()
+        first, row = 1, list[str | BadRecord]()
+        spoiled: BadRecord | None = None
+
+        def feed() -> Iterator[str]:
+            nonlocal spoiled
+            while (line := again.popleft() if again else next(items, None)) is not None:
+                row.append(line)
+                if isinstance(line, BadRecord):
+                    if line.reason != "not-utf8":
+                        raise line
+                    spoiled = line
+                    line = line.text()
+                if len(row) > _MOST_LINES:
+                    raise self._bad(first, "the row has over a million lines", "too-long", "")
+                yield line
+
+        while True:
+            try:
+                most = self.options.max_document_chars
+                for _, fields in csv_records(self.name, feed(), most, first=first):
+                    yield first, spoiled or fields
+                    first, spoiled = first + len(row), None
+                    row.clear()
+                return
+            except BadRecord as error:
+                if len(row) > 1 and row[-1] is error:
+                    error = self._bad(first, "the row has no end", "malformed", "")
+                error.data = error.data or f"{row[0]}"
+                yield first, error
+                again.extendleft(reversed(row[1:]))
+                first, spoiled = first + 1, None
+                row.clear()
+
+
+def _fields(line: str | BadRecord) -> list[str] | BadRecord:
+    """Return the fields of a line of a TSV file."""
+    return line if isinstance(line, BadRecord) else line.split("\t") if line else []
+
+
+def _examples(batch: Any, field: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch of a parquet file, with the text as bytes if it may be no UTF-8."""
+    import pyarrow as pa
+
+    texts = batch.column(field)
+    if pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type):
+        texts = texts.cast(pa.binary() if pa.types.is_string(texts.type) else pa.large_binary())
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != field}
+    for values in zip(texts.to_pylist(), *columns.values(), strict=True):
+        yield dict(zip([field, *columns], values, strict=True))
 
 
 class TfdsSource(Source):
@@ -134,16 +173,18 @@ class TfdsSource(Source):
             raise UserError(f"{name!r} names no data set; write tfds:NAME or tfds:NAME:SPLIT.")
 
     @override
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _place(self, number: int) -> str:
+        return f"example {number}"
+
+    @override
+    def _rows(self) -> Iterator[Row]:
         prepared, digest = open_tfds(self.name, self._dataset, self._split), hashlib.sha256()
         self.size = len(prepared.examples)
         self._details["version"] = prepared.version
         for row, example in enumerate(prepared.examples, 1):
-            try:
-                text = paragraphs(field_text(example, self._field))
-            except UserError as error:
-                raise UserError(f"{self.name}, example {row}: {error}") from error
-            digest.update(text.encode() + b"\0")
+            found = self._row(example, row)
+            if not isinstance(found, BadRecord):
+                digest.update(found[0].encode() + b"\0")
             self.bytes_read = row
-            yield text, self.options.kept(example)
+            yield found
         self._sha256 = digest.hexdigest()

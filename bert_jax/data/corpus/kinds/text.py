@@ -1,19 +1,21 @@
 """Text files and JSON lines files, read in a fixed amount of memory."""
 
+import codecs
+import contextlib
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Source, field_text, paragraphs
-from bert_jax.errors import UserError
+from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Row, Source
+from bert_jax.errors import BadRecord
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
-from bert_jax.files.untrusted.compressed import decompress
+from bert_jax.files.untrusted.compressed import sound_blocks
 from bert_jax.files.urls import file_state, open_binary
 
 _MAGIC = {
@@ -32,8 +34,11 @@ _CUT_BLOCK = 1 << 18
 _LINE_END = re.compile(rb"\r?\n|\r(?!\n)")
 _BLANK_LINE = re.compile(rb"(?:\r?\n|\r(?!\n))[ \t]{0,60}(?:\r?\n|\r(?!\n))")
 _LONGEST_BLANK = 64
+_STRAY_NULS = 7  # of a line that become spaces, however short the line is
+_PARAGRAPHS = 1 << 16  # joined at a time: lists of short lines take 40 times their memory
 
-_Blocks = Iterable[tuple[int, list[str]]]
+_Blocks = Iterable[tuple[int, list[str] | BadRecord]]
+"""Number of the first line of each block, from 1, and its lines; or a line that is bad."""
 
 
 class FileSource(Source):
@@ -60,17 +65,26 @@ class FileSource(Source):
     def _begin(self) -> int:
         return self.part[0] if self.part else 0
 
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self) -> Iterator[Row]:
         blocks = self._blocks(self._content())
-        if self.is_json:
-            return self._json_rows(blocks)
-        return ((text, NO_FIELDS) for text in self._plain_texts(blocks))
+        return self._json_rows(blocks) if self.is_json else self._plain_rows(blocks)
 
     def lines(self) -> Iterator[str]:
-        """Yield all lines from the beginning, including blank lines, without their line ends."""
+        """Yield all lines from the beginning, including blank lines, without their line ends.
+
+        Raises:
+            BadRecord: A line is too long or is not text in UTF-8.
+        """
         self.bytes_read = 0
+        for line in self._items():
+            if isinstance(line, BadRecord):
+                raise line
+            yield line
+
+    def _items(self) -> Iterator[str | BadRecord]:
+        """Yield the lines; the error in a line stands in its place."""
         for _, lines in self._blocks(self._content()):
-            yield from lines
+            yield from [lines] if isinstance(lines, BadRecord) else lines
 
     @override
     def divided(self, size: int) -> Sequence[Source]:
@@ -82,9 +96,7 @@ class FileSource(Source):
 
     @override
     def head(self, size: int) -> Source:
-        if self.size <= size:
-            return self
-        if len(self.divided(self.size - 1)) < 2:  # the file cannot be divided
+        if self.size <= size or len(self.divided(self.size - 1)) < 2:  # it cannot be divided
             return super().head(size)
         begin, end, *_ = self._cuts([size])
         return self._of((begin, end), end - begin)
@@ -116,16 +128,22 @@ class FileSource(Source):
             start = max(0, len(seen) - _LONGEST_BLANK)
         return end
 
-    def _line(self, number: int) -> int:
-        """Convert a line number in the part to a line number in the file."""
+    @override
+    def _place(self, number: int) -> str:
+        """Name a line of the part, with its number in the file where that may be counted."""
+        if self._begin and self.options.on_bad != "stop":
+            return f"line {number:,} after byte {self._begin:,}"
         if self._begin:
             with open_binary(self.name) as file:
                 while data := file.read(min(_CUT_BLOCK, self._begin - file.tell())):
                     number += data.count(b"\n")
-        return number
+        return f"line {number}"
 
-    def _content(self) -> Iterator[bytes]:
-        """Yield the decompressed content of the file, or of its byte range `part`, in blocks."""
+    def _content(self) -> Iterator[bytes | BadRecord]:
+        """Yield the decompressed content of the file, or of its byte range `part`, in blocks.
+
+        A bad record stands where damage was left out. No block is empty.
+        """
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:
@@ -139,137 +157,163 @@ class FileSource(Source):
                 digest.update(data)
                 return data
 
-            yield from decompress(read, self.name)
+            yield from sound_blocks(read, self.name)
         self._sha256 = digest.hexdigest()
 
-    def _plain_texts(self, blocks: _Blocks) -> Iterator[str]:
+    def _bad(self, number: int, told: str, reason: str, data: bytes | str) -> BadRecord:
+        return BadRecord(f"{self.name}, {self._place(number)}: {told}", reason, data)
+
+    def _plain_rows(self, blocks: _Blocks) -> Iterator[Row]:
         if self.options.line_documents:
             for _, lines in blocks:
-                yield from (line.strip() for line in lines)
+                if isinstance(lines, BadRecord):
+                    yield lines
+                else:
+                    yield from ((line.strip(), NO_FIELDS) for line in lines)
             return
+        done: list[str] = []  # joined paragraphs of the document
         document: list[str] = []
-        size, begin = 0, 1
+        size, begin, lost, most = 0, 1, False, self.options.max_document_chars
         for number, lines in blocks:
+            if isinstance(lines, BadRecord):
+                if not lost:
+                    yield lines
+                lost = True
+                continue
             for position, line in enumerate(lines):
                 stripped = line.strip()
-                if stripped:
+                if not stripped:
+                    if document and not lost:
+                        yield "\n".join([*done, *document]), NO_FIELDS
+                    done, document, size, lost = [], [], 0, False
+                elif not lost:
                     if not document:
                         begin = number + position
                     document.append(stripped)
                     size += len(stripped)
-                    if size > self.options.max_document_chars:
-                        raise UserError(
-                            f"{self.name}, line {self._line(begin)}: the document that begins here "
-                            f"is longer than {self.options.max_document_chars:,} characters. "
-                            "Blank lines separate documents: insert blank lines, or read each line "
-                            "as a document (line_documents)."
+                    if size > most:
+                        lost = True
+                        told = (
+                            "the document that begins here is longer than "
+                            f"{most:,} characters. Blank lines separate documents: insert blank "
+                            "lines, or read each line as a document (line_documents)."
                         )
-                elif document:
-                    yield "\n".join(document)
-                    document, size = [], 0
-        yield "\n".join(document)
+                        yield self._bad(begin, told, "too-long", "\n".join([*done, *document]))
+                    elif len(document) >= _PARAGRAPHS:
+                        done.append("\n".join(document))
+                        document = []
+        if not lost:
+            yield "\n".join([*done, *document]), NO_FIELDS
 
-    def _json_rows(self, blocks: _Blocks) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _json_rows(self, blocks: _Blocks) -> Iterator[Row]:
         for number, lines in blocks:
+            if isinstance(lines, BadRecord):
+                yield lines
+                continue
             for position, line in enumerate(lines):
-                if not line or line.isspace():
-                    continue
-                try:
-                    row = self._json_row(line)
-                except UserError as error:
-                    where = f"{self.name}, line {self._line(number + position)}"
-                    raise UserError(f"{where}: {error}") from error
-                yield row
+                if line and not line.isspace():
+                    yield self._json_row(line, number + position)
 
-    def _json_row(self, line: str) -> tuple[str, Mapping[str, Any]]:
+    def _json_row(self, line: str, number: int) -> Row:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             detail = error if isinstance(error, ValueError) else "nested too deeply"
-            raise UserError(
+            told = (
                 f"not JSON: {detail}. Each line of a .jsonl file must be a JSON object; this line "
                 f"starts with {line[:40]!r}."
-            ) from error
+            )
+            return self._bad(number, told, "malformed", line)
         if not isinstance(value, dict):
             kind = _JSON_TYPES.get(type(value), "null")
-            raise UserError(
-                f"found a JSON {kind}, not an object with a field {self.options.field!r}."
-            )
-        return paragraphs(field_text(value, self.options.field)), self.options.kept(value)
+            told = f"found a JSON {kind}, not an object with a field {self.options.field!r}."
+            return self._bad(number, told, "malformed", line)
+        return self._row(value, number, line)
 
-    def _blocks(self, content: Iterable[bytes]) -> _Blocks:
-        r"""Return the lines of a text file, in blocks.
+    def _blocks(self, content: Iterable[bytes | BadRecord]) -> _Blocks:
+        r"""Yield the lines of a text file, in blocks, without line ends; bad lines come one by one.
 
         The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r. With
         `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL becomes a
-        space. A block is (number of its first line, from 1; list of its lines without line ends).
-
-        Raises:
-            UserError: The text is not UTF-8, many characters are NUL, or a line is too long.
+        space. A line is bad if it is not UTF-8, if many of its characters are NUL, or if it is too
+        long; in place of a line of which a part is damaged there is the error about the damage.
         """
         limit = self.options.max_line_bytes
-        rest, line = b"", 1
-        offset = self._begin  # of `rest` in the decompressed content, in bytes
+        ends = re.compile(rb"\n") if self.options.newline_only else _LINE_END
+        rest, line, is_long = b"", 1, False
         for data in content:
+            if isinstance(data, BadRecord):
+                yield line, data
+                rest, line, is_long = b"", line + 1, False
+                continue
             whole = rest + data
-            # A \r at the end may be the first half of a \r\n that the next block completes.
+            if is_long:
+                # A byte must follow: a \r at the end may be the first half of a \r\n.
+                end = ends.search(whole, 0, len(whole) - 1)
+                rest = whole[-1:] if end is None else b""
+                if end is None:
+                    continue
+                whole, line, is_long = whole[end.end() :], line + 1, False
             cut = whole.rfind(b"\n", len(rest)) + 1
             if not self.options.newline_only:
                 cut = max(cut, whole.rfind(b"\r", max(0, len(rest) - 1), -1) + 1)
-            if not cut:
-                if len(whole) > limit:
-                    self._refuse_long(line, len(whole))
-                rest = whole
-                continue
-            lines = self._decode(whole[:cut], line, offset).split("\n")
-            lines.pop()  # the empty text after the last line end
-            if len(whole) > limit:
-                for number, text in enumerate(lines):
-                    if len(text) * 4 > limit and len(text.encode()) > limit:
-                        self._refuse_long(line + number, len(text.encode()))
-            yield line, lines
-            line += len(lines)
-            offset += cut
             rest = whole[cut:]
-        if rest:
+            if cut:
+                for number, lines in self._decoded(whole[:cut], line):
+                    yield number, lines
+                    line = number + (1 if isinstance(lines, BadRecord) else len(lines))
             if len(rest) > limit:
-                self._refuse_long(line, len(rest))
-            yield line, self._decode(rest, line, offset).removesuffix("\n").split("\n")
+                yield line, self._too_long(rest, line)
+                rest, is_long = rest[-1:], True
+        if rest and not is_long:
+            yield from self._decoded(rest, line)
 
-    def _decode(self, data: bytes, line: int, offset: int) -> str:
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", self._lone.encode())
-            number, column = line + before.count(b"\n"), len(before) - before.rfind(b"\n")
-            hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-            if not self._is_compressed:
-                with open_binary(self.name) as again:
-                    head = again.read(8)
-                hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
-            raise UserError(
-                f"{self.name}, line {self._line(number)}: not UTF-8: found "
-                f"0x{data[error.start]:02x} at byte {column} of the line (offset "
-                f"{offset + error.start} in the text). {hint}"
-            ) from error
-        if not offset:
-            text = text.removeprefix("\ufeff")  # byte order mark
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", self._lone)
-        if "\0" in text:
-            if text.count("\0") * 100 > len(text):
-                number = line + text[: text.index("\0")].count("\n")
-                raise UserError(
-                    f"{self.name}, line {self._line(number)}: NUL bytes; the file is binary, or "
-                    "UTF-16 without a byte order mark. A source must be UTF-8 text; convert UTF-16 "
-                    "with: iconv -f UTF-16 -t UTF-8."
-                )
-            text = text.replace("\0", " ")
-        return text
+    def _decoded(self, data: bytes, line: int) -> _Blocks:
+        """Yield the lines of `data` as one block; line by line if one of the lines may be bad."""
+        lone, limit = self._lone, self.options.max_line_bytes
+        with contextlib.suppress(UnicodeDecodeError):
+            text = data.decode()
+            if line == 1 and not self._begin:
+                text = text.removeprefix("\ufeff")  # byte order mark
+            if "\r" in text:
+                text = text.replace("\r\n", "\n").replace("\r", lone)
+            lines = text.removesuffix("\n").split("\n")
+            if "\0" not in text and (len(data) <= limit or max(map(len, lines)) * 4 <= limit):
+                yield line, lines
+                return
+        dense = data.count(b"\0") * 100 > len(data)
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", lone.encode())
+        if line == 1 and not self._begin:
+            data = data.removeprefix(codecs.BOM_UTF8)
+        for number, raw in enumerate(data.removesuffix(b"\n").split(b"\n"), line):
+            nuls = raw.count(b"\0")
+            try:
+                if len(raw) > limit:
+                    yield number, self._too_long(raw, number)
+                elif nuls * 100 > len(raw.decode()) and nuls > (0 if dense else _STRAY_NULS):
+                    told = (
+                        "NUL bytes; the file is binary, or UTF-16 without a byte order mark. A "
+                        "source must be UTF-8 text; convert UTF-16 with: iconv -f UTF-16 -t UTF-8."
+                    )
+                    yield number, self._bad(number, told, "binary", raw)
+                else:
+                    yield number, [raw.decode().replace("\0", " ")]
+            except UnicodeDecodeError as error:
+                yield number, self._not_utf8(raw, number, error)
 
-    def _refuse_long(self, line: int, size: int) -> NoReturn:
-        raise UserError(
-            f"{self.name}, line {self._line(line)}: this line has at least {size:,} bytes, but "
-            f"the limit is {self.options.max_line_bytes:,}. A text file has one paragraph per "
-            "line: insert line ends, or raise the limit (max_line_bytes) if the line is intended."
+    def _not_utf8(self, raw: bytes, number: int, error: UnicodeDecodeError) -> BadRecord:
+        hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
+        if not self._is_compressed:
+            with open_binary(self.name) as again:
+                head = again.read(8)
+            hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
+        told = f"not UTF-8: found 0x{raw[error.start]:02x} at byte {error.start + 1} of the line. "
+        return self._bad(number, told + hint, "not-utf8", raw)
+
+    def _too_long(self, raw: bytes, number: int) -> BadRecord:
+        told = (
+            f"this line has at least {len(raw):,} bytes, but the limit is "
+            f"{self.options.max_line_bytes:,}. A text file has one paragraph per line: insert line "
+            "ends, or raise the limit (max_line_bytes) if the line is intended."
         )
+        return self._bad(number, told, "too-long", raw)

@@ -89,7 +89,7 @@ def heldout_twins(
     train, heldout = open_store(corpus / "train"), open_store(corpus / "heldout")
     tokenizer = load_tokenizer(corpus / "train" / "tokenizer")
     texts = _texts(heldout, tokenizer)
-    signatures = sign(list(texts.values()))
+    signatures = sign(list(texts.values()), near=threshold)
     numbers = np.array(list(texts))
     keys = signatures.bands.reshape(-1)
     order = np.argsort(keys, kind="stable")
@@ -131,8 +131,8 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:
     """Return (index of the held-out document, index of the text, similarity) of near-duplicates."""
-    found = sign(list(texts))
     known, documents, held, threshold = index
+    found = sign(list(texts), near=threshold)
     keys = found.bands.reshape(-1)
     begins = np.searchsorted(known, keys)
     counts = np.searchsorted(known, keys, side="right") - begins

@@ -5,14 +5,17 @@ N-grams find evaluation texts in a corpus. A text of 13 words or more is recogni
 complete text is recognised. Shorter texts are skipped, since so few words may occur by chance.
 
 Signatures find duplicate documents without comparing texts. A signature holds MinHashes (Broder
-1997) of the document's word 5-shingles, in 20 bands of 6 rows. Two documents with Jaccard
-similarity s share a band with probability 1 - (1 - s^6)^20: 0.998 for s = 0.8, 0.27 for s = 0.5.
-Documents that share a band are then compared by their smallest shingle hashes (see `similarity`).
+1997) of the document's word 5-shingles, in b bands of r rows. Two documents with Jaccard similarity
+s share a band with probability 1 - (1 - s^r)^b; bands follow the lowest similarity that is to be
+found (see `banding`). For 0.8 they are 20 x 6: two documents share one with probability 0.998 for
+s = 0.8, 0.27 for s = 0.5. Documents that share a band are then compared by their smallest shingle
+hashes (see `similarity`).
 """
 
 import functools
 import hashlib
 import itertools
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +27,7 @@ from bert_jax.errors import needs_package
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _ASCII_WORD = re.compile(r"\w+")
-_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _MAX_CACHED = 1 << 18
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the multiplication loses no bit
 _MIX = np.uint64(0xD6E8FEB86659FD93)
@@ -38,7 +41,7 @@ def normalised_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    return WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
 def hash_text(text: str) -> int:
@@ -178,7 +181,9 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 
 
 SHINGLE = 5
-BANDS, ROWS = 20, 6
+_MISSED = 0.0025
+"""Largest probability that documents with the lowest similarity to be found share no band."""
+_MAX_HASHES = 144
 SKETCH = 1024
 """Largest number of hashes in a sketch. A sketch keeps a document's smallest shingle hashes."""
 _SEED = 1
@@ -190,20 +195,36 @@ class Signatures(NamedTuple):
     hashes: np.ndarray
     """(n,) uint64: for each document, a hash of its sequence of words."""
     bands: np.ndarray
-    """(n, BANDS) uint64 keys, (n, 0) if near=False. Documents that share a key may be similar."""
+    """(n, b) uint64 keys; b is 0 if near=None. Documents that share a key may be similar."""
     sketches: list[np.ndarray]
     """(s,) uint32 for each document: the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
     """(m, 3) uint64 for each paragraph with words: its hash, its document and its index there."""
 
 
-def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -> Signatures:
+@functools.cache
+def banding(threshold: float) -> tuple[int, int]:
+    """Return the number of bands, and of rows in each, that find documents of a similarity.
+
+    Documents of this similarity share a band with a probability of 0.9975. Rows, which spare
+    comparisons of other documents, are as many as `_MAX_HASHES` allow.
+    """
+
+    def bands(rows: int) -> int:
+        return math.ceil(math.log(_MISSED) / math.log1p(-(min(threshold, 0.99) ** rows)))
+
+    rows = next(r for r in range(_MAX_HASHES, 0, -1) if bands(r) * r <= _MAX_HASHES)
+    return bands(rows), rows
+
+
+def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands and sketches are empty unless `near` is set, and paragraphs unless `paragraphs` is set.
+    Bands find documents of the similarity `near`. Without `near`, bands and sketches are empty, and
+    paragraphs are empty unless `paragraphs` is set.
 
     Raises:
-        UserError: `near` is set, but rensa is not installed.
+        UserError: `near` is given, but rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
@@ -214,12 +235,12 @@ def sign(texts: Sequence[str], *, near: bool = True, paragraphs: bool = False) -
         hashes[number] = _digest(words[-1]) if len(words[-1]) else hash_text(text)
         if paragraphs:
             places += [(_digest(line), number, at) for at, line in enumerate(lines) if len(line)]
-    if not near:
+    if near is None:
         bands = np.zeros((len(texts), 0), np.uint64)
         sketches = [np.zeros(0, np.uint32)] * len(texts)
     else:
         shingles, offsets = _shingles(words, hashes)
-        bands = _bands(shingles, offsets)
+        bands = _bands(shingles, offsets, near)
         sketches = [
             np.unique((shingles[begin:end] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
             for begin, end in itertools.pairwise(offsets)
@@ -266,14 +287,15 @@ def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarr
     return shingles, offsets
 
 
-def _bands(shingles: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _bands(shingles: np.ndarray, offsets: np.ndarray, near: float) -> np.ndarray:
     with needs_package("finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."):
         from rensa import RMinHash
+    bands, rows = banding(near)
     digests = RMinHash.digest_matrix_from_flat_token_hashes(
-        shingles, offsets.astype(np.uint64), num_perm=BANDS * ROWS, seed=_SEED
+        shingles, offsets.astype(np.uint64), num_perm=bands * rows, seed=_SEED
     )
-    rows = np.array(digests.to_rows(), np.uint64).reshape(-1, BANDS, ROWS)
-    keys = np.broadcast_to(np.arange(1, BANDS + 1, dtype=np.uint64), rows.shape[:2]).copy()
-    for row in range(ROWS):
-        keys = keys * _FACTOR + rows[:, :, row]
+    hashes = np.array(digests.to_rows(), np.uint64).reshape(-1, bands, rows)
+    keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64), hashes.shape[:2]).copy()
+    for row in range(rows):
+        keys = keys * _FACTOR + hashes[:, :, row]
     return mixed(keys)

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.data.corpus.cleaning.clean import CleaningReport, Drops
-from bert_jax.data.corpus.cleaning.duplicates import find_duplicates, scan
+from bert_jax.data.corpus.cleaning.clean import Drops
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
-from bert_jax.data.corpus.documents import Source
+from bert_jax.data.corpus.documents import ReadOptions, Source
+from bert_jax.data.corpus.intake import BAD_SAMPLES, QUARANTINE, DropReport
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
+from bert_jax.data.corpus.sharded.duplicates import find_duplicates, read_drops, scan
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
+from bert_jax.data.corpus.sharded.shuffle import RANGE_BYTES
 from bert_jax.data.corpus.sharded.workspace import MARKS, Workspace
 from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_manifest
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
 
-_FORMAT = 3
+_FORMAT = 5
 """Version of the code that makes shards. Tasks that another version completed are run again."""
 
 
@@ -37,14 +38,12 @@ class Job:
     workspace: Workspace
     thresholds: Mapping[str, int]
     samples: int = 0
-    drops: Path | None = None
-    """Directory with a file of duplicates to drop for each task, or None if there was no search."""
+    drops: Workspace | None = None
+    """Workspace in which the search for duplicates decided what to drop; None without a search."""
 
     def key(self, task: Task) -> str:
         """Return a digest of everything that the task's shard depends on."""
-        drops = None
-        if self.drops is not None:
-            drops = hashlib.sha256((self.drops / f"{task.name}.npz").read_bytes()).hexdigest()
+        drops = self.drops and hashlib.sha256(read_drops(self.drops, task.number)).hexdigest()
         thresholds = sorted(self.thresholds.items())
         return _digest([self.recipe.identity(), thresholds, self.samples, drops, task.identity()])
 
@@ -55,10 +54,12 @@ class Built:
 
     written: dict[str, Written]
     """Counts by corpus."""
-    report: CleaningReport
+    report: DropReport
     sources: list[dict[str, Any]]
     tallies: dict[str, Tally]
     """Languages, licences and tokenizer coverage, by corpus."""
+    bad: DropReport
+    """Counts and samples of bad records."""
 
 
 def make_shard(
@@ -68,7 +69,7 @@ def make_shard(
 
     The work uses `num_workers` processes. `advance` is called after each block of documents.
     """
-    drops = None if job.drops is None else Drops.load(job.drops / f"{task.name}.npz")
+    drops = Drops.load(read_drops(job.drops, task.number)) if job.drops else None
     with job.workspace.scratch() as root:
 
         def place(corpus: str, part: str) -> Path:
@@ -84,6 +85,7 @@ def make_shard(
                 "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
                 "corpora": {name: vars(each) for name, each in made.written().items()},
                 "report": vars(made.report),
+                "bad": vars(made.bad),
                 "sources": made.sources,
                 "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
@@ -97,8 +99,9 @@ def build_shards(
     workspace: Workspace,
     engine: Engine,
     *,
-    drops: Path | None = None,
+    drops: Workspace | None = None,
     samples: int = 0,
+    options: ReadOptions | None = None,
     progress: bool = True,
     provenance: Provenance | None = None,
 ) -> Built:
@@ -109,12 +112,13 @@ def build_shards(
     Raises:
         UserError: The input is bad, the disk is full, or the texts contain no tokens.
     """
+    options = options or ReadOptions()
     thresholds: dict[str, int] = {}
     while True:
         job = Job(recipe, workspace, thresholds, samples, drops)
         work = functools.partial(make_shard, job)
         marks = _run(work, workspace, job.key, tasks, engine, "corpus", progress)
-        built = Built({}, CleaningReport(samples), [], {})
+        built = Built({}, DropReport(samples), [], {}, DropReport(BAD_SAMPLES))
         for mark in marks:
             for corpus, counts in mark["tallies"].items():
                 built.tallies.setdefault(corpus, Tally(recipe.tokenizer)).add(counts)
@@ -122,6 +126,8 @@ def build_shards(
                 built.written.setdefault(corpus, Written()).add(Written(**counts))
             built.sources += mark["sources"]
             built.report.merge(mark["report"])
+            built.bad.merge(mark["bad"])
+        built.bad.check(options.most_bad, sum(task.size for task in tasks))
         better = better_thresholds(recipe, thresholds, built.written)
         if not better:
             break
@@ -134,7 +140,7 @@ def build_shards(
             stores.setdefault((corpus, part), []).append(ShardEntry.read(entry))
     paths = {store: "/".join(filter(None, store)) for store in stores}
     workspace.keep_only(
-        f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]
+        [f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]]
     )
     cleaning = {} if recipe.cleaning.is_empty else {
         "cleaning": recipe.cleaning.record(), **built.report.record()
@@ -147,6 +153,10 @@ def build_shards(
                 root / path, entries, recipe.tokenizer, map(workspace.read, files),
                 part=part, heldout_rate=recipe.heldout_rate, splitter=recipe.splitter,
                 text_bytes=built.written[corpus].text_bytes,
+                bad_records={
+                    "on_bad": options.on_bad, "most": options.most_bad, "unread": built.bad.unread,
+                    "records": built.bad.records, "bad": built.bad.documents,
+                },
                 **account(built.tallies[corpus], built.sources, provenance or Provenance()),
                 **cleaning,
             )  # fmt: skip
@@ -154,34 +164,29 @@ def build_shards(
                 store = read_manifest(root / path)
                 for number in range(len(entries)):
                     open_shard(store, number, check=False)  # raises if a file is missing
+        built.bad.write_samples(root / QUARANTINE)
         for corpus in built.written:
             write_datasheet(root / corpus)
-    workspace.remove_marks()
+    workspace.remove(MARKS)
     return built
 
 
 def find_drops(
-    recipe: Recipe, tasks: Sequence[Task], directory: Path, engine: Engine, *, progress: bool
-) -> Path:
+    recipe: Recipe, tasks: Sequence[Task], space: Workspace, engine: Engine, *, progress: bool
+) -> None:
     """Read the sources of all tasks once, and decide which duplicates to drop.
 
-    All worker processes must have access to `directory`. Complete scans in it are reused.
-
-    Returns:
-        Directory with a file for each task, to be read with `Drops.load`.
+    All worker processes must have access to `space`, where the decisions are written (see
+    `find_duplicates`). Complete scans in it are reused.
 
     Raises:
         UserError: The input is bad, or the disk is full.
     """
-    scans, drops = Workspace(directory / "scans"), directory / "drops"
-    scans.path.mkdir(parents=True, exist_ok=True)
-    key, work = functools.partial(_scan_key, recipe), functools.partial(_scan_task, recipe, scans)
-    _run(work, scans, key, tasks, engine, "reading for duplicates", progress)
-    shutil.rmtree(drops, ignore_errors=True)
-    drops.mkdir(parents=True)
-    found = [scans.path / task.name for task in tasks]
-    find_duplicates(found, recipe.cleaning, drops, map_=engine.map)
-    return drops
+    if space.local is not None:
+        space.local.mkdir(parents=True, exist_ok=True)
+    key, work = functools.partial(_scan_key, recipe), functools.partial(_scan_task, recipe, space)
+    marks = _run(work, space, key, tasks, engine, "reading for duplicates", progress)
+    find_duplicates([mark["scan"] for mark in marks], recipe.cleaning, space, engine.map)
 
 
 def _scan_key(recipe: Recipe, task: Task) -> str:
@@ -189,17 +194,17 @@ def _scan_key(recipe: Recipe, task: Task) -> str:
 
 
 def _scan_task(
-    recipe: Recipe, scans: Workspace, task: Task, num_workers: int = 1, advance: object = None
+    recipe: Recipe, space: Workspace, task: Task, num_workers: int = 1, advance: object = None
 ) -> dict[str, Any]:
     del advance  # a scan reads far ahead of its work, so the bytes read do not show progress
-    with scans.scratch() as root:
+    with space.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
-        shutil.rmtree(root / task.name, ignore_errors=True)
-        (root / task.name).mkdir()
-        texts = (document.text for source in task.sources for document in source.documents())
-        scan(texts, recipe.cleaning, root / task.name, num_workers=num_workers)
-    mark = {"key": _scan_key(recipe, task)}
-    scans.write_mark(task.name, mark)
+        texts = (
+            document.text for source in task.sources for document in source.documents(gaps=True)
+        )
+        found = scan(texts, recipe.cleaning, root, task.number, num_workers=num_workers)
+    mark = {"key": _scan_key(recipe, task), "scan": found}
+    space.write_mark(task.name, mark)
     return mark
 
 
@@ -220,7 +225,7 @@ def _run(
     Returns:
         Marks of all tasks, in the order of `tasks`.
     """
-    marks = {name: space.read_mark(name) for name in space.marks()}
+    marks = space.marks()
     todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
     done = 0
     size = sum(task.size for task in todo)
@@ -248,8 +253,6 @@ def _digest(value: Any) -> str:
 SAMPLE_BYTES = 32 << 20
 """Number of bytes that an estimate reads from the sources."""
 _PIECES, _ROWS = 32, 10_000
-_SCAN_BYTES = 400
-"""Bytes of memory that the search for duplicates takes per document of a task."""
 
 
 @dataclass(frozen=True)
@@ -310,9 +313,8 @@ def estimate_corpus(
         directory = Path(name)
         begin = time.process_time()
         if recipe.cleaning.needs_scan:
-            (directory / "scan").mkdir()
             texts = (document.text for head in sample for document in head.documents())
-            scan(texts, recipe.cleaning, directory / "scan")
+            scan(texts, recipe.cleaning, directory, 0)
         with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
             made.run(sample)
             seconds = time.process_time() - begin
@@ -326,7 +328,7 @@ def estimate_corpus(
     scale = max(1.0, total / sampled)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
-        memory += int(_SCAN_BYTES * documents * scale / len(tasks))
+        memory += 10 * RANGE_BYTES
     text_bytes = sum(each.text_bytes for each in made.written().values())
     return Estimate(
         total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),

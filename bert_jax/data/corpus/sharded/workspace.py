@@ -14,12 +14,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from typing_extensions import override
+import fsspec
 
+from bert_jax.data.corpus.intake import QUARANTINE
 from bert_jax.data.store import is_store
 from bert_jax.errors import UserError
 from bert_jax.files.claims import BucketClaims
@@ -34,106 +35,102 @@ MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 
 
-class Workspace:
-    """A picklable directory, local or on a shared disk, that all processes of a build access."""
+class Part(NamedTuple):
+    """A part of a file of a workspace, from byte `begin` up to byte `end`."""
 
-    def __init__(self, path: Path) -> None:
-        self.local: Path | None = path
+    name: str
+    begin: int
+    end: int
+
+
+class Workspace:
+    """A picklable directory that all processes of a build access: on a shared disk, or a URL."""
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = str(place).rstrip("/")
+        self.local = None if is_url(self.place) else Path(self.place)
         """Directory of the workspace; None in a bucket."""
-        self.path = path
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a local directory. If the `with` block succeeds, its files join the workspace."""
-        if not self.path.is_dir():
+        if self.local is None:
+            with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
+                yield Path(name)
+                upload(Path(name), self.place)
+            return
+        if not self.local.is_dir():
             raise UserError(
-                f"{self.path} does not exist on the node {socket.gethostname()}. All nodes of a "
+                f"{self.local} does not exist on the node {socket.gethostname()}. All nodes of a "
                 "cluster need access to it: give an --out in gs:// or on a shared disk."
             )
-        yield self.path
+        yield self.local
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is no such file."""
-        path = self.path / name
-        return path.read_bytes() if path.is_file() else None
-
-    def marks(self) -> set[str]:
-        """Return the names of the complete tasks."""
-        return {path.stem for path in (self.path / MARKS).glob("*.json")}
-
-    def read_mark(self, name: str) -> dict[str, Any]:
-        """Return the mark of a complete task; an empty dict if it cannot be read."""
         try:
-            found = parse_json(self.read(f"{MARKS}/{name}.json") or b"", where=name)
-        except UserError:
-            return {}  # the task will be repeated
-        return found if isinstance(found, dict) else {}
+            return self._files().cat_file(self._key(name))
+        except FileNotFoundError:
+            return None
+
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Return the bytes of parts of files."""
+        names, begins, ends = map(list, zip(*parts, strict=True))
+        with failures_named(f"cannot read {self.place}", self.place):
+            keys = list(map(self._key, names))
+            return self._files().cat_ranges(keys, begins, ends, on_error="raise")
+
+    @contextlib.contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        """Yield a local path with the content of a file."""
+        if self.local is not None:
+            yield self.local / name
+            return
+        with tempfile.NamedTemporaryFile(prefix="bert_jax-") as file:
+            with failures_named(f"cannot read {self.place}", self.place):
+                self._files().get_file(self._key(name), file.name)
+            yield Path(file.name)
+
+    def marks(self) -> dict[str, Any]:
+        """Return the marks of complete tasks by name. A task whose mark is damaged is left out."""
+        found = dict[str, Any]()
+        for name in (Path(key).name for key in self._find(MARKS)):
+            with contextlib.suppress(UserError):
+                mark = parse_json(self.read(f"{MARKS}/{name}") or b"", where=name)
+                found |= {Path(name).stem: mark} if isinstance(mark, dict) else {}
+        return found
 
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
         """Mark a task as complete; its files must have been written."""
         with self.scratch() as root:
             replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
 
-    def keep_only(self, shards: Iterable[str]) -> None:
+    def keep_only(self, shards: Sequence[str]) -> None:
         """Remove all shards except `shards`, such as shards that earlier builds left behind."""
-        stays = {self.path / each for each in (*shards, MARKS)}
+        if self.local is None:
+            kept = tuple(f"{self._key(each)}/" for each in shards)
+            for key in self._find():
+                name = key.removeprefix(f"{self._key()}/")
+                if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
+                    self._files().rm_file(key)
+            return
+        stays = {self.local / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
-        for directory in filter(Path.is_dir, parents - set(self.path.parents)):
+        for directory in filter(Path.is_dir, parents - set(self.local.parents)):
             for path in directory.iterdir():
                 if path.is_dir() and path not in stays and path not in parents:
                     shutil.rmtree(path)
 
-    def remove_marks(self) -> None:
-        """Remove all marks, once the corpus is complete."""
-        shutil.rmtree(self.path / MARKS, ignore_errors=True)
-
-
-class BucketWorkspace(Workspace):
-    """A directory of a bucket; shards are written on a node's disk and uploaded."""
-
-    def __init__(self, url: str) -> None:
-        self.local, self.url = None, url.rstrip("/")
-
-    @override
-    @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
-            yield Path(name)
-            upload(Path(name), self.url)
-
-    @override
-    def read(self, name: str) -> bytes | None:
-        try:
-            return self._files().cat_file(self._key(name))
-        except FileNotFoundError:
-            return None
-
-    @override
-    def marks(self) -> set[str]:
-        return {Path(key).stem for key in self._find(MARKS)}
-
-    @override
-    def keep_only(self, shards: Iterable[str]) -> None:
-        kept = tuple(f"{self._key(each)}/" for each in shards)
-        for key in self._find():
-            name = key.removeprefix(f"{self._key()}/")
-            if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
-                self._files().rm_file(key)
-
-    @override
-    def remove_marks(self) -> None:
-        for key in self._find(MARKS):
-            self._files().rm_file(key)
-
-    def manifests(self) -> list[str]:
-        """Return the keys of the manifests that exist."""
-        return [key for key in self._find() if re.search(r"/(train|heldout)/corpus\.json$", key)]
+    def remove(self, name: str = "") -> None:
+        """Remove a directory of the workspace, by default all of the workspace."""
+        if self._files().exists(self._key(name)):
+            self._files().rm(self._key(name), recursive=True)
 
     def lease(self) -> Lease:
-        """Return a lease on the directory. The caller acquires the lease with `take`."""
-        claims = BucketClaims(self._files(), self.url)
+        """Return a lease on the directory of a bucket. The caller acquires it with `take`."""
+        claims = BucketClaims(self._files(), self.place)
         say = functools.partial(print, file=sys.stderr, flush=True)
-        return Lease(claims, self.url, _TIMES, say=say, writer="build", place="directory")
+        return Lease(claims, self.place, _TIMES, say=say, writer="build", place="directory")
 
     def _find(self, name: str = "") -> list[str]:
         """Return the keys below a directory; [] if it does not exist."""
@@ -141,17 +138,17 @@ class BucketWorkspace(Workspace):
         return list(files.find(key)) if files.exists(key) else []
 
     def _files(self) -> Any:
-        return file_system(self.url)
+        return fsspec.filesystem("file") if self.local else file_system(self.place)
 
     def _key(self, name: str = "") -> str:
-        return f"{self.url.partition('://')[2]}/{name}".rstrip("/")
+        return f"{self.place.rpartition('://')[2]}/{name}".rstrip("/")
 
 
 def is_corpora(path: Path) -> bool:
     """Return true if `path` is a corpus, or a directory of corpora as `--by-column` makes it."""
     if is_store(path / "train"):
         return True
-    found = list(path.iterdir()) if path.is_dir() else []
+    found = [each for each in path.glob("*") if each.name != QUARANTINE]
     return bool(found) and all(is_store(each / "train") for each in found)
 
 
@@ -179,20 +176,21 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
             except OSError as error:
                 raise disk_full(Path(out), error) from error
         return
-    bucket = BucketWorkspace(str(out))
+    bucket = Workspace(out)
     lease = bucket.lease()
     try:
         with failures_named(f"cannot write {out}", str(out)):
             while not lease.take():
                 time.sleep(_TIMES.poll)
-            there = bucket.manifests()
+            manifest = re.compile(r".*/(train|heldout)/corpus\.json")
+            there = list(filter(manifest.fullmatch, bucket._find()))
             if there and not overwrite:
                 raise UserError(
                     f"{out} already exists and is complete. Name another place, or ask for it to "
                     "be overwritten (--overwrite)."
                 )
             for key in there:  # without manifests the old corpus no longer counts
-                file_system(bucket.url).rm_file(key)
+                file_system(bucket.place).rm_file(key)
         yield bucket
     finally:
         lease.release()

@@ -2,11 +2,15 @@
 
 import dataclasses
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from marian_files import random_marian
 from translators import translator, translator_of
 
 from bert_jax.artefacts.exchange.proof import ProofFailedError, proof_rows
@@ -16,6 +20,7 @@ from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 
 ROWS = 4
+EXAMPLE = Path(__file__).parents[4] / "examples/run_stablehlo.py"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +61,28 @@ def test_the_documented_lines_translate(saved, written):
     found = np.asarray(tokens)[0, : int(lengths[0])]
     assert saved.tokenizer.decode(found[found != special.sep]).strip() == answer["translation"]
     assert float(scores[0]) == pytest.approx(answer["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "marian"])
+def test_the_example_translates_from_the_files_alone(
+    kind, written, saved, tmp_path, capsys, monkeypatch
+):
+    if kind == "marian":
+        saved, written = random_marian(tmp_path / "tokenizer"), tmp_path / "out"
+        written.mkdir()
+        write(saved, written, rows=2)
+    assert "bert_jax" not in EXAMPLE.read_text()
+    texts = ["the dog sees Köln today.", "two men", "a cat hears the old river again."]
+    texts += [">>deu<< two men"] * (kind == "marian")
+    answers = [each["translation"] for each in LoadedModel(saved).translate(texts)]
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(written), *texts])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert not ended.value.code
+    printed = capsys.readouterr().out.splitlines()
+    known = [at for at, text in enumerate(answers) if "<unk>" not in text]  # it has other names
+    assert len(known) > 1
+    assert [printed[at] for at in known] == [answers[at] for at in known]
 
 
 def test_other_weights_are_found(saved, tmp_path):

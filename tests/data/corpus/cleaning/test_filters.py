@@ -3,8 +3,8 @@ import pytest
 from bert_jax.data.corpus.cleaning.clean import (
     Cleaner,
     CleaningConfig,
-    CleaningReport,
     Dropped,
+    DropReport,
     identify,
 )
 from bert_jax.data.corpus.cleaning.filters import EDITS, FILTERS, GROUPS, Prose, resolve_filters
@@ -177,7 +177,7 @@ def test_samples_are_the_same_however_the_documents_were_divided(tmp_path):
     for number, text in enumerate(texts):
         whole.clean(number, text)
         parts[number % 3].clean(number, text)
-    merged = CleaningReport(3)
+    merged = DropReport(3)
     for part in reversed(parts):
         merged.merge(vars(part.report))
     assert merged == whole.report

@@ -16,7 +16,7 @@ from word_tokenizer import WordTokenizer
 from bert_jax.data.corpus.build import build_corpora
 from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
-from bert_jax.data.corpus.sharded import workspace
+from bert_jax.data.corpus.sharded import shuffle, workspace
 from bert_jax.data.corpus.sharded.engine import Engine
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
@@ -194,7 +194,7 @@ def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkey
     place = Place(renewals=alive)
     monkeypatch.setattr(workspace, "BucketClaims", lambda *_: place)
     monkeypatch.setattr(lease, "time", place)
-    mine = workspace.BucketWorkspace("gs://bucket/corpus").lease()
+    mine = workspace.Workspace("gs://bucket/corpus").lease()
 
     def take() -> None:
         while not mine.take():
@@ -211,13 +211,28 @@ def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkey
     assert place.now < 120
 
 
-def test_duplicates_need_a_directory(bucket, tmp_path):
-    recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
-    out = f"{bucket}/cleaned"
-    with pytest.raises(UserError, match="name a directory that all nodes reach"):
-        build(f"{bucket}/raw/*", out, recipe)
-    assert names(out) == set()
-    build(f"{bucket}/raw/*", out, recipe, scratch=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("place", ["beside", "bucket", "disk"])
+def test_duplicates_are_sought_in_any_place(bucket, tmp_path, monkeypatch, place):
+    """Signatures and decisions in the bucket of the corpus, in another directory, or on a disk."""
+    recipe = replace(
+        RECIPE, cleaning=CleaningConfig(near_duplicates=0.8, duplicate_paragraphs=True)
+    )
+    text = "\n\n".join([*TEXTS, TEXTS[0]])
+    (tmp_path / "in.txt").write_text(text)
+    here = build(str(tmp_path / "in.txt"), tmp_path / "out", recipe)
+    files().pipe_file("corpora/repeated/in.txt", text.encode())
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 30_000)  # several ranges
+    scratch = {"beside": None, "bucket": f"{bucket}/scratch", "disk": tmp_path / "scratch"}[place]
+    out = f"{bucket}/{place}"
+    build(f"{bucket}/repeated/in.txt", out, recipe, scratch=scratch)
+    assert not files().exists("corpora/scratch")
+    assert not any(name.startswith(("duplicates/", "tasks/")) for name in names(out))
+    train, heldout = fetched(out, tmp_path / "fetched")
+    assert train.meta["dropped"] == {"duplicate": 10}
+    assert train.fingerprint == here.train.fingerprint
+    assert heldout.fingerprint == here.heldout.fingerprint
+
+
+def test_a_bucket_that_is_not_there(bucket):
     with pytest.raises(UserError, match="there is no bucket none-there"):
         build(f"{bucket}/raw/*", "gs://none-there/out")

@@ -20,7 +20,9 @@ from word_tokenizer import Failing, WordTokenizer
 from bert_jax.data.corpus.build import build_corpora
 from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.sharded import duplicates
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine
+from bert_jax.data.corpus.sharded.shuffle import Inputs, Rows
 from bert_jax.errors import UserError
 
 pytestmark = [
@@ -30,7 +32,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
-RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1, cleaning=CleaningConfig(duplicates=True))
+RECIPE = Recipe(
+    WordTokenizer(), heldout_rate=0.1,
+    cleaning=CleaningConfig(near_duplicates=0.8, duplicate_paragraphs=True),
+)  # fmt: skip
 
 
 class Waiting(WordTokenizer):
@@ -44,6 +49,13 @@ class Waiting(WordTokenizer):
         (self.directory / f"{os.getpid()}").touch()
         time.sleep(1)
         return super().encode_batch(texts)
+
+
+def waiting_candidates(directory: Path, inputs: Inputs) -> Rows:
+    """Takes a second for each range of keys, and names its process in a file."""
+    (directory / f"{os.getpid()}").touch()
+    time.sleep(1)
+    yield from duplicates._candidates(inputs)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,6 +74,8 @@ def texts(tmp_path_factory) -> str:
     directory = tmp_path_factory.mktemp("in")
     for number, size in enumerate((50, 200)):
         (directory / f"{number}.txt").write_text(make_text(size, seed=number))
+    first, second, *_ = make_text(50, seed=0).split("\n\n")
+    (directory / "2.txt").write_text(f"{first}\n\n{second} Word1.\n\n{make_text(20, seed=3)}")
     return str(directory / "*.txt")
 
 
@@ -101,21 +115,32 @@ def test_a_ray_of_its_own(texts, tmp_path):
         engine.close()
 
 
-def start(texts, out: Path, cluster: Cluster, marks: Path) -> subprocess.Popen:
-    """A build on the cluster whose tasks take some seconds, in a process of its own."""
+def start(
+    texts, out: Path, cluster: Cluster, marks: Path, *, search: bool, nodes: int = 2
+) -> subprocess.Popen:
+    """A build on the cluster, in a process of its own.
+
+    Its tasks take some seconds or, with `search`, each range of the search for duplicates does.
+    """
     script = f"""
+from functools import partial
 from pathlib import Path
 from dataclasses import replace
-from test_ray import RECIPE, Waiting, build
+from test_ray import RECIPE, Waiting, build, waiting_candidates
+from bert_jax.data.corpus.sharded import duplicates, shuffle
 from bert_jax.data.corpus.sharded.engine import open_engine
-recipe = replace(RECIPE, tokenizer=Waiting(Path({str(marks)!r})))
+shuffle.RANGE_BYTES, recipe = 20_000, RECIPE
+if {search}:
+    duplicates._candidates = partial(waiting_candidates, Path({str(marks)!r}))
+else:
+    recipe = replace(RECIPE, tokenizer=Waiting(Path({str(marks)!r})))
 print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.address!r}), recipe))
 """
     marks.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while len(list(marks.iterdir())) < 2:  # both nodes are at work
+    while len(list(marks.iterdir())) < nodes:  # all nodes are at work
         assert process.poll() is None, process.communicate()[1][-5000:]
         time.sleep(0.1)
     return process
@@ -129,33 +154,51 @@ def fingerprints(process: subprocess.Popen) -> tuple[str, ...]:
 
 def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
     local = build(texts, tmp_path / "local", Engine(1))
+    assert build(texts, tmp_path / "local2", Engine(2)) == local
     with running_cluster(directory, 2) as cluster:
-        # A worker.
-        process = start(texts, tmp_path / "worker", cluster, tmp_path / "marks1")
+        # A worker, in the search for duplicates.
+        process = start(texts, tmp_path / "worker", cluster, tmp_path / "marks1", search=True)
         victim = int(next(iter((tmp_path / "marks1").iterdir())).name)
         os.kill(victim, signal.SIGKILL)
         assert fingerprints(process) == local
 
         # The command.
-        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks2")
+        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks2", search=False)
         tasks = tmp_path / "command.unfinished" / "tasks"
         while not tasks.is_dir() or not list(tasks.glob("*.json")):
             time.sleep(0.1)
         process.kill()
         process.communicate()
         complete = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
-        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks3")
+        process = start(texts, tmp_path / "command", cluster, tmp_path / "marks3", search=False)
         kept = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
         assert complete.items() <= kept.items()
         assert fingerprints(process) == local
 
-        # A node.
-        process = start(texts, tmp_path / "node", cluster, tmp_path / "marks4")
+        # A node, in the search.
+        process = start(texts, tmp_path / "node", cluster, tmp_path / "marks4", search=True)
         cluster.kill(1)
         assert fingerprints(process) == local
     assert sorted(path.name for path in tmp_path.iterdir() if "marks" not in path.name) == [
-        "command", "local", "node", "worker",
+        "command", "local", "local2", "node", "worker",
     ]  # fmt: skip
+
+
+def test_a_killed_head_ends_the_command_and_what_was_read_is_kept(texts, tmp_path, directory):
+    local = build(texts, tmp_path / "local", Engine(1))
+    with running_cluster(directory, 1) as cluster:
+        process = start(texts, tmp_path / "out", cluster, tmp_path / "marks1", search=True, nodes=1)
+        cluster.kill(0)
+        process.communicate(timeout=300)
+        assert process.returncode != 0
+    tasks = tmp_path / "out.unfinished" / "duplicates" / "tasks"
+    complete = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
+    assert complete
+    (directory / "again").mkdir()
+    with running_cluster(directory / "again", 1) as cluster:
+        process = start(texts, tmp_path / "out", cluster, tmp_path / "marks2", search=True, nodes=1)
+        assert {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")} == complete
+        assert fingerprints(process) == local
 
 
 def test_no_cluster():

@@ -1,0 +1,216 @@
+"""Shuffle of rows, by key, from the tasks that write them to the reducers that need them.
+
+A row is a few uint64 words; the first is its key. The upper 32 bits of a key are its unit: for a
+hash any number, for a document the index of its task. Rows are written in runs, which are files
+sorted by key. A run covers a span of units and is divided into `FAN` slices of this span.
+
+A reducer gets a range of units, and reads one part of each run. Ranges follow from the number of
+bytes. Where a slice of all runs is too large for a range, jobs first merge this slice, some runs at
+a time, into runs that divide the slice again, as in a radix sort. A run is thus opened at most
+`FAN` times, so that the number of opened files grows like the number of runs, not like its square.
+"""
+
+import functools
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.corpus.sharded.workspace import Part, Workspace
+from bert_jax.data.corpus.workers import grouped
+from bert_jax.files.staging import staged_file
+
+FAN = 64
+"""Number of slices of a run."""
+RANGE_BYTES = 1 << 27
+"""Number of bytes in a range and in a run. A process takes up to ten times as much memory."""
+HASHES = 1 << 32
+"""Number of units of a hash."""
+Span = tuple[int, int]
+"""First unit, and the unit after the last."""
+
+
+class Run(NamedTuple):
+    """A file of rows in ascending order of keys."""
+
+    name: str
+    offsets: np.ndarray
+    """(FAN + 1,) int64, offset in bytes of each slice, and the end of the last slice."""
+
+
+def write_run(root: Path, name: str, span: Span, rows: np.ndarray) -> Run:
+    """Write rows, (n, width) uint64; rows with equal keys stay in their order."""
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    with staged_file(root / name) as file:
+        file.write(rows.data)
+    slices = np.searchsorted(units(rows), np.array(_edges(span), np.uint64))
+    return Run(name, slices * rows.shape[1] * rows.itemsize)
+
+
+def units(rows: np.ndarray) -> np.ndarray:
+    """Return the units of the keys of rows, (n,) uint64."""
+    return rows[:, 0] >> np.uint64(32)
+
+
+Range = tuple[Span, list[Part]]
+"""A range of units, and the parts of runs that hold its rows."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Input of a reducer."""
+
+    space: Workspace
+    root: Path
+    """Local directory; its files join the workspace when the reducer is done."""
+    span: Span
+    parts: Sequence[Part]
+    width: int
+    limit: int
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all rows, (n, width) uint64, in arrays of about `limit` bytes."""
+        for parts in grouped(self.parts, _size, self.limit):
+            words = np.frombuffer(b"".join(self.space.read_parts(parts)), np.uint64)
+            yield words.reshape(-1, self.width)
+
+    def rows(self) -> np.ndarray:
+        """Return all rows, (n, width) uint64; parts follow one another, each sorted by key."""
+        return np.concatenate([np.zeros((0, self.width), np.uint64), *self.blocks()])
+
+
+Rows = Iterator[tuple[str, np.ndarray]]
+"""Rows for other shuffles, each time with their kind."""
+Reducer = Callable[[Inputs], Rows]
+"""Picklable function."""
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Function like `map` that may use several processes; results come in the order of the items."""
+
+
+def reduce(
+    space: Workspace,
+    map_: Map,
+    name: str,
+    reducer: Reducer,
+    runs: Sequence[Run],
+    width: int,
+    num_units: int,
+    kinds: Mapping[str, int],
+    weights: np.ndarray | None = None,
+) -> dict[str, list[Run]]:
+    """Call a reducer for each range of units, and return the runs of its rows by kind.
+
+    Args:
+        space: workspace of all runs.
+        map_: see `Map`; it is called only with functions and items that can be pickled.
+        name: directory for the new runs.
+        reducer: see `Reducer`.
+        runs: the rows that are reduced.
+        width: number of words of a row.
+        num_units: number of units that the keys have.
+        kinds: for each kind of rows that the reducer yields: number of units of its keys.
+        weights: (num_units,) bytes that a reducer reads for each unit besides the rows.
+    """
+    total = None if weights is None else np.concatenate([[0], np.cumsum(weights)])
+    stage = functools.partial(_run, space, width, RANGE_BYTES)
+    ranges: list[Range] = []
+    spans: list[tuple[Span, Sequence[Run]]] = [((0, num_units), runs)]
+    for level in itertools.count():
+        planned = [plan(span, found, total, RANGE_BYTES) for span, found in spans]
+        ranges += [each for whole, _ in planned for each in whole]
+        large = [each for _, divided in planned for each in divided]
+        if not large:
+            break
+        merges = enumerate(each for _, groups in large for each in groups)
+        merge = functools.partial(stage, f"{name}/{level}", _merge, None)
+        merged = iter(map_(merge, [*merges]))
+        spans = [
+            (span, [run for _ in groups for run in next(merged)["rows"]]) for span, groups in large
+        ]
+    work = functools.partial(stage, f"{name}/rows", reducer, kinds)
+    results = [*map_(work, [*enumerate(ranges)])]
+    return {kind: [run for each in results for run in each[kind]] for kind in kinds}
+
+
+def plan(
+    span: Span, runs: Sequence[Run], total: np.ndarray | None, limit: int
+) -> tuple[list[Range], list[tuple[Span, list[Range]]]]:
+    """Divide the span of some runs into ranges of at most about `limit` bytes.
+
+    `total`, (units + 1,), is the number of bytes that reducers read for all units below a unit
+    besides the runs. Also return the slices that are larger than a range, each with the ranges of
+    the merges that divide its rows.
+    """
+    edges = _edges(span)
+    sizes = sum((np.diff(run.offsets) for run in runs), np.zeros(FAN, np.int64))
+    if total is not None:
+        sizes = sizes + np.diff(total[edges])
+    is_large = (sizes > limit) & (np.diff(edges) > 1)
+    ranges: list[Range] = []
+    large = []
+    for divides, slices in itertools.groupby(range(FAN), is_large.item):
+        for group in grouped(slices, sizes.item, 1 if divides else max(1, limit // 2)):
+            first, end = group[0], group[-1] + 1
+            inner = edges[first], edges[end]
+            parts = [
+                Part(run.name, int(run.offsets[first]), int(run.offsets[end]))
+                for run in runs
+                if run.offsets[first] < run.offsets[end]
+            ]
+            if divides:
+                merges = [(inner, each) for each in grouped(parts, _size, limit)]
+                large.append((inner, merges))
+            elif parts or (total is not None and inner[0] < inner[1]):
+                ranges.append((inner, parts))
+    return ranges, large
+
+
+def _edges(span: Span) -> list[int]:
+    low, high = span
+    return [low + (high - low) * number // FAN for number in range(FAN + 1)]
+
+
+def _size(part: Part) -> int:
+    return part.end - part.begin
+
+
+def _run(
+    space: Workspace,
+    width: int,
+    limit: int,
+    name: str,
+    reducer: Reducer,
+    kinds: Mapping[str, int] | None,
+    item: tuple[int, Range],
+) -> dict[str, list[Run]]:
+    """Write the rows of a reducer as runs of about `limit` bytes; `kinds` are None for a merge."""
+    number, (span, parts) = item
+    runs: dict[str, list[Run]] = defaultdict(list)
+    waiting: dict[str, list[np.ndarray]] = defaultdict(list)
+    sizes = Counter[str]()
+    with space.scratch() as root:
+
+        def write(kind: str) -> None:
+            keys = span if kinds is None else (0, kinds[kind])
+            file = f"{name}/{number:06d}/{kind}-{len(runs[kind])}"
+            if sizes.pop(kind):
+                rows = np.concatenate(waiting.pop(kind))
+                runs[kind].append(write_run(root, file, keys, rows))
+
+        for kind, rows in reducer(Inputs(space, root, span, parts, width, limit)):
+            waiting[kind].append(rows)
+            sizes[kind] += rows.nbytes
+            if sizes[kind] >= limit:
+                write(kind)
+        for kind in [*waiting]:
+            write(kind)
+    return runs
+
+
+def _merge(inputs: Inputs) -> Rows:
+    for block in inputs.blocks():
+        yield "rows", block

@@ -1,0 +1,100 @@
+"""A MarianMTModel of Transformers, read here: logits, translations, and the way back."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from marian_files import sentences, write_theirs
+
+from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.exchange.importing import import_model
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.infer.loaded import LoadedModel
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+FILES = ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_theirs(tmp_path_factory.mktemp("theirs") / "model")
+
+
+@pytest.fixture(scope="module")
+def imported(source):
+    report = import_model(source, source.parent / "imported")
+    return source.parent / "imported", report
+
+
+def test_logits_and_ids_are_those_of_the_source(source, imported):
+    directory, report = imported
+    compared = report["compared"]
+    assert compared["differences"]["logits"] < 1e-5
+    assert compared["pairs_have_equal_ids"]
+    assert compared["texts_with_equal_ids"] > 35
+    ours, theirs = (
+        safetensors.numpy.load_file(each / "model.safetensors") for each in (directory, source)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].tobytes() == array.tobytes(), name
+    for name in FILES:
+        assert (directory / name).read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_hundred_sentences_are_translated_as_generate_does(source, imported, num_beams):
+    """The imported directory in Transformers, and the source with its settings of opus-mt."""
+    texts = sentences(100, seed=1)[0]
+    asked = {"num_beams": num_beams, "max_length_rate": 0, "max_length": 47}
+    answers = LoadedModel(read_model(source)).translate(texts, **asked)
+    ours = [answer["translation"] for answer in answers]
+    assert len({*ours}) > 20
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+
+    def translated(directory, **settings):
+        model = transformers.MarianMTModel.from_pretrained(directory).eval()
+        with torch.no_grad():
+            found = model.generate(**batch, num_beams=num_beams, max_length=48, **settings)
+        # Our text has the name of an unknown token, which `skip_special_tokens` leaves out.
+        rows = found.tolist()
+        return [tokenizer.decode([id for id in row if id not in (0, len(tokenizer) - 1)])
+                for row in rows]  # fmt: skip
+
+    def plain(text):
+        return " ".join(text.replace("<unk>", " <unk> ").split())
+
+    theirs = translated(imported[0])
+    assert [*map(plain, theirs)] == [*map(plain, ours)]
+    ended = [number for number, answer in enumerate(answers) if "cut" not in answer]
+    assert len(ended) > 10
+    settings = {} if num_beams == 1 else {"early_stopping": "never"}
+    theirs = translated(source, **settings)  # where it forces an end at the maximum length
+    assert [plain(theirs[n]) for n in ended] == [plain(ours[n]) for n in ended]
+
+
+def test_an_export_is_proven_there(imported, tmp_path):
+    parity = export(imported[0], "huggingface", tmp_path / "out", name="En to de")
+    theirs = parity["proofs"]["transformers"]
+    assert (theirs["class"], theirs["texts_with_equal_offsets"]) == ("MarianMTModel", "none")
+    for counts in theirs["translations"].values():
+        assert counts["ties"] <= 1
+    for name in (*FILES, "model.safetensors", "config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (imported[0] / name).read_bytes()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "no pipeline" in card
+    cases = json.loads((tmp_path / "out/conformance/cases.json").read_text())
+    assert cases["class"] == "MarianMTModel"
+    assert np.load(tmp_path / "out/conformance/expected.npz").files
