@@ -163,7 +163,7 @@ def test_a_reranker_and_its_first_stage(tmp_path, files, capsys, loss, first):
     path = put_json(tmp_path / "mined.jsonl", *rows)
     task = {
         "kind": "rerank", "max_length": 16, "train": path, "dev": path, "scores": "scores",
-        "loss": loss,
+        "loss": loss, "negatives": ["negatives"],
     }  # fmt: skip
     config = pairs_config(files, task=task, training__num_epochs=8.0, training__dropout_rate=0.0)
     run, name = str(tmp_path / "run"), write_config(tmp_path / "config.py", config)
