@@ -192,7 +192,7 @@ def test_a_cross_encoder_that_they_save_is_read(activation, tmp_path):
 
 @pytest.mark.parametrize("kind", ["tags", "span", "mlm", "bare", "vectors"])
 def test_a_model_without_scores_is_no_cross_encoder(kind, tmp_path, monkeypatch):
+    saved = vector_model() if kind == "vectors" else model_of(kind)
     with pytest.raises(UserError, match="it has no head for classes, labels or a number"):
-        saved = vector_model() if kind == "vectors" else model_of(kind)
         exported(saved, tmp_path / "out", monkeypatch)
     assert not (tmp_path / "out").exists()
