@@ -33,8 +33,10 @@ write = huggingface.write
 
 
 def check(saved: SavedModel) -> None:
-    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    """Raise UserError if no class of Transformers, which is needed, computes vectors or scores."""
     huggingface.check(saved)
+    if saved.embedding is None and "classify" not in saved.verbs:
+        raise UserError(f"{saved.name}: it has no head for classes, labels or a number")
     if not (family := FAMILIES[family_of(saved)]).native:
         raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
 
@@ -48,13 +50,8 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
 
 
 def scorer(saved: SavedModel) -> SavedModel:
-    """Return a classifier; two classes become one label, the second, with the log odds as logit.
-
-    Raises:
-        UserError: The model has no head for classes, labels or a number.
-    """
-    saved.require("classify", "head that scores pairs of texts, which a cross-encoder needs")
-    outputs = saved.outputs
+    """Return a model without vectors; two classes become one label, with the log odds as logit."""
+    saved, outputs = dataclasses.replace(saved, embedding=None), saved.outputs
     if outputs is None or (outputs.objective, len(outputs.labels)) != ("single_label", 2):
         return saved  # also a planned model, which has neither labels nor arrays
     head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
