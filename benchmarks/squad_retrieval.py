@@ -138,11 +138,13 @@ def join_tables(squad: Path, trained: Path, out: Path) -> Iterator[str]:
         return query_scores(ranked, {n: {int(d): 1.0} for n, d in enumerate(wanted)})["ndcg@10"]
 
     table = "\n| test | words | vector | ranks | `search` | ranks - words | `search` - words |"
+    table += "\n|---|---|---|---|---|---|---|"
     for language in LANGUAGES:
         questions = read_squad(squad / f"xquad.{language}.json").examples
-        texts, wanted = [each.question for each in questions], [answer[e.id] for e in questions]
+        texts = [each.question for each in questions]
+        wanted = np.array([answer[each.id] for each in questions])
         vectors = text_vectors(model, texts, "query")
-        dev, wanted = np.array(wanted) % 2 == 0, np.array(wanted)
+        dev = wanted % 2 == 0
         ways = joined(scores(words=texts), scores(vectors=vectors))
         ways["search"] = scores(words=texts, vectors=vectors)
         each = {way: gains(found, wanted) for way, found in ways.items()}

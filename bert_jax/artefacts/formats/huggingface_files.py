@@ -123,9 +123,10 @@ def head_from_huggingface(
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels, reading=reading)
     problem, score = found.get("problem_type"), _score(found)
-    if score == "Sigmoid":
+    known = problem in (None, *_PROBLEMS.values())
+    if known and score == "Sigmoid":
         problem = _PROBLEMS["multi_label"]
-    elif problem is None or (score and size == 1):
+    elif known and (problem is None or (score and size == 1)):
         problem = "regression" if size == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
     fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}

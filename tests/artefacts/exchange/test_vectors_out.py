@@ -97,7 +97,7 @@ def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
 
 def test_a_learned_pooling_is_refused_where_no_module_computes_it():
     found = refusals(vector_model("weighted"))
-    assert found.keys() == {"huggingface", "sentence-transformers", "peft"}
+    assert found.keys() == {"huggingface", "sentence-transformers", "cross-encoder", "peft"}
     assert "pooling weighted" in found["huggingface"]
 
 

@@ -15,8 +15,7 @@ from bert_jax.data.corpus.build_pairs import build_pairs
 from bert_jax.data.corpus.pairs import open_pairs
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.translate import decoded
-from bert_jax.tasks.translation import quality
+from bert_jax.tasks.translation import decoded, quality
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.train import train

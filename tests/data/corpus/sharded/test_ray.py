@@ -138,8 +138,9 @@ print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.addres
 """
     marks.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,  # Ray may end the whole group of a command whose head is gone
+    )  # fmt: skip
     while len(list(marks.iterdir())) < nodes:  # all nodes are at work
         assert process.poll() is None, process.communicate()[1][-5000:]
         time.sleep(0.1)
