@@ -174,7 +174,7 @@ def test_two_models_are_compared_on_the_same_pairs(saved, tmp_path, monkeypatch,
         assert each["difference"] == pytest.approx(found[name] - theirs[name])
         assert 0 < each["interval"][0] < each["difference"] < each["interval"][1]
     code, printed, _ = run("--versus=work/deaf")
-    assert re.search(r"test.en +\| bleu +\| +\+\d.*\| distinguishable from zero", printed)
+    assert re.search(r"test.en +\| +bleu +\| +\+\d.*\| distinguishable from zero", printed)
     assert "toy minus deaf" in printed
     assert "Intervals are over sentences" in printed
     code, printed, _ = run("--versus=work/again")
