@@ -168,7 +168,7 @@ class EmbeddingTaskConfig(WrittenConfig):
     def __post_init__(self) -> None:
         """Raise a UserError for options that do not apply to the kind of rows."""
         super().__post_init__()
-        listed = self.loss != "contrast" or self.scores or self.kind == "rerank"
+        listed = self.loss != "contrast" or self.scores
         if (listed or self.negatives) and (self.rows != "pairs" or not self.negatives):
             raise UserError(
                 f"task.negatives is {self.negatives} and task.rows is {self.rows!r}; hard "

@@ -65,14 +65,18 @@ def test_what_cannot_be_exported_is_said_before_the_first_step():
 
     assert said() == []
     (line,) = said(model__norm="rms")
-    formats = "huggingface, sentence-transformers"
+    formats = "huggingface, sentence-transformers, cross-encoder"
     assert line.startswith(f"exports  not to {formats}: no class of Transformers computes this")
     pooled = {"model__pooler_activation": "relu", "data__pairing": "nsp"}
     (line,) = said(**pooled)
-    assert line.startswith("exports  not to huggingface, sentence-transformers: its ")
+    assert line.startswith(
+        "exports  not to huggingface, sentence-transformers, cross-encoder: its "
+    )
     pooled["data__pairing"] = "none"  # its class has no pooler then
     (line,) = said(**pooled)
-    assert line.startswith("exports  not to sentence-transformers: its pooler has relu")
+    assert line.startswith(
+        "exports  not to sentence-transformers, cross-encoder: its pooler has relu"
+    )
 
 
 def test_work_directory_holds_what_is_promised(finished, corpus):

@@ -315,8 +315,8 @@ def test_options_of_other_verbs(sweep, tmp_path, capsys):
     for option in ("--report=x", "--versus=x", "--other-seed=x"):
         assert main(["evaluate", f"{tmp_path}", option]) == 2
         assert "does not apply to " in capsys.readouterr().err
-        assert main(["evaluate", f"{tmp_path}", option, "--pairs", "a", "b"]) == 2
-        assert "cannot be used with --pairs" in capsys.readouterr().err
+    assert main(["evaluate", f"{tmp_path}", "--report=x", "--pairs", "a", "b"]) == 2
+    assert "cannot be used with --pairs" in capsys.readouterr().err
 
 
 def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
