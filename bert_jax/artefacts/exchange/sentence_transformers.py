@@ -99,10 +99,8 @@ def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
     for kind, prompt in prompts.items():
         rows = cases.rows_of(saved, out, prompt, texts, saved.max_length)
         batch = batch_of(saved, list(rows.values()))
-        given, found = (
-            {"texts": list(rows), "prompt": prompt, "name": kind},
-            logits_of(saved, batch),
-        )
+        given = {"texts": list(rows), "prompt": prompt, "name": kind}
+        found = logits_of(saved, batch)
         if kind == "query" and vectors is not None and vectors.static_queries:
             there = jnp.asarray(batch.segment_ids > 0)
             static = static_vectors(saved.params, jnp.asarray(batch.tokens), there)
@@ -152,8 +150,6 @@ model = bert_jax.load("DIR")
 queries = model.embed(["a question"], kind="query")
 documents = model.embed(["A text.", "Another text."], kind="document")
 ```"""
-
-
 _SCORES = """\
 scores = model.predict([("a question", "A text."), ("a question", "Another text.")])
 ```

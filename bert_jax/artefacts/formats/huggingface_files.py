@@ -180,8 +180,7 @@ def _score(found: Mapping[str, Any]) -> str:
     """Return the function that `CrossEncoder` applies to logits, or "" if no field names one."""
     given, before = found.get(SCORING), found.get("sbert_ce_default_activation_function")
     path = given.get("activation_fn", before) if isinstance(given, Mapping) else before
-    where = "the activation of a cross-encoder (activation_fn)"
-    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), where)
+    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), "activation_fn")
 
 
 def torch_class(path: Any, supported: Collection[str], where: str) -> str:
