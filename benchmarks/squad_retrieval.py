@@ -80,8 +80,9 @@ def scores(ranked: Iterable[Iterable[int]], pairs: Pairs, documents: Sequence[st
 
 def joined(words: np.ndarray, cosines: np.ndarray) -> dict[str, np.ndarray]:
     """Return scores (Q, N) by way; BM25 is 0 without a shared word, and -inf is no hit."""
-    near = cosines >= -np.sort(-cosines, axis=1)[:, DEPTH - 1 : DEPTH]
-    legs = [np.where(words > 0, words, -np.inf), np.where(near, cosines, -np.inf)]
+    legs = [np.where(words > 0, words, -np.inf), cosines]
+    limits = [-np.sort(-leg, axis=1)[:, DEPTH - 1 : DEPTH] for leg in legs]
+    legs = [np.where(leg >= low, leg, -np.inf) for leg, low in zip(legs, limits, strict=True)]
     places = [np.argsort(np.argsort(-leg, axis=1, kind="stable"), axis=1) for leg in legs]
     ranks = [
         np.where(leg > -np.inf, 1 / (61 + at), 0.0) for leg, at in zip(legs, places, strict=True)
