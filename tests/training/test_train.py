@@ -74,9 +74,7 @@ def test_what_cannot_be_exported_is_said_before_the_first_step():
     )
     pooled["data__pairing"] = "none"  # its class has no pooler then
     (line,) = said(**pooled)
-    assert line.startswith(
-        "exports  not to sentence-transformers, cross-encoder: its pooler has relu"
-    )
+    assert line.startswith("exports  not to sentence-transformers: its pooler has relu")
 
 
 def test_work_directory_holds_what_is_promised(finished, corpus):
