@@ -53,6 +53,7 @@ def test_logits_and_ids_are_those_of_the_source(source, imported):
         assert (directory / name).read_bytes() == (source / name).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_a_hundred_sentences_are_translated_as_generate_does(source, imported, num_beams):
     """The imported directory in Transformers, and the source with its settings of opus-mt."""
