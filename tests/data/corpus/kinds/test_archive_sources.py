@@ -195,8 +195,8 @@ def test_hostile_wikitext(tmp_path, monkeypatch):
     text = "[[File:a]] " * 5000 + "[[" + " " * 10**5 + "x]] Rest."
     path.write_text(OPEN + text + "</text></page></mediawiki>")
     assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
-    path.write_text(OPEN + "{{a|" * 20_000 + "</text></page></mediawiki>")
-    for limit, value in (("PARSE_SECONDS", 0.5), ("PARSE_BYTES", 200 << 20)):
+    path.write_text(OPEN + "{{a|" * 60_000 + "</text></page></mediawiki>")
+    for limit, value in (("PARSE_SECONDS", 0.2), ("PARSE_BYTES", 100 << 20)):
         with monkeypatch.context() as patch:
             patch.setattr(archives, limit, value)
             with pytest.raises(UserError, match=r"page 1, 'T': its parser fails, or takes over"):
