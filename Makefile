@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKDIR ?= work/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-slow test-chaos test-parity mutants lint docs recipes walk gpu format clean
+.PHONY: help demo test test-slow test-chaos test-parity mutants lint docs recipes chapter walk gpu format clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -71,6 +71,9 @@ docs: $(VENV)/.installed-docs  ## the documentation site, in work/site; a link t
 recipes: $(VENV)/.installed-parity $(VENV)/.installed-docs  ## run the pages of docs/recipes as they are written, and one as a notebook: about 40 minutes
 	$(BIN)/python tests/pages/run.py docs/recipes/*.md
 	$(BIN)/python tests/pages/notebook.py docs/recipes/own_text.md
+
+chapter: $(VENV)/.installed  ## run the pages of docs/chapter, from RNN to BERT, and compare what they print
+	$(BIN)/python tests/pages/run.py docs/chapter/*.md
 
 walk: $(VENV)/.installed  ## follow README.md from top to bottom, on 3 MB of text and 600 labelled rows: 40 minutes or more
 	$(BIN)/python tests/pages/walk.py

@@ -47,7 +47,7 @@ def train(options: argparse.Namespace, name: str, recipe: str, file: Path, *more
     ]
     config, workdir = f"configs/finetune/{recipe}.py", options.out / name
     start = time.process_time()
-    result = finetune(load_config(FinetuneConfig, config, fields), workdir, echo=lambda _: None)
+    result = finetune(load_config(FinetuneConfig, config, fields), workdir, echo=(lambda _: None))
     print(f"{name}: {time.process_time() - start:.0f} processor seconds. {result.unlearned}")
     return workdir
 

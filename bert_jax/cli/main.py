@@ -10,6 +10,7 @@ Exit codes:
     6    no progress for too long, or a bucket or another process cannot be reached
     7    another run has taken over the work directory
     8    fine-tuning learned nothing
+    9    a device computed or kept wrong bits
     130  ended by Ctrl-C
     143  ended by SIGTERM
 """

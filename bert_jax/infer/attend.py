@@ -21,10 +21,11 @@ from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.infer import forward
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.translate import best_tokens, decoded
+from bert_jax.infer.translate import best_tokens
 from bert_jax.model.heads import layer_outputs
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.tasks.rows import Rows, eval_batches
+from bert_jax.tasks.translation import decoded
 from bert_jax.tokenization.masks import encode_masked, token_text
 from bert_jax.tokenization.tokenizer import TokenRow, make_row, replace_surrogates
 

@@ -18,6 +18,7 @@ from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
 from bert_jax.tasks.examples import TextExample
 from bert_jax.tasks.rows import Batch, Rows
+from bert_jax.tasks.translation import decoded
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 
@@ -154,13 +155,6 @@ def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer
     ((found, _),) = translator.outputs(Rows([source], np.array([len(source)], np.int32)))
     tokens: np.ndarray = found.tokens[0, : found.lengths[0] - found.ended[0]]
     return tokens
-
-
-def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
-    """Decode a translation to one line of text, without special tokens except the unknown token."""
-    special = tokenizer.special_ids
-    silent = (special.pad, special.cls, special.sep, special.mask)
-    return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()
 
 
 @partial(jax.jit, static_argnums=(0, 5))

@@ -34,7 +34,7 @@ from bert_jax.model.layers import ACTIVATIONS, parameter
 
 TokenPooling = Literal["mean", "mean_sqrt_len", "max", "cls", "last", "weighted", "splade"]
 """Poolings with which an embedding model can be trained; `POOLINGS` describes them."""
-Pooling = TokenPooling | Literal["pooler"]
+Pooling = Literal[TokenPooling, "pooler"]
 """Ways to pool the token states into one vector; `pooler` is BERT's pooler on the first state."""
 POOLINGS: Mapping[str, str] = {
     "mean": "the mean of the tokens' states",
@@ -43,7 +43,7 @@ POOLINGS: Mapping[str, str] = {
     "cls": "the first token's state",
     "last": "the last token's state",
     "weighted": "the mean of the tokens' states, with learned weights",
-    "splade": "for each token of the vocabulary, the greatest log(1 + relu(logit))",
+    "splade": "sparse, a weight for each token of the vocabulary, log(1 + relu(largest logit))",
     "late": "the mean of the tokens' logits",
 }
 """Descriptions of poolings, also of the input of a head (`Pooled`)."""

@@ -168,7 +168,7 @@ class EmbeddingTaskConfig(WrittenConfig):
     def __post_init__(self) -> None:
         """Raise a UserError for options that do not apply to the kind of rows."""
         super().__post_init__()
-        listed = self.loss != "contrast" or self.scores or self.kind == "rerank"
+        listed = self.loss != "contrast" or self.scores
         if (listed or self.negatives) and (self.rows != "pairs" or not self.negatives):
             raise UserError(
                 f"task.negatives is {self.negatives} and task.rows is {self.rows!r}; hard "
@@ -197,10 +197,14 @@ class EmbeddingTaskConfig(WrittenConfig):
 
     def with_folds(self) -> TaskConfig:
         """Raise a UserError: embeddings are scored on all dev texts at once, never in folds."""
-        raise UserError(
-            f"task.folds is {self.folds}, but embeddings are scored by a search among all dev "
-            "texts, not example by example; leave folds out, and name a file in task.dev"
-        )
+        raise UserError("task.folds cannot divide embeddings, which a search scores; set task.dev")
+
+
+@dataclass(frozen=True)
+class RerankTaskConfig(EmbeddingTaskConfig):
+    """Settings of the task kind `rerank`: scores of queries with documents, read together."""
+
+    kind: str = "rerank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,5 +395,5 @@ class ParsingConfig(FileTaskConfig):
 TaskConfig.VARIANTS = {
     "glue": GlueConfig, "table": TableConfig, "tagging": TaggingConfig, "squad": SquadConfig,
     "choice": ChoiceConfig, "parsing": ParsingConfig, "embedding": EmbeddingTaskConfig,
-    "rerank": EmbeddingTaskConfig,
+    "rerank": RerankTaskConfig,
 }  # fmt: skip

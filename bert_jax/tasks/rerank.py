@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.errors import UserError
 from bert_jax.tasks.choice import grouped_rows
 from bert_jax.tasks.embedding import EmbeddingSplit, EmbeddingTask, GroupData, wanted_scores
 from bert_jax.tasks.examples import counted
@@ -21,6 +22,10 @@ class RerankSplit(EmbeddingSplit):
 
     def __init__(self, task: "RerankTask", data: GroupData) -> None:
         self._task, length = task, task.config.length
+        if not task.config.negatives:
+            raise UserError(
+                "task.negatives is (); a reranker needs a list of negatives in each row"
+            )
         groups = [(each, each.texts[1:]) for each in data.examples]
         self._sizes = [len(texts) for _, texts in groups]
         rows, cut = grouped_rows(groups, task.tokenizer, length)

@@ -306,6 +306,11 @@ class Task(ABC, Generic[Config]):
         """Number of columns of the logits: one for each label, or 1 if there are no labels."""
         return len(self.spec.labels) or 1
 
+    @property
+    def predicts(self) -> HeadKind:
+        """Kind of prediction of a saved model's head."""
+        return "regression" if self.objective == "ranking" else self.objective
+
     def _metrics(self) -> Sequence[str]:
         return self.config.metrics
 

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Integer
 
 from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, unweighted
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
 """Smallest and largest number of source words in each row of `by_length`, by the row's name."""
@@ -105,3 +107,10 @@ def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
     grounds = Grounds(score, np.arange(len(same)), right, most=100.0)
     signatures = {name: metric.get_signature().format() for name, metric in made.items()}
     return Quality(unweighted(score, len(same)), grounds, signatures)
+
+
+def decoded(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> str:
+    """Decode a translation to one line of text, without special tokens except the unknown token."""
+    special = tokenizer.special_ids
+    silent = (special.pad, special.cls, special.sep, special.mask)
+    return " ".join(tokenizer.decode(ids[~np.isin(ids, silent)]).splitlines()).strip()

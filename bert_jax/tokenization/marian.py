@@ -34,14 +34,11 @@ class MarianTokenizer(base.Tokenizer):
         self, files: Mapping[str, bytes], vocab: Sequence[str], roles: Sequence[str],
         where: str = "Marian's tokenizer", side: str = _SOURCE,
     ) -> None:  # fmt: skip
-        """Load the models.
+        """Load the models in `files`, which has the content of each file by name.
 
-        Args:
-            files: Content of Marian's files and of those that name the roles, by name of the file.
-            vocab: Tokens in the order of their ids.
-            roles: Names of the padding token, the unknown token and the end of a text.
-            where: Directory of the files, for the UserError if a model cannot be loaded.
-            side: File of the model that encodes texts.
+        `vocab` has the tokens in the order of their ids; `roles` are the padding token, the unknown
+        token and the end of a text. `where` names the directory in the UserError for a damaged
+        model. `side` is the file of the model that encodes texts.
         """
         super().__init__(vocab)
         self._given = files, vocab, roles, where

@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     """Return the recipe; any field of `FinetuneConfig` may be set."""
     return ConfigDict(
         {
-            "task": {"kind": "rerank"},
+            "task": {"kind": "rerank", "negatives": ("negatives",)},
             "training": {"num_epochs": 3.0, "batch_size": 16},
         }
     )

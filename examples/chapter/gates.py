@@ -166,7 +166,7 @@ def draw(shares: dict[str, list[float]], x: np.ndarray, gates: np.ndarray, asked
     names = [str(digit) for digit in x[:, :DIGITS].argmax(-1)]
     right.set_xticks(range(len(x)), names)
     right.set(xlabel="digits read; marked ones shaded", ylabel="gate", ylim=(0, 1.05))
-    right.legend(fontsize=8, frameon=False, loc="center", bbox_to_anchor=(0.48, 0.53))
+    right.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     dress(left)
     dress(right)
     right.tick_params(axis="x", labelsize=7)

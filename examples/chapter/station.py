@@ -1,4 +1,4 @@
-"""What the stations share: their command line, and the loop that trains their networks."""
+"""The command line of the stations, and the loop that trains their networks."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures" / "chapter"
 
 
 class Asked(NamedTuple):
-    """What the command line asks for."""
+    """Values from the command line."""
 
     steps: int
     """Number of training steps of each network."""

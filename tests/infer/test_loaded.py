@@ -224,6 +224,7 @@ def test_vectors_are_of_the_states():
         ({"layers": slice(1, None)}, states[1:].mean((0, 1))),
         ({"pooling": "cls"}, states[2][0]),
         ({"pooling": "max", "special_tokens": False}, inner.max(0)),
+        ({"pooling": "mean_sqrt_len", "special_tokens": False}, inner.sum(0) / np.sqrt(5)),
     ):
         (found,) = model.embed("the cat sat", "a dog", **options)
         np.testing.assert_allclose(found, expected, atol=2e-5)

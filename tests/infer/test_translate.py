@@ -14,13 +14,14 @@ from bert_jax.cli import main as cli
 from bert_jax.cli.verbs import answering
 from bert_jax.errors import UserError
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.translate import Translator, decoded, mean_attention, word_attention
+from bert_jax.infer.translate import Translator, mean_attention, word_attention
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
+from bert_jax.tasks.translation import decoded
 from bert_jax.tokenization.tokenizer import make_row
 
 TEXTS = ["the cat sat on the mat", "", "dogs", "the dog .", "kim met lee in rome", "a", "the cat"]

@@ -163,6 +163,7 @@ def test_vectors_are_pooled_over_the_tokens_that_are_there():
     wanted = {
         "mean": some.mean(0), "cls": some[0], "last": some[2],
         "weighted": softmax(some @ score) @ some, "max": some.max(0),
+        "mean_sqrt_len": some.sum(0) / np.sqrt(3),
     }  # fmt: skip
     params = {"pooling": {"score": jnp.float32(score)}}
     segments = jnp.array([[1, 1, 1, 0], [0] * 4])

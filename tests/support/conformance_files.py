@@ -14,6 +14,7 @@ from bert_jax.artefacts.saved.model import SavedModel
 MODULES: dict[str, Any] = {
     "huggingface": huggingface,
     "sentence-transformers": sentence_transformers,
+    "cross-encoder": sentence_transformers,
     "onnx": runtime,
     "stablehlo": stablehlo,
 }

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,27 +239,34 @@ class Run(NamedTuple):
     refused: dict[str, dict[str, str]]
     """Cells by row, if the run was refused."""
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """The name of each model for `export`."""
+        return {row: row if len(self.models) > 1 else "" for row in self.models}
 
-def trained(name: str, home: Path, tasks: Iterable[str] = TASKS) -> Iterator[Run]:
-    """Pretrain an architecture on one device, then train each task; yield the runs."""
-    architecture, said = ARCHITECTURES[name], list[str]()
+
+def pretrained(name: str, home: Path) -> Run:
+    """Pretrain an architecture on one device."""
+    config, rows, said = pretrain_config(ARCHITECTURES[name]), named(name), list[str]()
+    store, path = write_corpus(home / "corpus", ARCHITECTURES[name].translates), home / "base"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "make_mesh", lambda c: make_mesh(c, jax.devices()[:1]))
+        pretraining.train(config, path, corpus=Corpus(store, None), echo=said.append)
+    parts = rows if len(rows) > 1 else ("",)
+    models = [read_model(path, part=part) for part in parts]
+    return Run(path, said, dict(zip(rows, models, strict=True)), {})
+
+
+def finetuned(task: str, base: Run, home: Path) -> Run:
+    """Train a task on one device."""
+    said, path = list[str](), home / "run"
     with pytest.MonkeyPatch.context() as patch:
         use_devices(patch, 1)
-        patch.setattr(pretraining, "make_mesh", lambda c: make_mesh(c, jax.devices()[:1]))
-        store, base = write_corpus(home / "corpus", architecture.translates), home / "base"
-        config, rows = pretrain_config(architecture), named(name)
-        pretraining.train(config, base, corpus=Corpus(store, None), echo=said.append)
-        parts = rows if len(rows) > 1 else ("",)
-        models = [read_model(base, part=part) for part in parts]
-        yield Run(base, said, dict(zip(rows, models, strict=True)), {})
-        for task in tasks:
-            said, run = list[str](), home / task / "run"
-            try:
-                finetune(finetune_config(task, base, home / task), run, echo=said.append)
-            except UserError as error:
-                yield Run(run, said, {}, {task: refused(error)})
-            else:
-                yield Run(run, said, {task: read_model(run)}, {})
+        try:
+            finetune(finetune_config(task, base.path, home), path, echo=said.append)
+        except UserError as error:
+            return Run(path, said, {}, {task: refused(error)})
+    return Run(path, said, {task: read_model(path)}, {})
 
 
 def cells(saved: SavedModel) -> dict[str, str]:
@@ -268,26 +275,20 @@ def cells(saved: SavedModel) -> dict[str, str]:
     return {f: "proven" if whole[f] else "encoder" for f in FORMATS} | refusals(saved)
 
 
-def proven(name: str, home: Path, tasks: Iterable[str] = TASKS) -> dict[str, dict[str, str]]:
-    """Train, export and compare; return the cells of each row of an architecture's table."""
-    rows, base = {}, None
-    for run in trained(name, home, tasks):
-        told = [line for line in run.said if line.startswith("exports")]
-        assert told == refusal_lines(run.models)
-        begun = (n for n, line in enumerate(run.said) if line.startswith("step 1/"))
-        assert {*told} <= {*run.said[: next(begun, None)]}
-        for row, saved in run.models.items():
-            part = row if len(run.models) > 1 else ""
-            base = base or run.path / f"{part} huggingface"  # of the model that others start from
-            check_exits(saved, run.path, part, base)
-            rows[row] = cells(saved)
-        assert run.models or not run.path.exists()
-        rows |= run.refused
-    return rows
+def proven(run: Run, base: Run) -> dict[str, dict[str, str]]:
+    """Export a run in each format, and compare; return its rows of the table."""
+    told = [line for line in run.said if line.startswith("exports")]
+    assert told == refusal_lines(run.models)
+    begun = (n for n, line in enumerate(run.said) if line.startswith("step 1/"))
+    assert {*told} <= {*run.said[: next(begun, None)]}
+    assert run.models or not run.path.exists()
+    for row, part in run.parts.items():
+        check_exits(run.models[row], run.path, part, base)
+    return {row: cells(saved) for row, saved in run.models.items()} | run.refused
 
 
-def check_exits(saved: SavedModel, run: Path, part: str, base: Path) -> None:
-    """Export a run in each format, which must do what `cells` says."""
+def check_exits(saved: SavedModel, run: Path, part: str, base: Run) -> None:
+    """Export a model in each format, which must do what `cells` says."""
     for format, cell in cells(saved).items():
         out = run / f"{part} {format}"
         if cell in ("proven", "encoder"):
@@ -301,7 +302,7 @@ def check_exits(saved: SavedModel, run: Path, part: str, base: Path) -> None:
         assert not out.exists()
 
 
-def check_answers(saved: SavedModel, format: str, out: Path, base: Path) -> None:
+def check_answers(saved: SavedModel, format: str, out: Path, base: Run) -> None:
     """Compare a run and its export on texts of mixed length: the answers, and probabilities."""
     runs = format in ("onnx", "stablehlo") or not missing("torch", "transformers")
     if (out / "conformance/check.py").exists() and runs:
@@ -338,7 +339,7 @@ def assert_same_answer(saved: SavedModel, name: str, ours: np.ndarray, theirs: n
 
 
 def reader(
-    saved: SavedModel, format: str, out: Path, base: Path
+    saved: SavedModel, format: str, out: Path, base: Run
 ) -> Callable[[Batch], Mapping[str, Any]]:
     """An export as a function of rows, from its files."""
     if format == "onnx":
@@ -349,7 +350,10 @@ def reader(
     if format == "orbax":
         return partial(logits_of, dataclasses.replace(saved, params=read_tree(out / "params")))
     if format == "peft":
-        return partial(logits_of, read_adapted(read_adapter(out, base)))
+        written = base.path.parent / "written"
+        if not written.exists():
+            export(base.path, "huggingface", written, part=next(iter(base.parts.values())))
+        return partial(logits_of, read_adapted(read_adapter(out, written)))
     return partial(logits_of, read_model(out))
 
 

@@ -373,12 +373,19 @@ def _use_run_config(path: Path) -> None:
 
 def _sentence_reader(name: str) -> Reader:
     def seeds(root: Path) -> list[bytes]:
+        from safetensors.numpy import save_file
+
         from bert_jax.artefacts.formats.sentence_transformers import EmbeddingConfig, sentence_files
 
-        files = sentence_files(EmbeddingConfig("mean", True, "q: ", "d: ", (8,)), 16, 32)
+        map = {"kernel": np.ones((16, 8), np.float32), "bias": np.ones(8, np.float32)}
+        vectors = EmbeddingConfig("mean", True, "q: ", "d: ", (8,))
+        files = sentence_files(vectors, 16, 32, {"0_tanh": map})
         for path, content in files.items():
             (root / path).parent.mkdir(exist_ok=True)
-            (root / path).write_text(json.dumps(content))
+            if path.endswith(".json"):
+                (root / path).write_text(json.dumps(content))
+            else:
+                save_file(content, root / path)
         return [json.dumps(files[name]).encode()]
 
     return Reader(name, seeds, _use_sentence_files, True)
@@ -388,11 +395,13 @@ def _use_sentence_files(path: Path) -> None:
     from bert_jax.artefacts.formats.sentence_transformers import (
         is_sentence_model,
         read_sentence_files,
+        scoring_fields,
     )
 
-    root = path.parent.parent if path.parent.name == "1_Pooling" else path.parent
+    root = path.parent.parent if path.parent.name[:2] in ("1_", "2_") else path.parent
     if is_sentence_model(root):
         read_sentence_files(root)
+    scoring_fields(root)
 
 
 def _rows(*rows: dict[str, Any]) -> Callable[[Path], list[bytes]]:
@@ -494,6 +503,7 @@ READERS = {
     "sentence_settings": _sentence_reader("config_sentence_transformers.json"),
     "sentence_encoder": _sentence_reader("sentence_bert_config.json"),
     "sentence_pooling": _sentence_reader("1_Pooling/config.json"),
+    "sentence_dense": _sentence_reader("2_Dense/config.json"),
     "safetensors": Reader("a.safetensors", _safetensors, _use_safetensors),
     "flax weights": Reader("a.msgpack", _flax_weights, _use_flax_weights),
     "bundle_index": Reader("x.index", _bundle("x.index"), _use_bundle_unchecked),

@@ -138,7 +138,7 @@ def plain_search(
         logs -= logits.max(1, keepdims=True)
         grown = sorted(
             (([*tokens, id], total + logs[row, id])
-             for row, (tokens, total) in enumerate(live) for id in range(vocab)),
+             for row, (tokens, total) in enumerate(live) for id in range(vocab) if id != begin),
             key=lambda each: -each[1],
         )[: 2 * beams]  # fmt: skip
         stops = [tokens[-1] == end or step + 1 == limit for tokens, _ in grown]

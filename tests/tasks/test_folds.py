@@ -139,7 +139,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"task.fold is 3, but task.folds is 2; expected a fold"):
         config(path, folds=2, fold=3)
     pairs = {"kind": "embedding", "folds": 2, "fold": 1, "train": path}
-    with pytest.raises(UserError, match=r"task.folds is 2, but embeddings are scored by a search"):
+    with pytest.raises(UserError, match=r"task.folds cannot divide embeddings"):
         opened(build(TaskConfig, pairs))
     one = put(tmp_path / "b.csv", "text,label,author", "a,cat,x", "b,dog,x", "c,cat,x")
     with pytest.raises(UserError, match=r"with 1 groups of 'author', task"):

@@ -129,7 +129,7 @@ def export(
     as_read = read_model(source, part=part)
     refused = refusals(as_read)
     if format in refused:
-        whole = (n for n, each in FORMATS.items() if not (n in refused or each.heads == "none"))
+        whole = (n for n, each in FORMATS.items() if n not in refused and each.heads != "none")
         others = f". Export with --to {' or '.join(whole)}" if len(refused) < len(FORMATS) else ""
         raise UserError(f"{as_read.name}: {refused[format]}{others}")
     saved = held(as_read, format)

@@ -33,8 +33,10 @@ write = huggingface.write
 
 
 def check(saved: SavedModel) -> None:
-    """Raise UserError if sentence-transformers, which loads classes of Transformers, has none."""
+    """Raise UserError if no class of Transformers, which is needed, computes vectors or scores."""
     huggingface.check(saved)
+    if saved.embedding is None and "classify" not in saved.verbs:
+        raise UserError(f"{saved.name}: it has no head for classes, labels or a number")
     if not (family := FAMILIES[family_of(saved)]).native:
         raise UserError(f"{saved.name}: Transformers has no class of {family.name}")
 
@@ -48,15 +50,10 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
 
 
 def scorer(saved: SavedModel) -> SavedModel:
-    """Return a classifier; two classes become one label, the second, with the log odds as logit.
-
-    Raises:
-        UserError: The model has no head for classes, labels or a number.
-    """
-    saved.require("classify", "head that scores pairs of texts, which a cross-encoder needs")
-    outputs = saved.outputs
-    if outputs is None or (outputs.objective, outputs.head.num_labels) != ("single_label", 2):
-        return saved
+    """Return a model without vectors; two classes become one label, with the log odds as logit."""
+    saved, outputs = dataclasses.replace(saved, embedding=None), saved.outputs
+    if outputs is None or (outputs.objective, len(outputs.labels)) != ("single_label", 2):
+        return saved  # also a planned model, which has neither labels nor arrays
     head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
     one, second = dataclasses.replace(outputs.head, num_labels=1), outputs.labels[1:]
     outputs = dataclasses.replace(outputs, head=one, objective="multi_label", labels=second)
@@ -102,10 +99,8 @@ def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
     for kind, prompt in prompts.items():
         rows = cases.rows_of(saved, out, prompt, texts, saved.max_length)
         batch = batch_of(saved, list(rows.values()))
-        given, found = (
-            {"texts": list(rows), "prompt": prompt, "name": kind},
-            logits_of(saved, batch),
-        )
+        given = {"texts": list(rows), "prompt": prompt, "name": kind}
+        found = logits_of(saved, batch)
         if kind == "query" and vectors is not None and vectors.static_queries:
             there = jnp.asarray(batch.segment_ids > 0)
             static = static_vectors(saved.params, jnp.asarray(batch.tokens), there)
@@ -155,8 +150,6 @@ model = bert_jax.load("DIR")
 queries = model.embed(["a question"], kind="query")
 documents = model.embed(["A text.", "Another text."], kind="document")
 ```"""
-
-
 _SCORES = """\
 scores = model.predict([("a question", "A text."), ("a question", "Another text.")])
 ```

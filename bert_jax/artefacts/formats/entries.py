@@ -155,7 +155,7 @@ def read_tensors(
             if name not in found:
                 wrong.setdefault("is missing", []).append(name)
                 continue
-            array, problem = _as_float32(found[name], expected)
+            array, problem = as_float32(found[name], expected)
             if problem:
                 wrong.setdefault(problem, []).append(name)
                 continue
@@ -244,7 +244,7 @@ def _rows_of_pairs(rows: Any, head: tuple[int, ...], *, back: bool) -> Any:
     return rows.reshape(split).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
+def as_float32(found: Any, expected: tuple[int, ...]) -> tuple[np.ndarray, str]:
     """Convert an array to float32; return it with a description of a fault, or with ""."""
     theirs = np.asarray(found)
     if theirs.shape != expected:

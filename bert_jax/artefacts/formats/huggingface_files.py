@@ -123,9 +123,10 @@ def head_from_huggingface(
     if kind == "tagging":
         return TaskOutputs(head, "tags", labels, reading=reading)
     problem, score = found.get("problem_type"), _score(found)
-    if score == "Sigmoid":
+    known = problem in (None, *_PROBLEMS.values())
+    if known and score == "Sigmoid":
         problem = _PROBLEMS["multi_label"]
-    elif problem is None or (score and size == 1):
+    elif known and (problem is None or (score and size == 1)):
         problem = "regression" if size == 1 else "single_label_classification"
     objective: Any = next((ours for ours, theirs in _PROBLEMS.items() if theirs == problem), None)
     fits = {"regression": size == 1, "single_label": size > 1, "multi_label": True}
@@ -179,8 +180,7 @@ def _score(found: Mapping[str, Any]) -> str:
     """Return the function that `CrossEncoder` applies to logits, or "" if no field names one."""
     given, before = found.get(SCORING), found.get("sbert_ce_default_activation_function")
     path = given.get("activation_fn", before) if isinstance(given, Mapping) else before
-    where = "the activation of a cross-encoder (activation_fn)"
-    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), where)
+    return "" if path is None else torch_class(path, ("Identity", "Sigmoid"), "activation_fn")
 
 
 def torch_class(path: Any, supported: Collection[str], where: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.formats.entries import as_float32
 from bert_jax.artefacts.formats.huggingface_files import (
     MAX_CONFIG_BYTES,
     SCORING,
@@ -175,7 +176,7 @@ def read_sentence_files(directory: Path) -> SentenceForm:
     flags = [mode for flag, mode in _FLAGS.items() if fields.get(flag) is True]
     given = fields.get("pooling_mode", flags or "mean")
     modes = given if isinstance(given, list) else [given]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    if len(modes) != 1 or f"{modes[0]}" not in POOLINGS:
         raise UserError(
             f"{where}: the pooling is {' and '.join(map(short, modes))}; it must be one of "
             f"{', '.join(POOLINGS)}"
@@ -204,13 +205,14 @@ def _dense(
     given, where = fields.get("activation_function", "torch.nn.Tanh"), folder / "config.json"
     activation = _ACTIVATIONS[torch_class(given, _ACTIVATIONS, f"{where}: activation_function")]
     width = fields.get("out_features")
-    shapes = {"linear.weight": (width, inputs), "linear.bias": (width,)}
+    shapes: dict[str, Any] = {"linear.weight": (width, inputs), "linear.bias": (width,)}
     if fields.get("bias") is False:
         del shapes["linear.bias"]
-    found = {n: np.asarray(a, np.float32) for n, a in read_safetensors(folder / WEIGHTS).items()}
-    finite = all(np.isfinite(array).all() for array in found.values())
-    if not finite or {name: array.shape for name, array in found.items()} != shapes:
-        raise UserError(f"{folder / WEIGHTS}: expected finite numbers of the shapes {shapes}")
+    tensors, found = read_safetensors(folder / WEIGHTS), {}
+    for name in sorted(tensors.keys() | shapes.keys()):
+        found[name], wrong = as_float32(tensors.get(name, ()), shapes.get(name, ()))
+        if wrong:
+            raise UserError(f"{folder / WEIGHTS}: {name} {wrong}")
     return activation, {ours: found[name].T for ours, name in _TENSORS.items() if name in found}
 
 

@@ -174,8 +174,7 @@ def read_finetuned(workdir: str | Path) -> SavedModel:
             reading = Reading(task.config.windows.stride, *limits, threshold)
         labels = tuple(task.describe()["learned"]["labels"])
         thresholds, long = task.thresholds(extra["scores"]), task.config.long_texts
-        kind = "regression" if task.objective == "ranking" else task.objective  # a score of a pair
-        outputs = TaskOutputs(head, kind, labels, thresholds, long, reading)
+        outputs = TaskOutputs(head, task.predicts, labels, thresholds, long, reading)
     length = build(TaskConfig, config["task"], f"{where}: task").length
     reports = read_reports(place.local, extra["member"])
     return SavedModel(

@@ -17,13 +17,13 @@ from bert_jax.data.pair_packing import some_pairs
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.predictor import shape_for
-from bert_jax.infer.translate import Translator, decoded
+from bert_jax.infer.translate import Translator
 from bert_jax.model.seq2seq.network import Tree
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.objectives.objective import Batch, Scalars
 from bert_jax.objectives.translation import Translation
 from bert_jax.tasks.reports.intervals import intervals
-from bert_jax.tasks.translation import best_constant, by_length, quality
+from bert_jax.tasks.translation import best_constant, by_length, decoded, quality
 from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.evaluate import Scored, check_runs, differences

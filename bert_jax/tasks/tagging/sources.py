@@ -121,10 +121,9 @@ def read_conllu(
         if "" in tags:
             told = f"the tag ({column}) of word {tags.index('') + 1} is empty; write _ for no tag"
             raise UserError(f"{sentence.origin}: {told}")
-        tags = ["" if tag == "_" else tag for tag in tags]
         document += sum(line.startswith(_DOCUMENT) for line in sentence.lines)
-        example = TaggedExample(sentence.id, sentence.words, tuple(tags), sentence.origin, document)
-        found.append(example)
+        known = tuple("" if tag == "_" else tag for tag in tags)
+        found.append(TaggedExample(sentence.id, sentence.words, known, sentence.origin, document))
     if column is None or not any(any(example.tags or ()) for example in found):
         return [replace(example, tags=None) for example in found]
     return found

@@ -240,7 +240,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
 
 def planned_model(setup: Setup) -> SavedModel:
     """Return the model that a run will save, with axes in place of parameters."""
-    objective, initial, kind = setup.objective, setup.initial, setup.task.objective
+    objective, initial, kind = setup.objective, setup.initial, setup.task.predicts
     head, lora, axes = objective.config, objective.lora, objective.axes()
     return dataclasses.replace(
         initial, config=objective.model, origin=Origin("finetune"), network=None,

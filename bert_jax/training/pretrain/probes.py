@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.artefacts.exchange.proof import batch_of
+from bert_jax.artefacts.exchange.searches import SEARCHES, translated
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.artefacts.saved.runs import read_record
 from bert_jax.config.command_line import load_config
@@ -19,14 +21,12 @@ from bert_jax.data.shard import Shard
 from bert_jax.distributed.parallel.sharding import replicated
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
-from bert_jax.infer.forward import on_device
-from bert_jax.infer.translate import Translator, decoded
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
-from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.task_heads import starting_params
-from bert_jax.tasks.translation import quality
+from bert_jax.tasks.translation import decoded, quality
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import make_row
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import FinetuneSaves
 from bert_jax.training.finetune.setup import set_up
@@ -40,8 +40,11 @@ from bert_jax.training.start import Start
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
+_AT_ONCE = 32
+"""Number of sources that are translated at a time."""
 
-class OfRun(Scorer):
+
+class _OfRun(Scorer):
     """Scorer that uses the run's current model as if it had been read from a checkpoint."""
 
     def __init__(
@@ -49,9 +52,7 @@ class OfRun(Scorer):
     ) -> None:
         """Read the tokenizer in `files`; None means that the corpus is in memory.
 
-        Raises:
-            UserError: There are no tokenizer files, or the run's model is not of the `kind`. The
-                message begins with `where`.
+        A UserError that begins with `where` says that there are no files or no model of the `kind`.
         """
         self._run, network = config, config.objective.network(config.model)
         if files is None or (network is None) != (kind == "an encoder"):
@@ -76,22 +77,21 @@ class OfRun(Scorer):
         return self._saved(model, jax.device_get(params))
 
 
-class Translations(OfRun):
+class Translations(_OfRun):
     """Scorer that translates held-out sources by greedy search, for BLEU and chrF.
 
-    Sources and references are decoded from the corpus. All processes translate all sources, so that
+    References are decoded from the corpus. All processes translate all sources, so that
     they agree on the scores.
     """
 
     def __init__(self, config: PretrainConfig, pairs: Shard, files: Path | None, due: Scorer):
-        """Choose the pairs, which are translated whenever `due` is due. See `OfRun`."""
+        """Choose the pairs, which are translated whenever `due` is due."""
         number = config.training.eval_translations
         where = f"training.eval_translations is {number}"
         super().__init__(config, files, where, "a model that translates")
-        spelled = (
-            [decoded(self._tokenizer, ids) for ids in pair] for pair in some_pairs(pairs, number)
-        )
-        self._sources, self._references = zip(*spelled, strict=True)
+        sources, targets = zip(*some_pairs(pairs, number), strict=True)
+        self._rows = [make_row(self._tokenizer, ids).ids.tolist() for ids in sources]
+        self._references = [decoded(self._tokenizer, ids) for ids in targets]
         quality(self._references, self._references)  # an error before the first step, if any
         self._due = due
 
@@ -101,20 +101,27 @@ class Translations(OfRun):
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Translate the sources, and score the translations."""
-        saved = on_device(self._current(self._run.model, params))
-        translator = Translator(saved, search=SearchConfig(num_beams=1))
-        found = translator.translated(self._sources, lambda count: alive("some translations"))
-        return [Scores(quality(found, self._references).values)]
+        saved, longest = self._current(self._run.model, params), max(map(len, self._rows))
+        steps, found = min(2 * longest + 10, saved.config.num_positions), []
+        for begin in range(0, len(self._rows), _AT_ONCE):
+            rows = self._rows[begin : begin + _AT_ONCE]
+            rows += rows[:1] * (_AT_ONCE - len(rows))  # one shape to compile
+            source = batch_of(saved, rows, longest)
+            found += translated(saved, source, SEARCHES["greedy"], steps)
+            alive("some translations")
+        texts = [decoded(self._tokenizer, np.array(ids)) for ids in found[: len(self._rows)]]
+        return [Scores(quality(texts, self._references).values)]
 
 
-class Probe(OfRun):
+class Probe(_OfRun):
     """Scorer that fine-tunes a copy of the current encoder by a recipe and scores it on dev."""
 
     def __init__(
         self, config: PretrainConfig, number: int, files: Path | None, params: Any, work: WorkDir
     ):
-        """Read the recipe and the data of probe `number`. See `OfRun` for `files`.
+        """Read the recipe and the data of probe `number`.
 
+        `files` is the directory of the corpus's tokenizer; None if the corpus is in memory.
         `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
 
         Raises:

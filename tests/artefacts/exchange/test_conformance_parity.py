@@ -94,6 +94,57 @@ def test_other_classes_of_transformers(kind, tmp_path, capsys):
     assert not wrong(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("pooling", "maps"), [("max", ("tanh", "")), ("mean_sqrt_len", ()), ("last", ("gelu",))]
+)
+def test_modules_of_vectors(pooling, maps, tmp_path, capsys):
+    check = written(vector_model(pooling, maps=maps), "sentence-transformers", tmp_path)
+    assert check.main() == 0
+    assert "mixed/0/sentence_embedding" in capsys.readouterr().out
+    if maps:  # another activation
+        change(tmp_path / "2_Dense" / "config.json", activation_function="torch.nn.ReLU")
+    else:  # another pooling; vectors of length 1 hide the number of tokens
+        modes = {"pooling_mode_mean_sqrt_len_tokens": False, "pooling_mode_max_tokens": True}
+        change(tmp_path / "1_Pooling" / "config.json", **modes)
+    assert check.main() == 1
+    assert len(wrong(capsys.readouterr().out)) > 10
+
+
+def test_a_text_is_cut_where_the_expected_one_was(tmp_path, capsys):
+    """Though the model reads more tokens."""
+    saved = vector_model("mean")
+    positions = {"num_positions": 700}
+    encoder = small_saved("mlm", vocab_size=saved.config.vocab_size, **positions).params["encoder"]
+    encoder = {name: part for name, part in encoder.items() if name != "pooler"}
+    config = dataclasses.replace(saved.config, **positions)
+    saved = dataclasses.replace(saved, config=config, params={"encoder": encoder}, max_length=700)
+    check = written(saved, "sentence-transformers", tmp_path)
+    assert json.loads((tmp_path / "conformance" / "cases.json").read_text())["max_length"] == 512
+    assert check.main() == 0
+    assert "long/0/sentence_embedding" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["score", "one of classes", "class"])
+def test_scores_in_a_cross_encoder(kind, tmp_path, capsys):
+    check = written(model_of(kind), "cross-encoder", tmp_path)
+    assert check.main() == 0
+    assert not wrong(said := capsys.readouterr().out)
+    assert said.count("largest difference") == 14
+    assert "long/0/scores" in said
+    cases = json.loads((tmp_path / "conformance" / "cases.json").read_text())
+    assert {len(text) for batch in cases["batches"].values() for text in batch["texts"]} == {2}
+    assert sum(cases["batches"]["long"]["attention_mask"][0]) == cases["max_length"]
+    before = (tmp_path / "config.json").read_text()
+    other = "Identity" if kind == "one of classes" else "Sigmoid"  # another function of the logits
+    change(tmp_path / "config.json", sentence_transformers={"activation_fn": f"torch.nn.{other}"})
+    assert check.main() == 1
+    assert len(wrong(capsys.readouterr().out)) > 10
+    (tmp_path / "config.json").write_text(before)
+    keep_case(tmp_path)  # a tokenizer without lower-casing
+    assert check.main() == 1
+    assert "token ids" in wrong(capsys.readouterr().out)
+
+
 def test_vectors_in_sentence_transformers(tmp_path, capsys):
     saved = vector_model("mean", query_prefix="query: ", normalize=True)
     check = written(saved, "sentence-transformers", tmp_path)

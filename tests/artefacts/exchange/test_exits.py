@@ -1,39 +1,53 @@
 """The page of exits: each architecture, kind of task and format is proven, or refused in advance.
 
-To write the page anew, prove all cells:
+To write the page anew, and prove what it says:
 
-    BERT_JAX_WRITE=1 .venv/bin/python -m pytest -n 0 -m slow tests/artefacts/exchange/test_exits.py
+    BERT_JAX_WRITE=1 .venv/bin/python -m pytest -n 0 -m "slow or not slow" \\
+        tests/artefacts/exchange/test_exits.py
 """
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
-from exits import ARCHITECTURES, planned, proven, section
+from exits import ARCHITECTURES, TASKS, finetuned, planned, pretrained, proven, section
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[3] / "docs" / "exits.md"
+ROWS = [(name, task) for name in ARCHITECTURES for task in ("pretraining", *TASKS)]
+DAILY = [
+    (name, task) for name in ("BERT", "Recurrent seq2seq") for task in ("pretraining", "class")
+]
 
 
-def test_the_page_says_what_refuses_a_run_before_it_trains(tmp_path):
-    text = PAGE.read_text()
-    for name in ARCHITECTURES:
-        assert section(name, planned(name, tmp_path / name)) in text
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """The table of an architecture, before anything has trained."""
+    return functools.cache(lambda name: planned(name, tmp_path_factory.mktemp("plan")))
 
 
-@pytest.mark.parametrize(("name", "tasks"), [("BERT", ["class"]), ("Recurrent seq2seq", ["class"])])
-def test_what_trains_leaves_by_every_exit(name, tasks, tmp_path):
-    rows = proven(name, tmp_path, tasks)
-    before = planned(name, tmp_path / "planned")
-    assert rows == {row: before[row] for row in rows}
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A pretrained model of an architecture."""
+    return functools.cache(lambda name: pretrained(name, tmp_path_factory.mktemp("base")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_page_says_what_was_proven(name, tmp_path):
-    text = section(name, proven(name, tmp_path))
+def test_the_page_says_what_refuses_a_run_before_it_trains(plan):
+    sections = "\n".join(section(name, plan(name)) for name in ARCHITECTURES)
     if os.environ.get("BERT_JAX_WRITE"):
-        page = PAGE.read_text()
-        before, here, after = page.partition(f"## {name}\n")
-        PAGE.write_text(f"{before}{text}\n{here and after[after.index('## ') :]}")
-    assert text in PAGE.read_text()
+        text = PAGE.read_text()
+        first, last = (text.index(f"## {title}\n") for title in (next(iter(ARCHITECTURES)), "Next"))
+        PAGE.write_text(f"{text[:first]}{sections}\n{text[last:]}")
+    assert sections in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row not in DAILY)) for row in ROWS],
+)
+def test_each_run_leaves_as_the_page_says(name, task, plan, base, tmp_path):
+    run = base(name) if task == "pretraining" else finetuned(task, base(name), tmp_path)
+    rows = proven(run, base(name))
+    assert rows
+    assert rows == {row: plan(name)[row] for row in rows}

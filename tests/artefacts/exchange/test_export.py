@@ -403,7 +403,7 @@ def test_what_pretraining_says_of_exports_is_what_they_do(
     if kind == "mlm":
         saved = saved.without({"pooler"})
     said = refusals(saved)
-    assert said.keys() == {*formats, "peft"}
+    assert said.keys() == {*formats, "cross-encoder", "peft"}
     monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
     for format in formats | {"huggingface"}:
         if format in formats:

@@ -33,7 +33,6 @@ HARMFUL = {
     "onnx/model.safetensors": b"x",
     "2_Dense/pytorch_model.bin": b"pickle",
     "3_Dense/old/config.json": b"{}",
-    "model-sub/model-1.safetensors": b"x",
     "sub/tool.model": b"x",
     "tf_model.h5": b"x",
     "model.fp16.safetensors": b"x",
@@ -65,7 +64,8 @@ said = []
 for name in sys.argv[2:]:
     try:
         found = fetch(name, Path(sys.argv[1]))
-        said.append({str(p.relative_to(found)): p.read_text() for p in found.rglob("*")})
+        files = [path for path in found.rglob("*") if path.is_file()]
+        said.append({str(path.relative_to(found)): path.read_text() for path in files})
     except UserError as error:
         said.append(str(error))
 print(json.dumps(said))

@@ -10,7 +10,7 @@ from vector_models import vector_model
 from bert_jax.artefacts.exchange import sentence_transformers
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
-from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError
+from bert_jax.artefacts.exchange.proof import PROOF_TEXTS
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.infer.loaded import LoadedModel
 
@@ -60,11 +60,12 @@ def test_an_export_has_the_proof_and_the_check(static, tmp_path):
     (tmp_path / "source").mkdir()
     write_huggingface(vector_model("splade", static_queries=static, **FIELDS), tmp_path / "source")
     parity = export(tmp_path / "source", "sentence-transformers", tmp_path / "out")
-    assert parity["proofs"]["sentence-transformers"]["class"] == "SparseEncoder"
-    assert parity["differences"]["embedding"] < 1e-4
+    found = parity["proofs"]["sentence-transformers"]
+    assert found["ran"]
+    assert max(found["differences"].values()) < 1e-4
     card = (tmp_path / "out" / "README.md").read_text()
     assert "from sentence_transformers import SparseEncoder" in card
-    assert "the greatest log(1 + relu(logit))" in card
+    assert "sparse, a weight for each token of the vocabulary" in card
     check = tmp_path / "out" / "conformance" / "check.py"
     assert subprocess.run([sys.executable, check], check=False).returncode == 0
 
@@ -73,5 +74,5 @@ def test_other_vectors_of_theirs_fail(tmp_path):
     sentence_transformers.write(vector_model("splade", static_queries=True), tmp_path)
     other = vector_model("splade", static_queries=True)
     other.params["queries"][7:90] += 1
-    with pytest.raises(ProofFailedError, match=r"another vector for .*\(query\)"):
-        sentence_transformers.compare_vectors(other, tmp_path)
+    found = sentence_transformers.compare(other, tmp_path)
+    assert max(found["differences"].values()) > 0.9

@@ -1,6 +1,7 @@
 """Vectors in other formats: sentence-transformers, ONNX and StableHLO; what their cards say."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -18,6 +19,7 @@ from bert_jax.artefacts.exchange.export import export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import logits_of, proof_rows
+from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.model.embedding import EmbeddingConfig
@@ -95,8 +97,40 @@ def test_the_proof_sees_other_vectors(source, tmp_path, monkeypatch):
 
 def test_a_learned_pooling_is_refused_where_no_module_computes_it():
     found = refusals(vector_model("weighted"))
-    assert found.keys() == {"huggingface", "sentence-transformers", "peft"}
+    assert found.keys() == {"huggingface", "sentence-transformers", "cross-encoder", "peft"}
     assert "pooling weighted" in found["huggingface"]
+
+
+def test_the_card_of_a_cross_encoder(tmp_path, monkeypatch):
+    saved = model_of("classes")
+    outputs = dataclasses.replace(saved.outputs, objective="single_label", labels=("no", "yes"))
+    origin = Origin("finetune", 3, {"task": {"kind": "table"}})
+    saved = dataclasses.replace(saved, outputs=outputs, origin=origin)
+    monkeypatch.setattr("bert_jax.artefacts.exchange.export.read_model", lambda *_, **__: saved)
+    export("run", "cross-encoder", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'library_name: "sentence-transformers"' in card
+    assert 'pipeline_tag: "text-ranking"' in card
+    assert 'model = CrossEncoder("DIR")' in card
+    assert "The scores are the probabilities of the labels." in card
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["sentence_transformers"] == {"activation_fn": "torch.nn.Sigmoid"}
+    assert config["id2label"] == {"0": "yes"}
+    before, after = saved.params["head"], read_model(tmp_path / "out").params["head"]
+    for part in ("kernel", "bias"):
+        np.testing.assert_array_equal(
+            after[part][..., 0], before[part][..., 1] - before[part][..., 0]
+        )
+
+
+def test_a_planned_model_of_two_classes_can_be_a_cross_encoder():
+    """Before the first step a run has axes in place of parameters, and no labels."""
+    saved = model_of("classes")
+    outputs = dataclasses.replace(saved.outputs, objective="single_label", labels=())
+    params = {**saved.params, "head": {"kernel": ("embed", None), "bias": (None,)}}
+    origin = Origin("finetune")
+    planned = dataclasses.replace(saved, outputs=outputs, params=params, origin=origin)
+    assert set(refusals(planned)) == {"peft"}
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,9 @@ def test_a_cross_encoder_that_they_save_is_read(activation, tmp_path):
         np.testing.assert_allclose([each["score"] for each in answers], scores, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["tags", "span", "mlm", "bare"])
+@pytest.mark.parametrize("kind", ["tags", "span", "mlm", "bare", "vectors"])
 def test_a_model_without_scores_is_no_cross_encoder(kind, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="no head that scores pairs of texts"):
-        exported(model_of(kind), tmp_path / "out", monkeypatch)
+    saved = vector_model() if kind == "vectors" else model_of(kind)
+    with pytest.raises(UserError, match="it has no head for classes, labels or a number"):
+        exported(saved, tmp_path / "out", monkeypatch)
     assert not (tmp_path / "out").exists()

@@ -116,7 +116,8 @@ def test_a_generator_that_no_class_computes_is_not_recommended():
 
 
 def test_what_is_recommended_instead_of_an_adapter_holds_the_model(monkeypatch, tmp_path):
-    for fields, others in ((POOLED, ""), (FAMILIES["modernbert"], "huggingface or ")):
+    scored = "huggingface or cross-encoder or "
+    for fields, others in ((POOLED, ""), (FAMILIES["modernbert"], scored)):
         made = small_saved("classification", **fields, pooling="mean")
         monkeypatch.setattr(
             "bert_jax.artefacts.exchange.export.read_model", lambda *_, made=made, **__: made

@@ -99,8 +99,11 @@ def test_linear_maps_are_read_bit_for_bit(dense):
         ({"activation_function": "mine.Tanh"}, "3_Dense/config.json: activation_function is 'mine"),
         ({"use_residual": True}, "3_Dense/config.json: use_residual is True; only False is supp"),
         ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
-        ({"out_features": 4}, r"3_Dense/model.safetensors: expected finite.*\(4, 12\)"),
-        ({"bias": True}, r"model.safetensors: expected .*linear.bias"),
+        (
+            {"out_features": 4},
+            r"3_Dense/model.safetensors: linear.weight is \(9, 12\), but .*needs \(4, 12\)",
+        ),
+        ({"bias": True}, r"model.safetensors: linear.bias is \(0,\), but .* \(9,\)"),
     ],
 )
 def test_maps_that_are_not_computed_are_named(dense, tmp_path, fields, message):
@@ -116,7 +119,9 @@ def test_weights_of_maps_are_checked(dense, tmp_path):
     tensors = dict(safetensors.numpy.load_file(weights))
     tensors["linear.bias"][3] = np.nan
     safetensors.numpy.save_file(tensors, weights)
-    with pytest.raises(UserError, match="expected finite numbers of the shapes"):
+    with pytest.raises(
+        UserError, match=r"2_Dense/model\.safetensors: linear.bias has values that are not finite"
+    ):
         read_model(tmp_path / "model")
     weights.rename(weights.with_name("pytorch_model.bin"))
     with pytest.raises(UserError, match=r"2_Dense/model\.safetensors: no such file"):
@@ -223,7 +228,7 @@ def test_the_activation_of_a_cross_encoder_is_what_its_head_means(
         (
             "config_sentence_transformers.json",
             {"activation_fn": "mine.f"},
-            "cross-encoder .* 'mine",
+            "activation_fn is 'mine",
         ),
         (
             "config_sentence_transformers.json",

@@ -41,8 +41,8 @@ def hypotheses(found, row=0):
 
 
 def outputs_of(vocab, limit):
-    """All targets: those with an end token, and those cut at the limit."""
-    others = [token for token in range(vocab) if token != END]
+    """All targets: those with an end token, and those cut at the limit; none begins again."""
+    others = [token for token in range(vocab) if token not in (BEGIN, END)]
     for length in range(1, limit + 1):
         for begun in itertools.product(others, repeat=length - 1):
             yield (*begun, END)
@@ -91,8 +91,11 @@ def test_continuations_are_the_first_of_all_columns_sorted():
     random = np.random.default_rng(0)
     logits = random.integers(-3, 4, (4, 3, 384)).astype(np.float32)  # many are equal
     sums = np.array([[0, -np.inf, -np.inf], *np.sort(random.normal(size=(3, 3)))[:, ::-1]])
-    found = jax.jit(continuations, static_argnums=2)(logits, sums.astype(np.float32), 6)
-    every = sums[..., None] + np.asarray(jax.nn.log_softmax(logits, -1), np.float64)
+    logits[..., 7] = 9.0  # the begin token, which is left out
+    sums = sums.astype(np.float32)
+    found = jax.jit(continuations, static_argnums=(2, 3))(logits, sums, 6, 7)
+    every = sums[..., None] + np.array(jax.nn.log_softmax(logits, -1), np.float64)
+    every[..., 7] = -np.inf
     best = np.argsort(-every.reshape(4, -1), axis=-1, kind="stable")[:, :6]
     np.testing.assert_array_equal(found[1] * 384 + found[2], best)
     expected = np.take_along_axis(every.reshape(4, -1), best, -1)
@@ -132,7 +135,8 @@ def test_one_beam_takes_the_most_probable_token_each_time(memory):
     found = run(network, params, side(SOURCES), 9, num_beams=1)
     ours = [hypotheses(found, row)[0] for row in range(len(SOURCES))]
     given = side([[BEGIN, *tokens] for tokens, _, _ in ours])
-    logits = jax.jit(network.logits)(params, side(SOURCES), given)
+    logits = np.array(jax.jit(network.logits)(params, side(SOURCES), given))
+    logits[..., BEGIN] = -np.inf
     for (tokens, _, ended), best in zip(ours, logits.argmax(-1).tolist(), strict=True):
         assert best[: len(tokens)] == tokens
         assert ended == (END in tokens)

@@ -63,7 +63,7 @@ def test_ids_and_scores_are_those_of_generate(theirs, beams, alpha):
     answer = model.generate(
         torch.full((ROWS, 1), BEGIN), source=mean, num_beams=beams, num_return_sequences=beams,
         max_new_tokens=LIMIT, do_sample=False, use_cache=False, return_dict_in_generate=True,
-        output_scores=True, **many,
+        output_scores=True, bad_words_ids=[[BEGIN]], **many,
     )  # fmt: skip
     ids = answer.sequences[:, 1:].numpy().reshape(ROWS, beams, -1)
     ends = np.asarray(found.ended)

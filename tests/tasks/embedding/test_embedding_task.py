@@ -215,7 +215,10 @@ def test_texts_alone(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rows": "classes", "negatives": ("no",)}, "only pairs have hard negatives"),
+        (
+            {"rows": "classes", "negatives": ("no",)},
+            "hard negatives, task.loss, task.scores and re",
+        ),
         ({"metric": "accuracy"}, "of this task are ndcg@10, mrr@10"),
         ({"rows": "scores", "metric": "map"}, "the metrics of this task are spearman, pearson"),
         ({"dev_rows": "scores"}, "task.dev is empty"),

@@ -1,5 +1,6 @@
 """An embedding model from a file of pairs to vectors that find what belongs together."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -17,6 +18,7 @@ from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Reranker
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import train as train_module
@@ -101,6 +103,17 @@ def test_from_pairs_to_vectors(tmp_path, files, capsys):
     assert set(set_up(pairs_config(files, init=run)).start.parts[0]) == {"encoder"}
 
 
+def test_linear_maps_of_init_are_left_out_with_a_warning(files, caplog):
+    before = read_model(files["init"])
+    maps = {"0_tanh": {"kernel": np.ones((16, 8), np.float32)}}
+    model = dataclasses.replace(before, params={**before.params, "pooling": {"maps": maps}})
+    config = pairs_config(files, embedding__pooling="max")
+    setup = set_up(config, lambda *_, **__: model)
+    assert "training leaves out the Dense modules after the pooling" in caplog.text
+    assert set(setup.start.parts[0]) == {"encoder"}
+    assert setup.objective.config == EmbeddingConfig("max")
+
+
 def test_from_pairs_to_sparse_vectors(tmp_path, files, capsys):
     """Static queries keep their weights, rarities of the training documents."""
     config = pairs_config(
@@ -150,7 +163,7 @@ def test_a_reranker_and_its_first_stage(tmp_path, files, capsys, loss, first):
     path = put_json(tmp_path / "mined.jsonl", *rows)
     task = {
         "kind": "rerank", "max_length": 16, "train": path, "dev": path, "scores": "scores",
-        "loss": loss,
+        "loss": loss, "negatives": ["negatives"],
     }  # fmt: skip
     config = pairs_config(files, task=task, training__num_epochs=8.0, training__dropout_rate=0.0)
     run, name = str(tmp_path / "run"), write_config(tmp_path / "config.py", config)

@@ -238,7 +238,7 @@ from bert_jax.artefacts.saved.runs import read_starts
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.telemetry import Telemetry, read_metrics
 
-logging.basicConfig(stream=sys.stderr, format="warning: %(message)s")
+logging.basicConfig(stream=sys.stderr, format="warning: %(message)s", force=True)
 run = Path(sys.argv[1])
 filler = run / "filler"
 try:

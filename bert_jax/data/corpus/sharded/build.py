@@ -328,7 +328,7 @@ def estimate_corpus(
     scale = max(1.0, total / sampled)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
-        memory += 6 * RANGE_BYTES
+        memory += 10 * RANGE_BYTES
     text_bytes = sum(each.text_bytes for each in made.written().values())
     return Estimate(
         total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),

@@ -319,7 +319,7 @@ def _drop_paragraphs(inputs: Inputs) -> Rows:
     """Add paragraphs (document, index) to the decisions on their documents."""
     rows = _unique(inputs.rows())
     tasks, begins = np.unique(units(rows), return_index=True)
-    for task, mine in zip(tasks, np.split(rows, begins[1:]), strict=True):
+    for task, mine in zip(tasks.tolist(), np.split(rows, begins[1:]), strict=True):
         drops = Drops.load(read_drops(inputs.space, task))
         drops = drops._replace(paragraphs=(mine & _INDEX).astype(np.int64))
         drops.save(inputs.root / f"scans/{task:05d}/drops.npz")

@@ -1,6 +1,7 @@
 """Planted duplicates are found; the same documents stay however the corpus is divided."""
 
 import functools
+import itertools
 import random
 import sys
 import tracemalloc
@@ -325,3 +326,37 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         tracemalloc.stop()
     print(peaks)
     assert peaks[2] < 1.3 * peaks[1]
+
+
+def test_sketches_of_a_scan_of_several_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_jax.data.corpus.sharded.duplicates._BLOCK_CHARS", 10)
+    texts = ["one two three four five six", "# # #", "", "seven eight nine ten eleven", "short"]
+    config = CleaningConfig(filters=("symbols",), near_duplicates=0.8)
+    scan(texts, config, tmp_path, 3)
+    signed = dict(zip((0, 2, 3, 4), sign([texts[at] for at in (0, 2, 3, 4)]).sketches, strict=True))
+    with duplicates._Sketches(Workspace(tmp_path)) as sketches:
+        for number, expected in signed.items():
+            assert sketches.find((3 << 32) + number).tolist() == expected.tolist()
+
+
+def test_ranges_are_bounded_by_bytes():
+    """Ranges cover the span, in order; a slice that is too large is divided, if it has units."""
+    sizes = np.full(shuffle.FAN, 100)
+    sizes[[3, 7]] = 5000
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    runs = [shuffle.Run("a", offsets), shuffle.Run("b", offsets)]
+    ranges, large = shuffle.plan((0, 2 * shuffle.FAN), runs, None, 2000)
+    assert [span for span, _ in large] == [(6, 8), (14, 16)]
+    assert [[part.name for part in parts] for _, ((_, parts), *_) in large] == [["a"], ["a"]]
+    assert {len(merges) for _, merges in large} == {2}  # each of some 2,000 bytes or more
+    assert 5 < len(ranges) < 15
+    for _, parts in ranges:
+        assert sum(part.end - part.begin for part in parts) <= 3000
+    spans = sorted(span for span, _ in [*ranges, *large])
+    assert [spans[0][0], spans[-1][1]] == [0, 2 * shuffle.FAN]
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(spans))
+    _, large = shuffle.plan((0, shuffle.FAN), runs, None, 2000)
+    assert large == []  # a slice of one unit cannot be divided
+    total = np.arange(2 * shuffle.FAN + 1) * 3000  # what a reducer reads besides
+    _, large = shuffle.plan((0, 2 * shuffle.FAN), runs, total, 4000)
+    assert len(large) == shuffle.FAN
