@@ -9,7 +9,6 @@ from marian_files import sentences, write_theirs
 
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
-from bert_jax.artefacts.exchange.theirs import quiet
 from bert_jax.artefacts.exchange.searches import compare_searches
 from bert_jax.artefacts.exchange.theirs import TheirModel
 from bert_jax.artefacts.saved.reading import read_model
@@ -66,8 +65,7 @@ def test_a_hundred_sentences_are_translated_as_generate_does(source, imported):
     answers = LoadedModel(read_model(source)).translate(texts, **asked)
     ours = [answer["translation"] for answer in answers]
     assert len({*ours}) > 20
-    with quiet():  # it recommends a package that it does not use here
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
 
     def translated(directory, **settings):
