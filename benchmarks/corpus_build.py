@@ -41,7 +41,7 @@ import time
 from pathlib import Path
 
 PEER_BATCH = 1000  # paragraphs in a call
-TARGETS = {"tokenizers": 0.6, "ray": 0.85, "datatrove": 1.2, "datatrove-dedup": 2.0}
+TARGETS = {"tokenizers": 0.6, "ray": 0.85, "datatrove": 1.2, "datatrove-dedup": 3.0}
 ROLES = ("tokenizers", "plain", "local", "ray", "jsonl", "jsonl-dedup")
 """What a process of this script does: the first is a peer, the others are ours."""
 OURS = {"tokenizers": "plain", "ray": "ray", "datatrove": "jsonl", "datatrove-dedup": "jsonl-dedup"}

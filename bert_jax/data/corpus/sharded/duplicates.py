@@ -222,7 +222,7 @@ class _Sketches(contextlib.ExitStack):
 def _add_sketches(inputs: Inputs) -> Rows:
     """Yield (earlier, later, length, sketch of the later document) for pairs (later, earlier)."""
     with _Sketches(inputs.space) as sketches:
-        for later, earlier in _unique(inputs.rows()).tolist():
+        for later, earlier in map(np.ndarray.tolist, _unique(inputs.rows())):
             found = sketches.find(later)
             values = np.zeros((-(-(4 + len(found)) // (2 * _WORDS - 2)), _WORDS - 1), np.uint64)
             values.reshape(-1)[:2] = later, len(found)

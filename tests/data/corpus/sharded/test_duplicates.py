@@ -5,7 +5,7 @@ import itertools
 import random
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -307,25 +307,50 @@ def test_opened_files_grow_like_the_number_of_tasks(tmp_path, monkeypatch, opene
     assert counts[1000] < 1000 * (2 * 16 + 25)
 
 
-def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(shuffle, "RANGE_BYTES", 100_000)
+def test_memory_does_not_grow_with_a_task_or_with_the_corpus(tmp_path, monkeypatch):
+    """The memory of each scan and of each reducer is measured, that of the driver is not."""
+    monkeypatch.setattr(shuffle, "RANGE_BYTES", 50_000)
     monkeypatch.setattr("bert_jax.files.staging.os.fsync", lambda _: None)
     monkeypatch.setattr("bert_jax.data.corpus.sharded.duplicates._BLOCK_CHARS", 10_000)
     draw = random.Random(0)
     config = CleaningConfig(near_duplicates=0.8, duplicate_paragraphs=True)
-    peaks = []
-    for number in (1, 1, 8):  # the first fills caches
-        texts = [" ".join(draw.choices(VOCABULARY, k=20)) for _ in range(500 * number)]
-        scans, directory = [], tmp_path / f"{len(peaks)}"
+    peaks: list[int] = []
+
+    def measured(function: Callable, items: Sequence) -> list:
+        results = []
+        for item in items:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            results.append(function(item))
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+        return results
+
+    def search(number: int, directory: Path) -> tuple[int, int]:
+        """The largest memory of a scan of all documents, and of the reducers of tasks of 500."""
         directory.mkdir()
-        tracemalloc.start()
-        scans.append(scan(iter(texts), config, directory, 0))
-        scans.append(scan(iter(texts[:100]), config, directory, 1))
-        find_duplicates(scans, config, Workspace(directory))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    print(peaks)
-    assert peaks[2] < 1.3 * peaks[1]
+        groups = [draw.choices(VOCABULARY, k=19) for _ in range(number)]
+        texts = [" ".join([*words, f"end{at}"]) for words in groups for at in range(10)]
+        peaks.clear()
+        measured(lambda _: scan(iter(texts), config, directory, 0), [0])
+        (whole,) = peaks
+        draw.shuffle(texts)
+        tasks = [texts[at : at + 500] for at in range(0, len(texts), 500)]
+        scans = [scan(each, config, directory, at) for at, each in enumerate(tasks)]
+        peaks.clear()
+        find_duplicates(scans, config, Workspace(directory), measured)
+        return whole, max(peaks)
+
+    sign([" ".join([*VOCABULARY, *(f"end{at}" for at in range(10))])])  # fills a cache
+    tracemalloc.start()
+    # The first imports what it needs.
+    _, (few, _), (many, reducers) = (search(size, tmp_path / f"{size}") for size in (49, 50, 250))
+    tracemalloc.stop()
+    print(few, many, reducers)
+    assert many < 1.4 * few
+    assert reducers < 15 * 50_000
+    sent = [path.stat().st_size for path in tmp_path.glob("250/later/rows/*/sketches-*")]
+    assert len(sent) > 5  # of five tasks
+    assert max(sent) < 51_000
 
 
 def test_sketches_of_a_scan_of_several_blocks(tmp_path, monkeypatch):
