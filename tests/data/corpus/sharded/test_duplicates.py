@@ -342,8 +342,8 @@ def test_memory_does_not_grow_with_a_task_or_with_the_corpus(tmp_path, monkeypat
 
     sign([" ".join([*VOCABULARY, *(f"end{at}" for at in range(10))])])  # fills a cache
     tracemalloc.start()
-    # The first imports what it needs.
-    _, (few, _), (many, reducers) = (search(size, tmp_path / f"{size}") for size in (49, 50, 250))
+    # The first, as large as the last, imports and fills caches.
+    _, (few, _), (many, reducers) = (search(size, tmp_path / f"{size}") for size in (249, 50, 250))
     tracemalloc.stop()
     print(few, many, reducers)
     assert many < 1.4 * few
