@@ -62,7 +62,7 @@ def test_flips_are_caught_or_leave_no_trace_and_are_never_saved(tmp_path, cache)
         assert run["error"] or saved == healthy, run
         print(run)
     caught = [run for run in runs[1:] if run["error"].startswith("SilentCorruptionError")]
-    named = [run for run in caught if f"device ids {run['flip'][1]} of process" in run["error"]]
+    named = [run for run in caught if f" of process {run['flip'][1]})" in run["error"]]
     print(f"{len(caught)} of {len(runs) - 1} caught, {len(named)} with the right device; {seed=}")
     assert all(run["error"] for run in runs[1:] if run["flip"][0] == "gradients")
     assert named == caught
