@@ -115,7 +115,8 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) or name not in variants:
         hint = suggestion(str(name), variants, " (did you mean {!r}?)")
         raise UserError(
-            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}"
+            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}, "
+            "or a name that the recipe registers: give the recipe in place of a stored config.json"
         )
     return variants[name]
 
