@@ -91,6 +91,15 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
     ]
 
 
+def changed(values: Any, defaults: Any) -> Any:
+    """Return the entries of nested mappings that differ from their defaults."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], dict):
+        return [changed(each, defaults[0]) for each in values]
+    if not isinstance(values, dict):
+        return values
+    return {n: changed(v, defaults.get(n)) for n, v in values.items() if v != defaults.get(n)}
+
+
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
