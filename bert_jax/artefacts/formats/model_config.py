@@ -213,7 +213,7 @@ def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
         theirs["intermediate_size"] = config.mlp_dim * 3 // 2
     theirs |= {name: value for name, (value, _) in family.only.items() if value is not None}
     if not family.local:
-        if "rope_theta" not in family.computes:
+        if family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
             parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
             theirs |= {"rope_theta": config.rope_theta, "rope_parameters": parameters}
         return theirs

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.relative import Relative, RelativeMaps, relative_scores, rows_of
@@ -129,8 +130,8 @@ def test_rows_are_those_of_transformers(positions, buckets, distance):
 
 def test_weights_of_every_layer_read_the_table():
     params = init_params(MODEL, jax.random.key(0))
-    tokens = np.random.default_rng(0).integers(5, 50, (B, L))
-    inputs = tokens, tokens * 0, np.ones_like(tokens)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(5, 50, (B, L)))
+    inputs = tokens, tokens * 0, jnp.ones_like(tokens)
     found = layer_outputs(MODEL, params, *inputs, with_weights=True)
     np.testing.assert_allclose(found.states[-1], encode(MODEL, params, *inputs), atol=1e-6)
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
@@ -141,7 +142,7 @@ def test_weights_of_every_layer_read_the_table():
 
 
 def test_the_table_has_dropout_and_each_layer_drops_other_elements():
-    maps, params = RelativeMaps(MODEL, rngs=None), init_params(MODEL, jax.random.key(0))
+    maps, params = RelativeMaps(MODEL, nnx.Rngs(0)), init_params(MODEL, jax.random.key(0))
     key = with_params(jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"]), Layer, MODEL)
     table, stream = jnp.ones((12, 16)), DropoutStream(jnp.uint32(1), jnp.zeros(2, jnp.uint32))
     made = [
