@@ -69,6 +69,10 @@ ARCHITECTURES = {
     "ModernBERT": Architecture({**FAMILIES["modernbert"], "attention_pattern": "GL"}),
     "NeoBERT": Architecture(FAMILIES["neobert"]),
     "EuroBERT": Architecture(FAMILIES["eurobert"]),
+    "DeBERTa": Architecture(
+        FAMILIES["deberta-v2"],
+        {"name": "replaced_tokens", "generator_size": 0.5, "disentangled": True},
+    ),
     "Encoder-decoder": Architecture(_TRANSLATOR, {"name": "translation"}, "translation"),
     "Recurrent seq2seq": Architecture({}, {"name": "recurrent_translation"}, "translation"),
 }

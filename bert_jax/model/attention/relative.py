@@ -72,7 +72,7 @@ class RelativePositions(nnx.Module):
     """Table of the embeddings of relative positions, which all layers share, and its norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.dtype = compute_dtype(config)
+        self.config = config
         shape = 2 * span_of(config), config.hidden_dim
         table = truncated_normal(rngs.params(), shape, config.init_std)
         self.table = parameter(table, "length", "embed")
@@ -81,8 +81,8 @@ class RelativePositions(nnx.Module):
 
     def __call__(self) -> Float[Array, "R D"]:
         """Return the embeddings, in the compute type."""
-        table = self.table[...]
-        return (self.norm(table) if hasattr(self, "norm") else table).astype(self.dtype)
+        table = self.norm(self.table[...]) if self.config.relative_norm else self.table[...]
+        return table.astype(compute_dtype(self.config))
 
 
 class RelativeMaps(nnx.Module):
