@@ -95,8 +95,8 @@ def generator_params(params: Any) -> Any:
 
 def discriminator_params(params: Any) -> Any:
     """Return all parameters of the discriminator: `rtd`, and `encoder` with a whole token table."""
-    encoder = params["encoder"]
-    if "token" in (theirs := params["generator"]["encoder"].get("embeddings", {})):
+    encoder, theirs = params["encoder"], params["generator"]["encoder"].get("embeddings", {})
+    if hasattr(theirs.get("token"), "shape"):  # a tree of axes has nothing to add
         token = jax.lax.stop_gradient(theirs["token"]) + encoder["embeddings"]["token"]
         encoder = {**encoder, "embeddings": {**encoder["embeddings"], "token": token}}
     return {"encoder": encoder, "rtd": params["rtd"]}

@@ -224,7 +224,7 @@ def planned(name: str, home: Path) -> dict[str, dict[str, str]]:
 
 def named(name: str) -> tuple[str, ...]:
     """Rows of the models of an architecture's pretraining run, which are its parts if several."""
-    if name == "ELECTRA":
+    if ARCHITECTURES[name].objective.get("name") == "replaced_tokens":
         return "discriminator", "generator"
     return ("translation" if ARCHITECTURES[name].translates else "pretraining",)
 
