@@ -144,7 +144,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     reading = Reading(path)
     if path.suffix == ".model":
         model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
-        model = with_mask(model) if path.name == "spm.model" else model
+        if path.name == "spm.model":
+            for name in ("do_lower_case", "split_by_punct"):
+                reading.one_of(f"{CONFIG_NAME}: {name}", reading.config.get(name), (None, False))
+            model = with_mask(model)
         return SentencePieceTokenizer(model, where=f"{path}")
     if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")

@@ -18,6 +18,7 @@ from bert_jax.artefacts.exchange.huggingface import prove  # noqa: E402
 from bert_jax.artefacts.exchange.importing import import_model  # noqa: E402
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, proof_rows  # noqa: E402
 from bert_jax.artefacts.saved.reading import read_model  # noqa: E402
+from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.tokenization.load import load_tokenizer  # noqa: E402
 
 TASKS = (
@@ -80,6 +81,11 @@ def test_ids_are_those_of_the_model_that_was_published(tmp_path, spm):
     assert (ours.vocab_size, ours.id_to_token(size)) == (size + 1, "[MASK]")
     for text, ids in zip(PROOF_TEXTS, ours.encode_batch(PROOF_TEXTS), strict=True):
         assert ids.tolist() == theirs.encode(text)
+    for name in ("do_lower_case", "split_by_punct"):
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"{name}": true}}')
+        with pytest.raises(UserError, match=f"{name} is True; expected None or False"):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
     other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert other.mask_token_id == size
     assert other(NOT_NFC, add_special_tokens=False)["input_ids"] != theirs.encode(NOT_NFC)
