@@ -37,6 +37,8 @@ from bert_jax.tokenization.tokenizer import (
 )
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
+"""Protobuf field of a control piece [MASK]; appended to a model, it adds the piece."""
 _LINE_CHARS = 4096
 """Longest training line, in characters; longer lines are split, because the library drops them."""
 _THREADS = 16
@@ -111,6 +113,10 @@ class SentencePieceTokenizer(Tokenizer):
         texts = [replace_surrogates(text) for text in texts]
         return self._fast.encode(texts, return_type="numpy", num_threads=1)
 
+    def normalised(self, text: str) -> str:
+        """Return a text as the model reads it, with "▁" before each word."""
+        return self._fast.normalize(text)
+
     def _spell(self, tokens: list[str]) -> str:
         return self._fast.decode_pieces(tokens)
 
@@ -118,6 +124,11 @@ class SentencePieceTokenizer(Tokenizer):
         config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
         text = json.dumps(config, indent=1) + "\n"
         return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
+
+
+def with_mask(model: bytes) -> bytes:
+    """Return a model with the piece [MASK], which Microsoft's `spm.model` of DeBERTa lacks."""
+    return model if _MASK[2:-2] in model else model + _MASK
 
 
 def load_model(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:

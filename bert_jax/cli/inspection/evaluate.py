@@ -119,10 +119,10 @@ def _with_positions(config: PretrainConfig, length: int, trained_length: int) ->
     model = config.model
     if length < 8:
         raise UserError(f"--length is {length}; it must be at least 8")
-    if length > model.num_positions and model.positions == "learned":
+    if length > model.num_positions and model.positions in ("learned", "relative"):
         raise UserError(
-            f"--length is {length}; the model has {model.num_positions} learned positions, so "
-            f"rows have at most {model.num_positions} tokens"
+            f"--length is {length}; the model has {model.num_positions} {model.positions} "
+            f"positions, so rows have at most {model.num_positions} tokens"
         )
     if length > trained_length:
         _log.warning(
