@@ -15,7 +15,6 @@ from scipy.special import softmax
 
 from bert_jax.tasks.examples import Question
 from bert_jax.tasks.squad.metrics import best_scores
-from bert_jax.tasks.squad.sources import question_name
 from bert_jax.tasks.squad.windows import Window
 
 
@@ -83,31 +82,16 @@ def find_answers(
     window's best starts and ends, can miss a candidate, but never finds one with a higher score.)
 
     Windows may be in any order. Each has a row of start logits and a row of end logits; entries
-    after the window's tokens are padding. A question has at most `num_best` candidates.
-
-    Raises:
-        ValueError: windows and rows of logits differ in number or length, a logit is not finite, or
-            a question has no window.
+    after the window's tokens are padding. Each question needs a window, and all logits are finite.
+    A question has at most `num_best` candidates.
     """
-    if not len(windows) == len(start_logits) == len(end_logits):
-        raise ValueError(
-            f"{len(windows)} windows, {len(start_logits)} rows of start logits and "
-            f"{len(end_logits)} of end logits; each window needs one row of each"
-        )
     rows: list[list[_Row]] = [[] for _ in questions]
     for window, starts, ends in zip(windows, start_logits, end_logits, strict=True):
         n = len(window.ids)
         logits = np.array([starts[:n], ends[:n]], np.float64)
-        if logits.shape != (2, n) or not np.isfinite(logits).all():
-            raise ValueError(
-                f"{question_name(questions[window.question])}: a window of {n} tokens needs {n} "
-                "start logits and as many end logits, all finite; some are missing, infinite or NaN"
-            )
         rows[window.question].append(_Row(window, *logits))
     found = []
     for question, own in zip(questions, rows, strict=True):
-        if not own:
-            raise ValueError(f"{question_name(question)} has no window")
         null = min((Candidate("", 0, 0, float(row.starts[0]), float(row.ends[0])) for row in own),
                    key=lambda candidate: candidate.score)  # fmt: skip
         best = _candidates(question.context, own, num_best, max_answer_tokens)
@@ -176,10 +160,7 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
 
     Raises:
         UserError: a question has no known answers.
-        ValueError: there are no questions, or predictions are not for them in the same order.
     """
-    if not questions or [each.id for each in questions] != [each.id for each in predictions]:
-        raise ValueError("expected a prediction for each question, in the order of the questions")
     empty, gain = 0.0, np.zeros(len(questions))
     for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
         without = best_scores("", question)[1]

@@ -64,44 +64,13 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return only the entities that are tagged as `scheme` requires.
-
-    IOB2 leaves out entities that begin with I. IOBES leaves out entities that begin with I or E, or
-    that end with B or I. IOB1 leaves out entities that begin with B but do not follow an entity of
-    their type, and (as in seqeval) an entity whose only tag is B, if a B of another type follows.
+def strict_entities(tags: Sequence[str]) -> list[Entity]:
+    """Find the entities of IOB2 tags, without those that begin with I instead of B.
 
     Raises:
-        ValueError: a tag belongs to no scheme, or has a prefix that `scheme` does not have.
+        ValueError: a tag belongs to no scheme.
     """
-    parts = _split(tags)
-    allowed = "OBIES" if scheme == "iobes" else "OBI"
-    for tag, (prefix, _) in zip(tags, parts, strict=True):
-        if prefix not in allowed:
-            raise ValueError(f"the tag {tag!r} is not {scheme}, which has {', '.join(allowed)}")
-    parts.append(_OUTSIDE)
-    found: list[Entity] = []
-    word, before = 0, _OUTSIDE
-    while word < len(tags):
-        start, (prefix, kind) = word, parts[word]
-        word += 1
-        begins = prefix in "BS"
-        if scheme == "iob1":
-            same = before[0] in "BI" and before[1] == kind
-            begins = same if prefix == "B" else prefix == "I"
-        if begins and prefix != "S":
-            while parts[word][0] in "IE" and parts[word][1] == kind:
-                word += 1
-                if parts[word - 1][0] == "E":
-                    break
-        before, after = parts[word - 1], parts[word]
-        if scheme == "iobes":
-            begins = begins and before[0] in "ES"
-        elif scheme == "iob1" and before[0] == "B":  # as in seqeval
-            begins = begins and not (after[0] == "B" and after[1] != kind)
-        if begins:
-            found.append(Entity(kind, start, word))
-    return found
+    return [found for found in entities(tags) if tags[found.start].startswith("B")]
 
 
 def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:

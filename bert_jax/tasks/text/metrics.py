@@ -26,15 +26,8 @@ def class_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]
     f1 is the F1 of class 1; it is 0 if class 1 is absent. macro_f1 is the mean F1 of the classes
     that occur in the labels or the predictions. matthews is the Matthews correlation coefficient
     for any number of classes; it is 0 if labels or predictions are constant.
-
-    Raises:
-        ValueError: there are no examples, lengths differ, or values are not integers.
     """
     truth, guess = _pair(labels, predictions)
-    for name, values in (("labels", truth), ("predictions", guess)):
-        # Floating-point scores never equal a class, so all would silently count as wrong.
-        if values.dtype.kind not in "iub":
-            raise ValueError(f"{name} are {values.dtype}; expected integers, which are class ids")
     return unweighted(classes.class_statistic(truth, guess), len(truth))
 
 
@@ -59,16 +52,8 @@ def label_set_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, fl
 
     f1 counts the predictions of all labels together (micro). macro_f1 is the mean F1 of the labels;
     an absent label has F1 0. accuracy is the share of rows in which all labels are right.
-
-    Raises:
-        ValueError: shapes differ, are empty or are not (N, K), or a value is not 0 or 1.
     """
     truth, guess = np.asarray(labels), np.asarray(predictions)
-    if truth.ndim != 2 or truth.shape != guess.shape or not truth.size:
-        raise ValueError(f"labels {truth.shape}, predictions {guess.shape}; expected (N, K) each")
-    for name, table in (("labels", truth), ("predictions", guess)):
-        if not np.isin(table, (0, 1)).all():
-            raise ValueError(f"{name} hold values other than 0 and 1")
     statistic = classes.label_set_statistic(truth.astype(bool), guess.astype(bool))
     return unweighted(statistic, len(truth))
 
