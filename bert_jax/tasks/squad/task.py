@@ -12,10 +12,15 @@ from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.classes import most_confident, share, shortened
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
 from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
-from bert_jax.tasks.squad.windows import build_windows
+from bert_jax.tasks.squad.windows import (
+    Prediction,
+    answer_files,
+    best_threshold,
+    build_windows,
+    find_answers,
+)
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _THRESHOLD = "null_threshold"

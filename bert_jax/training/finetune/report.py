@@ -16,8 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.pictures import write_picture
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
-from bert_jax.tasks.reports.lines import report_lines
-from bert_jax.tasks.reports.pictures import report_figure
+from bert_jax.tasks.reports.lines import report_figure, report_lines
 from bert_jax.tasks.rows import choose_buckets
 from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.config import FinetuneConfig

@@ -19,10 +19,9 @@ from bert_jax.chips import ACCELERATORS
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.terminal import Intervals
-from bert_jax.training.run.board import Board, scalars
 from bert_jax.training.run.events import json_lines
 from bert_jax.training.run.goodput import Clock, Goodput
-from bert_jax.training.run.trackers import Tracker
+from bert_jax.training.run.trackers import Board, Tracker, scalars
 
 _FIRST_LINE = 5
 """Number of steps after which a start prints its first progress line."""

@@ -24,8 +24,7 @@ from bert_jax.tasks.reports.classes import (
     shortened,
 )
 from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, weights
-from bert_jax.tasks.reports.lines import difference_lines, report_lines
-from bert_jax.tasks.reports.pictures import report_figure
+from bert_jax.tasks.reports.lines import difference_lines, report_figure, report_lines
 from bert_jax.tasks.text.metrics import METRICS, text_grounds
 from bert_jax.training.sweep.statistics import student_interval
 

@@ -15,8 +15,7 @@ from bert_jax.tasks.config import (
     TaggingConfig,
 )
 from bert_jax.tasks.overlap import example_key, example_keys, overlap_warning
-from bert_jax.tasks.reports.lines import report_lines
-from bert_jax.tasks.reports.pictures import report_figure
+from bert_jax.tasks.reports.lines import report_figure, report_lines
 
 
 def table(**fields):

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from squad_examples import UNCASED, question, real_file
 
 from bert_jax.tasks.config import WindowOptions
-from bert_jax.tasks.squad.answers import (
+from bert_jax.tasks.squad.metrics import score
+from bert_jax.tasks.squad.windows import (
     Candidate,
     Prediction,
     answer_files,
     best_threshold,
+    build_windows,
     find_answers,
 )
-from bert_jax.tasks.squad.metrics import score
-from bert_jax.tasks.squad.windows import build_windows
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = WindowOptions(max_length=12, stride=3, max_question=4)
