@@ -94,8 +94,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
-    Raises:
-        UserError: `cls` has variants, but no variant has the name that `mapping` selects.
+    Raise a UserError if `cls` has variants, but no variant has the name that `mapping` selects.
     """
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:

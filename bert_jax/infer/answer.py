@@ -35,7 +35,6 @@ class Answerer(Predictor[Question]):
     """Largest number of tokens in an answer. None means the limit in training or else 30."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model has no span head or an option is out of range."""
         super().__post_init__()
         self.model.require("answer", "span head")
         given = self.null_threshold

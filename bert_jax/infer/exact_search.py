@@ -30,9 +30,7 @@ def top_k(
 
     The documents are read in blocks, of which two are on the devices at most. The rows of a block
     are divided among the devices, and the best documents of each are merged with the best so far.
-
-    Raises:
-        UserError: `k` is below 1.
+    Raise a UserError if `k` is below 1.
     """
     check_count("k", k)
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("documents",))

@@ -233,10 +233,8 @@ def answer_records(
 
     If a record cannot be answered and `on_error` is "skip", the record has no answer, and
     `Record.problem` has the reason. `say` receives a message for each of the first few skipped
-    records and, at the end, a warning if examples were cut.
-
-    Raises:
-        UserError: A record cannot be answered and `on_error` is "fail", or an output is not finite.
+    records and, at the end, a warning if examples were cut. Raise a UserError if a record cannot be
+    answered and `on_error` is "fail", or an output is not finite.
     """
     cuts, skipped = Cuts(), 0
 

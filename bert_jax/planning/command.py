@@ -101,8 +101,7 @@ class _Answer:
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
     """Return messages about the warm-ups that `train` would change on a topology.
 
-    Raises:
-        UserError: `train` would reject the configuration.
+    Raise a UserError if `train` would reject the configuration.
     """
     shards = max(1, topology.num_devices // settings_of(config, 0, topology.num_devices).tensor)
     config = with_batch_unit(config, shards)
@@ -115,8 +114,7 @@ def with_rows_per_chip(
 ) -> PretrainConfig:
     """Return the configuration with `rows` rows per chip in each micro-batch of a phase.
 
-    Raises:
-        UserError: `rows` is below 1.
+    Raise a UserError if `rows` is below 1.
     """
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")

@@ -136,10 +136,8 @@ def submission_file(
 
     After a header, each line has an index and a prediction. `ids[i]` is the test row of
     `predictions[i]`: a class index, or a score, which is clipped to 0...5 and has three decimals.
-
-    Raises:
-        UserError: the task is unknown, `split` is not a test split, a prediction is not valid, or a
-            row of the split does not have exactly one prediction.
+    Raise a UserError if the task is unknown, `split` is not a test split, a prediction is not
+    valid, or a row of the split does not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:
@@ -196,7 +194,6 @@ class GlueConfig(SkewConfig, TaskConfig):
     set prepared by TensorFlow Datasets."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a task without training data or class options without classes."""
         super().__post_init__()
         if self.name and "train" not in glue_task(self.name).files:
             raise UserError(

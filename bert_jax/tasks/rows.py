@@ -86,10 +86,8 @@ def choose_buckets(
     """Choose at most `max_buckets` bucket lengths that minimise padding (dynamic programming).
 
     The lengths are ascending multiples of 8, and the longest row fits in the last. `limit`, the
-    model's number of positions, caps the last length, which then need not be a multiple of 8.
-
-    Raises:
-        UserError: there are no rows.
+    model's number of positions, caps the last length, which then need not be a multiple of 8. Raise
+    a UserError if there are no rows.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")

@@ -60,9 +60,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load the content of a `.model` file, which `where` names in error messages.
 
-        Raises:
-            UserError: If the file is not a model or has too many pieces, or if its special pieces
-                are missing or match raw text.
+        Raise a UserError if the file is not a model or has too many pieces, or if its special
+        pieces are missing or match raw text.
         """
         self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []

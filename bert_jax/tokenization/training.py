@@ -136,7 +136,6 @@ def train_wordpiece(
 
 
 def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
-    """Count the words, after normalisation and splitting at punctuation."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
 
@@ -227,11 +226,9 @@ def train_bytelevel(
     it. No space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first. As
     every byte has a token, no text becomes [UNK], and decoding restores case, spaces and line
     breaks. A pair of texts is encoded as [CLS] A [SEP] B [SEP], and [MASK] stands for a word and
-    the space before it (ModernBERT, Warner et al. 2024).
-
-    Raises:
-        UserError: If no pair occurs `min_frequency` times, or an option is out of range
-            (`vocab_size` includes 256 bytes and five special tokens).
+    the space before it (ModernBERT, Warner et al. 2024). Raise a UserError if no pair occurs
+    `min_frequency` times, or an option is out of range (`vocab_size` includes 256 bytes and five
+    special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = f"{len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes"

@@ -58,10 +58,8 @@ class Start:
         """Put the parameters of the teacher, if any, into a state on a mesh.
 
         `abstract` gives shape, type and sharding of each array of a state that has a teacher.
-        `axes` gives the logical axes of each parameter.
-
-        Raises:
-            UserError: The teacher lacks parameters of its architecture.
+        `axes` gives the logical axes of each parameter. Raise a UserError if the teacher lacks
+        parameters of its architecture.
         """
         if (teacher := self.teacher) is None:
             return state
@@ -99,9 +97,8 @@ def without_teacher(state: TrainState) -> TrainState:
 def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return a teacher's architecture, with enough positions for rows of `longest` tokens.
 
-    Raises:
-        UserError: The teacher has too few learned positions. The message ends with `rows`, which
-            names the rows that are too long and a remedy.
+    Raise a UserError if the teacher has too few learned positions. The message ends with `rows`,
+    which names the rows that are too long and a remedy.
     """
     model = teacher.config
     if longest <= model.num_positions:

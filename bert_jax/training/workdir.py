@@ -80,9 +80,7 @@ def refuse_other_run(
     `began` is the configuration of the run in the directory, and `config` is the one given now. A
     restart may change the fields `free`. `fingerprints` maps a description of the data, such as
     "the training corpus", to the fingerprint in the run's record and the fingerprint found now.
-
-    Raises:
-        UserError: There are differences, which the message lists.
+    Raise a UserError if there are differences, which the message lists.
     """
     rows = [
         f"{name}: {show(old)} there, {show(new)} given"

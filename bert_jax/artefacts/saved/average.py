@@ -169,7 +169,6 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError, with the differences, if the sources are not checkpoints of one model."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)
@@ -188,7 +187,6 @@ def _check_same(sources: Sequence[Source]) -> None:
 def _averaged(
     sources: Sequence[Source], weights: Sequence[float], progress: bool
 ) -> dict[str, jax.Array]:
-    """Return the average of each parameter, by name, in the dtype of the sources."""
     arrays, device = sources[0].arrays, jax.local_devices()[0]
     num_bytes = sum(
         np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
@@ -229,7 +227,6 @@ def _damaged(checkpoint: epath.Path, fault: str) -> DamagedCheckpointError:
 def _write(
     directory: Path, newest: Source, entry: dict[str, Any], leaves: dict[str, jax.Array]
 ) -> None:
-    """Write the work directory (config.json, tokenizer, checkpoint) and verify the checkpoint."""
     digests = leaf_digests(leaves)
     arrays = {n: [list(leaf.shape), str(leaf.dtype), digests[n]] for n, leaf in leaves.items()}
     record = Record(newest.step, newest.record.config, {"average": entry}, {}, arrays)

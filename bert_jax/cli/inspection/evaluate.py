@@ -171,10 +171,8 @@ def compared_lines(
     """Yield a line of held-out metrics for each of several checkpoints of one model.
 
     All checkpoints are evaluated on the same rows. The rows come from `corpus` or, if it is None,
-    from the last checkpoint's corpus. `names` are checkpoints, WORKDIR@STEP or WORKDIR.
-
-    Raises:
-        UserError: A checkpoint or held-out text is missing, or the corpus has another tokenizer.
+    from the last checkpoint's corpus. `names` are checkpoints, WORKDIR@STEP or WORKDIR. Raise a
+    UserError if a checkpoint or held-out text is missing, or the corpus has another tokenizer.
     """
     workdir, step = split_name(names[-1])
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)

@@ -201,7 +201,6 @@ def losses(
 def _mean_loss(
     saved: SavedModel, sources: Sequence[list[int]], inputs: Sequence[list[int]]
 ) -> float:
-    """Compute the mean loss of targets, given rows of sources and the inputs of the decoder."""
     assert saved.network is not None
     objective = Translation(saved.network.model, saved.network, saved.tokenizer.special_ids)
     longest = [max(map(len, pair)) for pair in zip(sources, inputs, strict=True)]

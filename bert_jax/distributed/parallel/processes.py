@@ -64,8 +64,7 @@ class Cluster:
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     """Return the cluster that `environ` describes, or None if the run has only one process.
 
-    Raises:
-        UserError: The variables of a cluster are incomplete or invalid.
+    Raise a UserError if the variables of a cluster are incomplete or invalid.
     """
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ

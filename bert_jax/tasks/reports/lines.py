@@ -132,7 +132,6 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
-    """Write the calibration errors, and a table of the non-empty bins after calibration."""
     after, before = found["after"], found["before"]
     bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
@@ -193,7 +192,6 @@ def report_figure(kind: str, report: Mapping[str, Any], *, title: str = "") -> A
 
 
 def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
-    """Draw a confusion matrix, shaded by share of the row, with counts if classes are few."""
     labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
     counts = np.array(confusion["counts"], float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -216,7 +214,6 @@ def _confusion_figure(confusion: Mapping[str, Any], title: str) -> Any:
 
 
 def _scatter_figure(points: Any, title: str) -> Any:
-    """Draw predictions against labels, and the dashed line on which they are equal."""
     labels, predicted = np.array(points, float).T
     figure = new_figure((5.2, 4.8), title)
     axis = figure.subplots()
@@ -230,7 +227,6 @@ def _scatter_figure(points: Any, title: str) -> Any:
 
 
 def _calibration_figure(calibration: Mapping[str, Any], title: str) -> Any:
-    """Draw observed frequency against probability, before and after calibration, and bin counts."""
     figure = new_figure((7.6, 4.6), title)
     names = {"before": "as trained", "after": f"temperature {calibration['temperature']:.3g}"}
     upper, lower = figure.subplots(2, 2, sharex=True, height_ratios=[3, 1])

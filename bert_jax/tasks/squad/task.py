@@ -142,7 +142,6 @@ class SpanSplit(Split):
         return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
-        """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
         predictions = self._predictions(outputs, self._task.config.num_best)
         return answer_files(predictions, threshold)
@@ -203,7 +202,6 @@ def _saved_threshold(scores: SplitScores) -> float:
 
 
 def _asks(question: Question) -> str:
-    """Return the question word, or "other" if there is none."""
     words = normalized_words(question.question)
     return next((word for word in words if word in _ASKING), "other")
 

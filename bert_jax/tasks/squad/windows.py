@@ -61,9 +61,7 @@ def build_windows(
     """Cut questions and contexts into windows.
 
     The target is the shortest run of tokens that covers the first answer placed at its offset.
-
-    Raises:
-        UserError: a context has no token that could be part of an answer.
+    Raise a UserError if a context has no token that could be part of an answer.
     """
     options = options or WindowOptions()
     contexts: dict[str, Encoding] = {}  # questions of one paragraph share its context
@@ -252,7 +250,6 @@ class _Row(NamedTuple):
 def _candidates(
     context: str, rows: Sequence[_Row], num_best: int, max_tokens: int
 ) -> tuple[Candidate, ...]:
-    """Return the best runs of tokens, at most one for each text."""
     scores = np.concatenate([_scores(row, max_tokens).ravel() for row in rows])
     sizes = [len(row.window.spans) * max_tokens for row in rows]
     begins = np.concatenate([[0], np.cumsum(sizes)])
@@ -300,10 +297,8 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     As in SQuAD's script, the threshold is the `null_odds` of a question, the lowest if several give
     the same F1. Two rules differ from the script, which can report an F1 that its threshold does
     not reach: questions with equal odds are either all answered or all unanswered, and if it is
-    best to answer no question, the threshold is just below the lowest odds (0 in the script).
-
-    Raises:
-        UserError: a question has no known answers.
+    best to answer no question, the threshold is just below the lowest odds (0 in the script). Raise
+    a UserError if a question has no known answers.
     """
     empty, gain = 0.0, np.zeros(len(questions))
     for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):

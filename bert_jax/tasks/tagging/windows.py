@@ -68,9 +68,7 @@ def tag_windows(
     zero-width space) becomes [UNK], so that it can be labelled. A word whose tag is not among
     `labels` has `NO_LABEL`, and a warning names such tags; if `labels` is None, all words have
     `NO_LABEL`. `stride` is the number of ids between two windows' starts (`doc_stride` in BERT).
-
-    Raises:
-        UserError: `max_length` or `stride` is out of range.
+    Raise a UserError if `max_length` or `stride` is out of range.
     """
     room = max_length - 2
     if room < 1:

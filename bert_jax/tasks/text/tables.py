@@ -147,8 +147,7 @@ def read_labelled(
 ) -> Data[TextExample]:
     """Read a table that must have labels, with `read_texts` or `read_other_texts`.
 
-    Raises:
-        UserError: the table has no labels, or `read` raises an error.
+    Raise a UserError if the table has no labels, or `read` raises an error.
     """
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:

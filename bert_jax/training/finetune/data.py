@@ -69,8 +69,7 @@ def task_of(model: SavedModel) -> Task:
 def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
     """Read labelled data: a file, a split of GLUE, or the run's `dev` or `test`; None means both.
 
-    Raises:
-        UserError: The data cannot be read, or the run's data have changed since training.
+    Raise a UserError if the data cannot be read, or the run's data have changed since training.
     """
     config = task_of(model).config
     own = {"dev", *config.dev_sources, *config.test_sources}
@@ -117,9 +116,7 @@ def other_split(
     """Read data to score or to predict: a file, or a split of GLUE.
 
     Warnings about faults in the file and about examples seen in training go to standard error.
-
-    Raises:
-        UserError: The data do not exist or cannot be read.
+    Raise a UserError if the data do not exist or cannot be read.
     """
     task = task_of(model)
     if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():

@@ -127,7 +127,6 @@ class TaskScorer:
         return scores
 
     def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
-        """Compute each trial's outputs for the rows of a split."""
         return score_rows(
             self._step, self._mesh, self._setup.objective.own(params), split.rows,
             buckets=self._buckets[split.name],
@@ -158,9 +157,7 @@ def write_reports(
 
     `reports` maps split names to reports. `record` adds entries to report.json. A picture shows the
     last split for which it can be drawn. `directory` is made if needed, and old files are replaced.
-
-    Raises:
-        UserError: The directory cannot be written.
+    Raise a UserError if the directory cannot be written.
     """
     blocks = ["\n".join(report_lines(name, report)) for name, report in reports.items()]
     text = "\n\n".join([f"# Report on {title}", *blocks]) + "\n"

@@ -85,8 +85,7 @@ def with_rates(config: FinetuneConfig, width: int, num_rows: int) -> FinetuneCon
 def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Schedule:
     """Return the schedule of a run with `epoch` batches per epoch, started from each of `inits`.
 
-    Raises:
-        UserError: A wave has more than `MAX_STEPS` steps.
+    Raise a UserError if a wave has more than `MAX_STEPS` steps.
     """
     steps = config.training.num_epochs * epoch
     if steps > MAX_STEPS:
@@ -109,8 +108,7 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
 def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the fields of an objective that name frozen parts; LoRA freezes the whole encoder.
 
-    Raises:
-        UserError: `training.freeze` is 0, or more layers than the model has.
+    Raise a UserError if `training.freeze` is 0, or more layers than the model has.
     """
     freeze = config.training.freeze
     if config.lora.rank or freeze == "encoder":
@@ -206,8 +204,7 @@ class Setup:
 def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     """Read the models and the data of a run, and check that they fit together.
 
-    Raises:
-        UserError: Something does not fit; the message names the field of the configuration.
+    Raise a UserError if something does not fit; the message names the field of the configuration.
     """
     config.distil.check_section()
     initial, given = read_inits(config, read)

@@ -83,7 +83,6 @@ def finetune(
 
 
 def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the batches of all waves in order, starting with batch `first`, counted from 0."""
     num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
     wave, step = divmod(first, num_steps)
     for number in range(wave, len(setup.schedule.waves)):

@@ -73,10 +73,8 @@ class Branch:
         """Check that a run can continue the checkpoint, without changing anything.
 
         `store` is the run's corpus. `stores` maps the index of each phase that reads other text to
-        this text. `abstract` is the state as abstract arrays.
-
-        Raises:
-            UserError: The runs differ (the message says how), or no steps follow the branch.
+        this text. `abstract` is the state as abstract arrays. Raise a UserError if the runs differ
+        (the message says how), or no steps follow the branch.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -119,9 +117,7 @@ class Branch:
         """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
         The `with` block begins the run. If it fails, a mark that was not there before is removed.
-
-        Raises:
-            UserError: The other run's work directory cannot be written.
+        Raise a UserError if the other run's work directory cannot be written.
         """
         source = self.source
         if source is None:

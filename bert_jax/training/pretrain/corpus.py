@@ -97,10 +97,8 @@ def phase_stores(
     """Open the training texts that differ from the run's corpus; return them by phase index.
 
     `run` is the store of the run's corpus. If `only` is given, open only the text of phase `only`.
-
-    Raises:
-        UserError: A corpus is missing, has another tokenizer than the run's corpus, or is named
-            twice in a mixture; or the cache is too small for the windows of a mixture.
+    Raise a UserError if a corpus is missing, has another tokenizer than the run's corpus, or is
+    named twice in a mixture; or the cache is too small for the windows of a mixture.
     """
     opened = {config.data.corpus: run}
 
@@ -211,8 +209,7 @@ class BucketCorpus:
     def __init__(self, url: str, data: DataConfig) -> None:
         """Set up the bucket and the cache; read nothing yet.
 
-        Raises:
-            UserError: gcsfs is not installed.
+        Raise a UserError if gcsfs is not installed.
         """
         self.files = BucketFiles(url, data.read_timeout)
         self._data = data
@@ -311,7 +308,6 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
 
 
 def _sizes(store: TokenStore, shard: ShardEntry) -> dict[str, int]:
-    """Return the size in bytes of each array of a shard."""
     sizes = (
         shard.num_tokens * token_dtype(store.vocab_size).itemsize,
         (shard.num_sentences + 1) * OFFSET_DTYPE.itemsize,
