@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
-from bert_jax.objectives.objective import Objective
 from bert_jax.training.progress import DivergedError, Means, Moment
 from bert_jax.training.run.session import Session, StopRequest
 from bert_jax.training.run.telemetry import read_metrics
@@ -38,55 +37,6 @@ from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
 
 
-class StepQueue:
-    """Queue of compiled steps. `dispatch` returns before the device has computed the step.
-
-    Metrics are read after the dispatch of the next step, before a compilation, or in `flush`. So
-    one step is always queued, and the device need not wait for the host, except in a recheck.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        recheck: Recheck,
-        read: Callable[[int, int, dict[str, Any], Any], None],
-    ):
-        """Make a queue. `read` gets each step's number, FLOPs and metrics, and the newest state."""
-        self._session, self._recheck, self._read = session, recheck, read
-        self._compiled: set[tuple[int, tuple[int, ...]]] = set()
-        self._unread: tuple[int, int, Any] | None = None
-
-    def switch(self, step: Callable[..., tuple[Any, Any]], objective: Objective) -> None:
-        """Use the step `(state, batch, ...) -> (state, metrics)` from the next dispatch on."""
-        self._step, self._objective = step, objective
-
-    def dispatch(self, number: int, state: Any, batch: Any, *settings: Any) -> Any:
-        """Dispatch step `number`, read the previous step's metrics, and return the new state."""
-        shape = batch["tokens"].shape
-        is_new = (id(self._step), shape) not in self._compiled
-        if is_new:
-            self.flush(state)
-            self._compiled.add((id(self._step), shape))
-        with self._session.clock.spend("compile") if is_new else contextlib.nullcontext():
-            state, metrics = self._recheck.step(number, self._step, state, batch, *settings)
-        if is_new:
-            self._session.alive("a compilation")
-        self.flush(state)
-        flops = math.prod(shape[:-1]) * self._objective.flops(batch)
-        self._unread = (number, flops, metrics)
-        return state
-
-    def flush(self, state: Any) -> None:
-        """Wait for metrics that have not been read yet, and pass them to `read`."""
-        if self._unread is None:
-            return
-        (number, flops, metrics), self._unread = self._unread, None
-        metrics = jax.device_get({n: m for n, m in metrics.items() if n != GRADIENT_DIGESTS})
-        self._session.step = number
-        self._session.alive(f"step {number:,}")
-        self._read(number, flops, metrics, state)
-
-
 def carry_out(plan: RunPlan, session: Session, trace: Trace | None = None) -> Result:
     """Run a plan until its last step or a stop signal; if a save exists, resume from the newest."""
     with StopRequest() as stop:
@@ -104,7 +54,8 @@ class _Run:
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
         self.recheck = Recheck(plan.stages[0].train, plan.mesh, plan.saves.newest)
-        self.queue = StepQueue(session, self.recheck, self._read)
+        self.compiled: set[tuple[int, tuple[int, ...]]] = set()
+        self.unread: tuple[int, int, Any] | None = None  # number, FLOPs and metrics of a step
         self.watched = plan.objective.metrics[0].name
         if plan.num_trials:
             self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
@@ -169,7 +120,7 @@ class _Run:
                 if self.now.stage + 1 == len(self.plan.stages):
                     break
                 self._enter(self.now.stage + 1)
-            self.queue.flush(self.now.state)
+            self._flush()
             if self.policy.saves_end or not finished:
                 # The save after a signal is not read back to check it: there may be no time.
                 self._save(last=True, finished=finished)
@@ -187,22 +138,21 @@ class _Run:
 
     def _train_stage(self, stop: StopRequest) -> bool:
         now, stage = self.now, self.stage
-        self.queue.switch(self.steps[now.stage], stage.train.objective)
         while now.step < stage.steps.stop and not now.ended:
             if stop.due():
                 return False
             with self.clock.spend("input"):
                 batch = self._next_batch()
             now.step += 1
-            now.state = self.queue.dispatch(now.step, now.state, batch, *stage.settings)
+            self._dispatch(batch)
             if self.trace:
-                self.trace(now.step, self.session, partial(self.queue.flush, now.state))
+                self.trace(now.step, self.session, self._flush)
             due = self._due(now.step)
             if due:
-                self.queue.flush(now.state)
+                self._flush()
                 self._score(due)
             if self._saves_now(bool(due)):
-                self.queue.flush(now.state)
+                self._flush()
                 self._save()
         if stage.ends:
             self._conclude()
@@ -216,11 +166,38 @@ class _Run:
         self.next_batch = self.now.step + 1
         return next(self.rows)
 
-    def _read(self, step: int, flops: int, metrics: dict[str, Any], state: Any) -> None:
-        now, out = self.now, self.session.out
-        metrics = {name: np.atleast_1d(values) for name, values in metrics.items()}
+    def _dispatch(self, batch: Any) -> None:
+        """Dispatch a step, and then read the metrics of the step before.
+
+        The dispatch returns before the device has computed the step. So one step is always queued,
+        and the device need not wait for the host, except before a compilation and in a recheck.
+        """
+        now, step, shape = self.now, self.steps[self.now.stage], batch["tokens"].shape
+        is_new = (id(step), shape) not in self.compiled
+        if is_new:
+            self._flush()
+            self.compiled.add((id(step), shape))
+        with self.clock.spend("compile") if is_new else contextlib.nullcontext():
+            now.state, metrics = self.recheck.step(
+                now.step, step, now.state, batch, *self.stage.settings
+            )
+        if is_new:
+            self.session.alive("a compilation")
+        self._flush()
+        flops = math.prod(shape[:-1]) * self.stage.train.objective.flops(batch)
+        self.unread = (now.step, flops, metrics)
+
+    def _flush(self) -> None:
+        """Wait for metrics that have not been read yet, and read them."""
+        if self.unread is None:
+            return
+        (step, flops, found), self.unread = self.unread, None
+        found = jax.device_get({n: m for n, m in found.items() if n != GRADIENT_DIGESTS})
+        now, out, self.session.step = self.now, self.session.out, step
+        self.session.alive(f"step {step:,}")
+        metrics = {name: np.atleast_1d(values) for name, values in found.items()}
         if metrics["bad"].any():
-            self._bad_step(step - 1, metrics, state)
+            self._bad_step(step - 1, metrics)
         for each, halted in zip(now.progress, metrics["halted"], strict=False):
             each.halted = each.halted if each.stopped else bool(halted)
         now.means.add(metrics)
@@ -336,7 +313,7 @@ class _Run:
             self.saves.save(self.now, last=last, finished=finished)
         self.saved_at = time.monotonic()
 
-    def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
+    def _bad_step(self, batch: int, metrics: dict[str, Any]) -> None:
         """Report trials that skipped a batch or halted; raise if the only trial halted."""
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
         look = f"bert-jax replay {self.plan.name} --step {batch}"
@@ -352,7 +329,7 @@ class _Run:
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
             message = bad.describe() if bad.halted else skipped_message(bad, look)
             if bad.halted and alone:
-                error = self._explained(batch, bad, state, look)
+                error = self._explained(batch, bad, look)
                 message = str(error)
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
@@ -362,8 +339,9 @@ class _Run:
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
             )
 
-    def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
+    def _explained(self, batch: int, bad: BadStep, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
+        state = self.now.state
         self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:

@@ -326,7 +326,6 @@ class _Walk:
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
                 flops=instruction.number("flops") if kernel else None,
-                transcendentals=instruction.number("transcendentals") if kernel else None,
                 kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
             )
         )
