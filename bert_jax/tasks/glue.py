@@ -135,8 +135,8 @@ def submission_file(
 
     After a header, each line has an index and a prediction. `ids[i]` is the test row of
     `predictions[i]`: a class index, or a score, which is clipped to 0...5 and has three decimals.
-    Raise a UserError if the task is unknown, `split` is not a test split, a prediction is not
-    valid, or a row of the split does not have exactly one prediction.
+    Raise a UserError if the task is unknown, `split` is not a test split, or a row of the split
+    does not have exactly one prediction.
     """
     task = glue_task(name)
     if split not in task.submissions:
