@@ -26,7 +26,9 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.evaluate import check_measurable, heldout_metrics
-from bert_jax.training.start import GROWTH_FILE
+
+GROWTH_FILE = "growth.json"
+"""Name of the file that `bert-jax grow` writes beside a model."""
 
 
 @dataclass(frozen=True)
