@@ -294,8 +294,7 @@ class SquadConfig(FileTaskConfig):
 class WindowOptions(Bounded):
     """Lengths, in tokens, of a long context's windows; the defaults are from `run_squad.py`.
 
-    Raises:
-        UserError: a length is below 1, or the stride is so large that windows leave gaps.
+    Raise a UserError if a length is below 1, or the stride is so large that windows leave gaps.
     """
 
     max_length: Count = 384

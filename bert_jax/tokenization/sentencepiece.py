@@ -204,6 +204,9 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Train a model; the same texts in the same order give the same bytes.
 
+    Raise a UserError if there is no text, an option is out of range, or `vocab_size` has no room
+    for special pieces, bytes and alphabet.
+
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
         vocab_size: Number of pieces, including 5 special ones and, with `byte_fallback`, 256 bytes.
@@ -214,10 +217,6 @@ def train_sentencepiece(
 
     Returns:
         A tokenizer. If the texts yield too few pieces, it has fewer, and a warning is logged.
-
-    Raises:
-        UserError: If there is no text, an option is out of range, or `vocab_size` has no room for
-            special pieces, bytes and alphabet.
     """
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")

@@ -55,7 +55,9 @@ def train_wordpiece(
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
     hash table and breaks ties by number. This function counts and numbers the characters first, and
-    gives the trainer these numbers and the counted words.
+    gives the trainer these numbers and the counted words. Raise a UserError if `texts` have no
+    words, an option is out of range, or `vocab_size` has no room for the special tokens and the
+    alphabet.
 
     Args:
         texts: Texts, which are read once. Memory grows only with the number of distinct words.
@@ -72,10 +74,6 @@ def train_wordpiece(
         A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
         tokens, and a warning is logged. If more than 0.05% of the texts are characters without a
         token, another warning states the reason.
-
-    Raises:
-        UserError: If `texts` have no words, an option is out of range, or `vocab_size` has no room
-            for the special tokens and the alphabet.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"

@@ -81,6 +81,10 @@ def average(
 ) -> dict[str, Any]:
     """Write the average of checkpoints to a new directory, completely or not at all.
 
+    Raise a UserError if an argument is invalid, a checkpoint is missing, there are fewer than two
+    checkpoints, or they are of different models. Raise a DamagedCheckpointError if a checkpoint
+    differs from its digests.
+
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
         out: Local directory that does not exist yet, or is empty.
@@ -93,11 +97,6 @@ def average(
     Returns:
         Entry `average` of the new config.json: method, decay and the sources in order of addition.
         Each source has workdir, step, digest and weight.
-
-    Raises:
-        UserError: An argument is invalid, a checkpoint is missing, there are fewer than two
-            checkpoints, or they are of different models.
-        DamagedCheckpointError: A checkpoint differs from its digests.
     """
     sources = find_sources(names, last)
     weights = _weights(len(sources), method, decay)

@@ -179,9 +179,8 @@ def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Resto
 def finetuned_checkpoint(workdir: Path | str) -> Restored:
     """Read the best model of a fine-tuning run; change nothing on disk.
 
-    Raises:
-        UserError: `workdir` holds no fine-tuning run, or the run has saved no model.
-        DamagedCheckpointError: No checkpoint is intact.
+    Raise a UserError if `workdir` holds no fine-tuning run, or the run has saved no model. Raise a
+    DamagedCheckpointError if no checkpoint is intact.
     """
     place = open_workdir(workdir)
     read_record(place.local, "finetune")

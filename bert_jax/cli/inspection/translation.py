@@ -49,7 +49,10 @@ def evaluate_pairs(
 
     Both files have one sentence per line. `corpus` replaces the run's corpus, whose targets are the
     candidates for the best constant translation (one text for all sources). `versus` are the runs
-    of another model: one for `workdir` and one for each of `other_seeds`, in this order.
+    of another model: one for `workdir` and one for each of `other_seeds`, in this order. Raise a
+    UserError if a model does not translate; the runs cannot be paired; the corpus has no pairs; a
+    file cannot be read, has no lines or has an empty line; or the files have different numbers of
+    lines.
 
     Returns:
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
@@ -57,11 +60,6 @@ def evaluate_pairs(
             translation; `ceiling`, the BLEU of references that the tokenizer encodes and decodes;
             `loss` and `loss_swapped` (see `losses`); counts; and, given `versus`, `differences`
             from its scores (see `finetune.evaluate.differences`).
-
-    Raises:
-        UserError: A model does not translate; the runs cannot be paired; the corpus has no pairs; a
-            file cannot be read, has no lines or has an empty line; or the files have different
-            numbers of lines.
     """
     check_runs([workdir, *other_seeds], versus)
     sources, references = read_pairs(source_file, target_file)

@@ -93,13 +93,12 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
+        Raise a UserError if the file or a column cannot be read, or there are no scores.
+
         Args:
             source: A table.
             columns: Names of three columns: first text (a query), second text (a document), score.
             **written: Fields of `TableConfig` such as `header`.
-
-        Raises:
-            UserError: The file or a column cannot be read, or there are no scores.
         """
         fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)

@@ -25,13 +25,12 @@ from bert_jax.training.finetune.saves import describe_split
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
     """Read a model together with its task, so that it can be scored on labelled data.
 
+    Raise a UserError if there is no such model, it has no task head, or there are no such fields.
+
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a
             task head; the task is then derived from the head and the model's maximum length.
         columns: Fields of the task to change, such as the names of the text and label columns.
-
-    Raises:
-        UserError: There is no such model, it has no task head, or there are no such fields.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)

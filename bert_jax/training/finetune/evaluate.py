@@ -133,6 +133,10 @@ def evaluate_finetuned(
 ) -> Evaluation:
     """Score the best model of a run, or a model in Hugging Face's format.
 
+    Raise a UserError if there is no such model; the data cannot be read, have changed or lack
+    labels; a report is about other data; another run has other labels or examples; or the runs
+    cannot be paired.
+
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
         data: Labelled file, split of GLUE, or the run's `dev` or `test`; None means dev and test.
@@ -142,11 +146,6 @@ def evaluate_finetuned(
             subtracted: one for `workdir` and one for each of `other_seeds`, in this order.
         columns: Fields of the task to change, such as the names of the text and label columns.
         other_seeds: Directories of further runs of the model, which differ in their seed.
-
-    Raises:
-        UserError: There is no such model; the data cannot be read, have changed or lack labels; a
-            report is about other data; another run has other labels or examples; or the runs
-            cannot be paired.
     """
     check_runs([workdir, *other_seeds], versus)
     model = read_scored(workdir, columns)

@@ -81,10 +81,8 @@ class TaskScorer:
         """Score the test data with the best parameters of each trial in a wave.
 
         A trial without a finite dev score gets no test scores. If the saved model, the best so far
-        of the first initialisation, is from this wave, also write its report on dev and test.
-
-        Raises:
-            SaveFailedError: The report cannot be written.
+        of the first initialisation, is from this wave, also write its report on dev and test. Raise
+        a SaveFailedError if the report cannot be written.
         """
         setup = self._setup
         params = trials.filled(setup.step, self._mesh, at.state.params, at.best)

@@ -208,8 +208,7 @@ class FinetuneSaves:
     def choose(self, at: Moment, *, must: bool = True) -> None:
         """Save the model of the first initialisation's best trial if it beats the saved model.
 
-        Raises:
-            SaveFailedError: Saving has failed several times, and `must` is true.
+        Raise a SaveFailedError if saving has failed several times, and `must` is true.
         """
         found = best_trial(at.progress, self._setup.inits[0])
         if found is None:

@@ -164,16 +164,14 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; return None if the run is not a branch.
 
-    All processes must call this function.
+    All processes must call this function. Raise a UserError if the run or step is missing or
+    damaged, or the run in `work` began differently.
 
     Args:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
             read back after saving. If empty, a branch that has begun is found from its config.json.
         work: Work directory of the run.
         there: Content of `work`.
-
-    Raises:
-        UserError: The run or step is missing or damaged, or the run in `work` began differently.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}

@@ -39,15 +39,14 @@ class Corpus(NamedTuple):
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
 
+    Raise a UserError if the path is empty, has an unsupported scheme or contains no store; the two
+    stores have different tokenizers; or a window does not fit the cache. Raise a BucketAwayError if
+    the bucket is out of reach.
+
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
         data: Settings of a run, which reads text in windows of shards and checks them in the
             background. If None, there are no windows, and the cache has its default settings.
-
-    Raises:
-        UserError: The path is empty, has an unsupported scheme or contains no store; the two stores
-            have different tokenizers; or a window does not fit the cache.
-        BucketAwayError: The bucket is out of reach.
     """
     if not path:
         raise UserError(
@@ -220,11 +219,9 @@ class BucketCorpus:
         """Open the store in a directory of the corpus; return None if there is no store.
 
         `part` is "train", "heldout", or "" for the directory of the corpus itself. If `windowed`,
-        the store is read in windows of shards, as in training.
-
-        Raises:
-            UserError: The store is damaged, or its window does not fit the cache.
-            BucketAwayError: The bucket is out of reach.
+        the store is read in windows of shards, as in training. Raise a UserError if the store is
+        damaged, or its window does not fit the cache. Raise a BucketAwayError if the bucket is out
+        of reach.
         """
         prefix = f"{part}/" if part else ""
         try:

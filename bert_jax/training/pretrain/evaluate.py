@@ -117,9 +117,8 @@ def heldout_rows(
 ) -> list[EvalBatches]:
     """Choose held-out rows of a store for each phase: `training.eval_rows` / `num_corpora` rows.
 
-    Raises:
-        UserError: The store is too small for a single row.
-        BucketAwayError: The bucket is out of reach.
+    Raise a UserError if the store is too small for a single row. Raise a BucketAwayError if the
+    bucket is out of reach.
     """
     max_rows = config.training.eval_rows and -(-config.training.eval_rows // num_corpora)
     (index, count), shards = sharding.data_shard(mesh), sharding.num_batch_shards(mesh)

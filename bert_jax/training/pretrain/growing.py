@@ -51,6 +51,10 @@ def grow_model(
 ) -> dict[str, Any]:
     """Write and read back a larger model, or leave `out` as it was; return its `growth.json`.
 
+    Raise a UserError if the source is not a pretrained model or cannot grow to a given size, the
+    corpus has another tokenizer or no held-out text, or Transformers has no class for the result.
+    Raise a ProofFailedError if the written model reads back differently.
+
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
         out: A directory that does not exist yet, or is empty.
@@ -60,11 +64,6 @@ def grow_model(
         corpus: Directory of a corpus; the losses of both models on its held-out text are measured.
         max_rows: Largest number of rows of held-out text; None means all rows.
         say: Function that receives a line about each step of the work.
-
-    Raises:
-        UserError: The source is not a pretrained model or cannot grow to a given size, the corpus
-            has another tokenizer or no held-out text, or Transformers has no class for the result.
-        ProofFailedError: The written model reads back differently.
     """
     stores = open_corpus(corpus) if corpus else None
     say(f"reading {source}")

@@ -47,8 +47,7 @@ class MetricsLog(LineLog):
     def __init__(self, path: Path, restored_step: int):
         """Cut off the rows after `restored_step` (all rows if it is 0) and an incomplete last line.
 
-        Raises:
-            OSError: The file exists but cannot be cut.
+        Raise an OSError if the file exists but cannot be cut.
         """
         super().__init__(path)
         if path.exists():

@@ -99,8 +99,7 @@ class Recheck:
     def replicas(self, number: int, state: Any) -> None:
         """Compare the replicas of the state after step `number`, if the run checks steps.
 
-        Raises:
-            SilentCorruptionError: Replicas differ.
+        Raise a SilentCorruptionError if replicas differ.
         """
         if self._every:
             self._agree(number, jax.device_get(self._digests(state)))
