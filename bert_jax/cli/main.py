@@ -41,7 +41,8 @@ VERBS = {
         "tokenizer": "corpora", "corpus": "corpora", "tfds": "corpora", "inspect": "accounting",
         "contamination": "accounting",
     },
-    "runs": {"status": "runs", "verify": "runs", "replay": "runs", "lineage": "accounting"},
+    "runs": {"status": "runs", "verify": "runs", "replay": "runs", "lineage": "accounting",
+             "record": "recording"},
     "models": {"average": "exchange", "import": "exchange", "grow": "exchange"},
     "answers": dict.fromkeys(
         ("fill-mask", "classify", "tag", "answer", "translate", "embed", "attend"), "inference"

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 import textwrap
 import traceback
 import types
@@ -49,7 +50,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
         UserError: The file is missing or raises an error, or a field is unknown or wrong.
     """
     name, _, argument = spec.partition(":")
-    path, named_argument = _find(name)
+    path, named_argument = find_config(name)
     argument = argument or named_argument
     given = _json(path) if path.suffix == ".json" else _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
@@ -119,8 +120,12 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
     return "\n".join(lines)
 
 
-def _find(named: str) -> tuple[Path, str]:
-    """Return the configuration file for a name, and the argument at the end of the name."""
+def find_config(named: str) -> tuple[Path, str]:
+    """Return the configuration file for a name, and the argument at the end of the name.
+
+    Raises:
+        UserError: There is no such file.
+    """
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel and of a clone
     # All folders are searched: `bert_tiny` stands for pretrain/bert_tiny.py.
@@ -155,6 +160,8 @@ def _get_config(path: Path, argument: str) -> Any:
     if spec is None or spec.loader is None:
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.parent.absolute())) not in sys.path:
+        sys.path.append(folder)  # a recipe may import a module beside it, which registers a name
     with _blaming(path):
         spec.loader.exec_module(module)
     function = getattr(module, "get_config", None)

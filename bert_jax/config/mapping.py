@@ -91,6 +91,15 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
     ]
 
 
+def changed(values: Any, defaults: Any) -> Any:
+    """Return the entries of nested mappings that differ from their defaults."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], dict):
+        return [changed(each, defaults[0]) for each in values]
+    if not isinstance(values, dict):
+        return values
+    return {n: changed(v, defaults.get(n)) for n, v in values.items() if v != defaults.get(n)}
+
+
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
@@ -105,7 +114,8 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) or name not in variants:
         hint = suggestion(str(name), variants, " (did you mean {!r}?)")
         raise UserError(
-            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}"
+            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}, "
+            "or a name that the recipe registers: give the recipe in place of a stored config.json"
         )
     return variants[name]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bert_jax.cli.demo.console import make_once
 from bert_jax.cli.start import law
 from bert_jax.cli.start.choose import Choice, Speed, choices
-from bert_jax.cli.start.look import look_at, machine, step_seconds, vocabulary_size
+from bert_jax.cli.start.look import look_at, machine, vocabulary_size
 from bert_jax.cli.start.recipe import Size, as_file, recipe, tokens_per_step
 from bert_jax.config.mapping import build
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
@@ -33,11 +33,11 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.speed import step_seconds
 from bert_jax.training.run.telemetry import duration
 
 RECIPE, CHOICES, _CHOSEN = "recipe.py", "choices.txt", "start.json"
-_OTHER_SHARE, _LABELS_SHARE = 0.05, 0.15
-_HELDOUT_BYTES, _SHOWN = 1e6, 4
+_OTHER_SHARE, _LABELS_SHARE, _HELDOUT_BYTES, _SHOWN = 0.05, 0.15, 1e6, 4
 
 
 @dataclass(frozen=True)

@@ -62,19 +62,14 @@ def choices(
             known[best] = measure(best)
         runs = [size for size in known if math.isfinite(known[size].seconds)] or [best]
         base = min(runs, key=lambda size: abs(size.parameters - best.parameters))
-        speeds = {size: known.get(size) or _estimated(size, base, known[base]) for size in sizes}
-        found = [
-            Choice(size, max(1, int(seconds / speed.seconds)), speed, unique)
-            for size, speed in speeds.items()
-        ]
+        time, tokens = known[base]
+        found = []
+        for size in sizes:  # the speeds of sizes that were not measured follow from their costs
+            seconds_of = time * size.cost(tokens) / base.cost(tokens)
+            speed = known.get(size, Speed(seconds_of, tokens))
+            found.append(Choice(size, max(1, int(seconds / speed.seconds)), speed, unique))
         # Sizes that cannot make a step in this time come last, the fastest first.
         found.sort(key=lambda choice: (max(seconds, choice.speed.seconds), -choice.nats))
         if found[0].size in known:
             return found
         best = found[0].size
-
-
-def _estimated(size: Size, base: Size, speed: Speed) -> Speed:
-    """Estimate the speed of a size from the operations of a measured one."""
-    seconds = speed.seconds * size.cost(speed.tokens) / base.cost(speed.tokens)
-    return Speed(seconds, speed.tokens)

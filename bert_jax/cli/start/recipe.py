@@ -2,10 +2,10 @@
 
 import pprint
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.config.command_line import load_config
-from bert_jax.config.mapping import to_dict
+from bert_jax.config.mapping import changed, to_dict
 from bert_jax.training.pretrain.config import PretrainConfig
 
 _EVALUATIONS, _LOGGED = 5, 50
@@ -66,18 +66,9 @@ def tokens_per_step(config: PretrainConfig) -> int:
 
 def as_file(config: PretrainConfig, title: str) -> str:
     """Write what differs from the defaults as a Python file with a docstring."""
-    changed = _changed(to_dict(config), to_dict(PretrainConfig()))
+    fields = changed(to_dict(config), to_dict(PretrainConfig()))
     title = title.replace("\\", r"\\").replace('"', r"\"")
-    body = pprint.pformat(changed, sort_dicts=False, width=90).replace("\n", "\n    ")
+    body = pprint.pformat(fields, sort_dicts=False, width=90).replace("\n", "\n    ")
     return (
         f'"""{title}"""\n\n\ndef get_config():\n    """Return the recipe."""\n    return {body}\n'
     )
-
-
-def _changed(values: Any, defaults: Any) -> Any:
-    """Return the entries of nested mappings that differ from their defaults."""
-    if isinstance(values, list | tuple) and values and isinstance(values[0], dict):
-        return [_changed(each, defaults[0]) for each in values]
-    if not isinstance(values, dict):
-        return values
-    return {n: _changed(v, defaults.get(n)) for n, v in values.items() if v != defaults.get(n)}

@@ -4,8 +4,10 @@ import dataclasses
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.artefacts.formats.huggingface_files import model_class
@@ -24,13 +26,14 @@ from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.config import EmbeddingTaskConfig, TaskConfig
 from bert_jax.tasks.embedding import token_weights
 from bert_jax.tasks.retrieval.metrics import ListLoss, PairKind
-from bert_jax.tasks.rows import Rows
+from bert_jax.tasks.rows import Rows, eval_batches
 from bert_jax.tasks.skew import class_weights
 from bert_jax.tasks.task import Task
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.start import RANDOM, with_positions
 
 _HEAD_DROPOUT = 0.1
+_WEIGHED, _SOME, _LIFT = 200, 16, 1e3
 _UNTAUGHT = ("arcs", "choice")
 _MULTIPLE = 8
 _TASK_CLASS = re.compile(r".*For(SequenceClassification|TokenClassification|QuestionAnswering)")
@@ -233,6 +236,12 @@ def with_vectors(
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
+    if kept.is_sparse:
+        pad_id = task.tokenizer.special_ids.pad
+        starts = {
+            name: each and with_few_tokens(kept, model, each, train, pad_id)
+            for name, each in starts.items()
+        }
     if kept.static_queries:
         weights = token_weights(train, model.vocab_size, idf=contrast.queries == "idf")
         weights[[*vars(task.tokenizer.special_ids).values()]] = 0
@@ -255,6 +264,28 @@ def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
     if config.pooling == "weighted" and "score" in kept.get("pooling", {}):
         start["pooling"] = {"score": kept["pooling"]["score"]}
     return start
+
+
+def with_few_tokens(
+    config: EmbeddingConfig, model: ModelConfig, start: Any, rows: Rows, pad_id: int
+) -> Any:
+    """Lower the bias of a masked-LM head until texts weigh 200 tokens, on average.
+
+    A model from a short pretraining has logits above 0 for most tokens, so that every text would
+    begin with a weight for every token. The probabilities of masked tokens do not change.
+    """
+    head = start[MASKED_LM]
+    if "bias" not in head:
+        return start
+    texts = [row for row, tokens in enumerate(rows.tokens[:_SOME]) if len(tokens)]
+    few = Rows([rows.tokens[row] for row in texts], rows.second_start[texts])
+    ((_, batch),) = eval_batches(few, (int(few.lengths.max()),), len(few), pad_id)
+    raised = {**start, MASKED_LM: {**head, "bias": head["bias"] + _LIFT}}
+    objective = EmbeddingObjective(model, config, group=1)
+    vectors = jax.jit(partial(objective.represent, seed=None, layout=None))(raised, batch)
+    logits = np.expm1(vectors) - _LIFT  # the largest of each text's tokens
+    above = float(np.quantile(logits, max(0.0, 1 - _WEIGHED / logits.shape[-1])))
+    return {**start, MASKED_LM: {**head, "bias": head["bias"] - max(0.0, above)}}
 
 
 def saved_objective(

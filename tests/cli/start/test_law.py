@@ -9,6 +9,7 @@ import pytest
 from synthetic_store import random_store
 
 from bert_jax.cli.start import law
+from bert_jax.data.bigrams import bigram_gain
 
 UNIQUE = 1_000_000
 
@@ -72,14 +73,14 @@ def test_bigrams_gain_what_neighbours_say_of_each_other():
             followers[word, each] += 0.4
     share = np.bincount(known, minlength=words) / len(known)
     bound = -(share * np.log(share)).sum() + (share[:, None] * followers * np.log(followers)).sum()
-    assert law.bigram_gain(known, other, words) == pytest.approx(bound, abs=0.03)
+    assert bigram_gain(known, other, words) == pytest.approx(bound, abs=0.03)
     shuffled = np.random.default_rng(0).permutation
-    assert abs(law.bigram_gain(shuffled(known), shuffled(other), words)) < 0.1
+    assert abs(bigram_gain(shuffled(known), shuffled(other), words)) < 0.1
 
 
 def test_words_that_were_never_seen_have_a_finite_gain():
     tokens = np.array([1, 2, 1, 2, 1, 2], np.uint16)
-    assert math.isfinite(law.bigram_gain(tokens, np.array([3, 4, 1, 4, 2, 1], np.uint16), 5))
+    assert math.isfinite(bigram_gain(tokens, np.array([3, 4, 1, 4, 2, 1], np.uint16), 5))
 
 
 def test_a_text_is_compared_with_as_much_of_the_text_of_the_law(monkeypatch):
@@ -87,5 +88,5 @@ def test_a_text_is_compared_with_as_much_of_the_text_of_the_law(monkeypatch):
     words, tokens = train.vocab_size, train.shards[0].tokens
     for read in (len(tokens), len(tokens) // 3):
         monkeypatch.setattr(law, "_READ_TOKENS", read)
-        gain = law.bigram_gain(tokens[:read], heldout.shards[0].tokens, words)
+        gain = bigram_gain(tokens[:read], heldout.shards[0].tokens, words)
         assert law.surplus(train, heldout) == pytest.approx(gain - 1.95 + 64.4 / read**0.35)

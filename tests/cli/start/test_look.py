@@ -1,15 +1,8 @@
-"""What a text is written in, and the speed of a real step."""
+"""What a text is written in, and which machine this is."""
 
-from collections.abc import Iterator
-from types import SimpleNamespace
-
-import jax
 import pytest
-from small_run import write_corpus
 
 from bert_jax.cli.start import look
-from bert_jax.cli.start.recipe import Size, recipe
-from bert_jax.distributed.parallel.sharding import make_mesh
 
 ENGLISH = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 THAI = "ภาษาไทยเป็นภาษาที่เขียนโดยไม่เว้นวรรคระหว่างคำ"
@@ -66,36 +59,3 @@ def test_larger_texts_have_larger_vocabularies():
 
 def test_the_machine_has_a_name():
     assert look.machine().endswith(" CPU cores")
-
-
-def test_a_step_of_a_recipe_is_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr(look, "make_mesh", lambda mesh: make_mesh(mesh, jax.devices()[:1]))
-    monkeypatch.setattr(look, "_MEASURED_SECONDS", 0.0)
-    monkeypatch.setattr(look, "_LEAST_STEPS", 1)
-    assert look.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) > 0
-
-
-@pytest.mark.parametrize(
-    ("least", "enough", "seconds"),
-    [(3, 0.0, 2.0), (1, 7.5, 2.0), (1, 8.5, 3.0)],
-)
-def test_steps_are_timed_without_the_first_until_it_is_enough(
-    tmp_path, monkeypatch, least, enough, seconds
-):
-    """The first compiles; the median of the others counts."""
-    took = iter([100.0, 1.0, 5.0, 2.0, 4.0, 3.0])
-
-    def clock() -> Iterator[float]:
-        now = 0.0
-        for each in took:
-            yield now
-            now += each
-            yield now
-
-    monkeypatch.setattr(look, "time", SimpleNamespace(perf_counter=clock().__next__))
-    monkeypatch.setattr(look, "jitted_init", lambda *_: lambda key: None)
-    monkeypatch.setattr(look, "make_train_step", lambda *_: lambda state, batch: (state, {}))
-    monkeypatch.setattr(look, "place_batch", lambda batch, mesh: batch)
-    monkeypatch.setattr(look, "_MEASURED_SECONDS", enough)
-    monkeypatch.setattr(look, "_LEAST_STEPS", least)
-    assert look.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) == seconds

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_finetuning import small_config, write_config, write_files
@@ -112,6 +113,22 @@ def test_linear_maps_of_init_are_left_out_with_a_warning(files, caplog):
     assert "training leaves out the Dense modules after the pooling" in caplog.text
     assert set(setup.start.parts[0]) == {"encoder"}
     assert setup.objective.config == EmbeddingConfig("max")
+
+
+def test_sparse_vectors_begin_with_weights_of_few_tokens(files, monkeypatch):
+    """One number is taken from all logits, so the probabilities of masked tokens stay the same."""
+    monkeypatch.setattr("bert_jax.training.finetune.start._WEIGHED", 4)
+    setup = set_up(pairs_config(files, embedding__pooling="splade"))
+    (start,) = setup.start.inits.values()
+    saved = read_model(setup.config.init)
+    taken = np.asarray(saved.params["mlm"]["bias"] - start["mlm"]["bias"])
+    assert taken[0] > 0.01
+    np.testing.assert_allclose(taken, taken[0], rtol=1e-5)
+    batch = {name: array[0] for name, array in next(setup.rows_of(0, 0)).items()}  # of a trial
+    inputs = jax.tree.map(jnp.asarray, (start, batch))
+    vectors = setup.step.objective.represent(*inputs, None, None)
+    given = batch["text_ids"] >= 0
+    assert 2 < np.count_nonzero(vectors[given], axis=-1).mean() < 6
 
 
 def test_from_pairs_to_sparse_vectors(tmp_path, files, capsys):

@@ -1,0 +1,1 @@
+"""`bert-jax record`: what a recipe reaches on fixed text in a fixed budget."""

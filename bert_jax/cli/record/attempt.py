@@ -1,0 +1,114 @@
+"""Attempts on a track: a recipe's run for the track's time, and the line that describes the run."""
+
+import ast
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.cli.record.track import Track, code_digest, prepare
+from bert_jax.config.command_line import find_config, load_config
+from bert_jax.errors import UserError
+from bert_jax.files.staging import replace_file
+from bert_jax.files.untrusted.json_file import read_json_object
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+from bert_jax.training.pretrain.speed import step_seconds
+from bert_jax.training.pretrain.train import train
+
+LOSS = "eval/mlm_loss"
+_SAME = ("corpus", "recipe", "code", "versions", "device")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def check_device(track: Track) -> str:
+    """Return the name of this machine's devices. Raise a UserError if the track wants others."""
+    devices, cores = jax.devices(), len(os.sched_getaffinity(0))
+    found = (devices[0].device_kind, len(devices), cores if track.cores else 0)
+    if found != (track.device, track.devices, track.cores):
+        raise UserError(
+            f"this machine has {found[1]} x {found[0]} and {cores} cores, but the track is for "
+            f"{track.devices} x {track.device}" + f" and {track.cores} cores" * bool(track.cores)
+        )
+    return f"{found[1]} x {found[0]}" + f", {cores} cores of {platform.machine()}" * bool(found[2])
+
+
+def attempt(
+    track: Track, recipe: str, texts: Path, home: Path, runs: Path, seed: int, steps: int = 0
+) -> dict[str, Any]:
+    """Train a recipe with a seed until the track's time is over; return the line of the record.
+
+    The time becomes a number of steps by the speed of a step, which is measured once for a recipe
+    and kept in `runs`. With `steps`, nothing is measured. The corpus is kept in `home`. A finished
+    run in `runs` is not trained again.
+
+    Raises:
+        UserError: The texts or the machine are not the track's, or the recipe is wrong.
+    """
+    device = check_device(track)
+    corpus = prepare(track, texts, home)
+    path = find_config(recipe.partition(":")[0])[0]
+    name = path.stem if path.stem != "recipe" else path.parent.name
+    if argument := recipe.partition(":")[2]:
+        name += f"-{argument}"
+    digests = {
+        "recipe": code_digest([path.parent]),
+        "code": code_digest([Path(__file__).parents[2]]),
+    }
+    run = runs / f"{name}-{digests['recipe'][:8]}"
+    fields = [f"--config.{field}" for field in (*track.fields(home / "corpus"), f"seed={seed}")]
+    config = load_config(PretrainConfig, recipe, fields)
+    timed = {"steps": steps, "step_seconds": None} if steps else _timed(track, config, corpus, run)
+    config = load_config(
+        PretrainConfig, recipe, [*fields, f"--config.training.num_steps={timed['steps']}"]
+    )
+    result = train(config, run / f"seed{seed}-{timed['steps']}")
+    if not result.finished:
+        raise KeyboardInterrupt
+    if LOSS not in result.eval_metrics:
+        raise UserError(
+            f"{recipe}: objective.name is {config.objective.name!r}, whose evaluation has no "
+            f"masked-LM loss ({LOSS}); a record needs an objective that masks words"
+        )
+    return {
+        "name": name, "what": _first_line(path), "seed": seed, **timed,
+        "loss": result.eval_metrics[LOSS],
+        "nats_below_unigram": result.eval_metrics["eval/nats_below_unigram"],
+        "hours": round(result.seconds / 3600, 4), "mfu": result.train_metrics.get("mfu"),
+        "device": device, "versions": _versions(), "corpus": corpus.train.fingerprint, **digests,
+    }  # fmt: skip
+
+
+def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
+    """Describe in which facts, such as versions, two lines differ although losses should agree."""
+    return [
+        f"{name}: {line.get(name)} in the record, {again[name]} here"
+        for name in _SAME
+        if line.get(name) != again[name]
+    ]
+
+
+def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> dict[str, Any]:
+    """Measure a step of the recipe, unless this is done; return the steps that the time holds."""
+    path = run / "speed.json"
+    if not path.exists():
+        seconds = step_seconds(config, corpus)
+        steps = max(1, int(track.seconds / seconds))
+        run.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps({"steps": steps, "step_seconds": seconds}).encode())
+    return read_json_object(path, max_bytes=1 << 16)
+
+
+def _first_line(recipe: Path) -> str:
+    """Return the first line of the recipe's docstring, which says what the recipe changes."""
+    return (ast.get_docstring(ast.parse(recipe.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages}

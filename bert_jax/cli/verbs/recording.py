@@ -1,0 +1,78 @@
+"""The verb that measures recipes against each other."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+from bert_jax.cli.verbs.options import Commas, Directory, File, Verb
+from bert_jax.errors import UserError
+
+
+class Record(Verb):
+    r"""Train a recipe on a track, and add a line to the record.
+
+    $ bert-jax record --track records/tracks/two_cores.json --input my/texts \
+        --recipe records/recipes/mine/recipe.py --seeds 0,1,2 --out records/two_cores.jsonl
+    $ bert-jax record --track records/tracks/two_cores.json --input my/texts \
+        --recipe records/two_cores.jsonl:3
+
+    The time becomes a number of steps by the measured speed of a step. A line in place of a recipe
+    is repeated with its steps and its seed, and the losses are compared to the last digit.
+    """
+
+    track: File
+    """JSON file of the track: texts by digest, vocabulary, evaluation, devices and time."""
+    input: Directory
+    """Directory with the texts of the track."""
+    recipe: Annotated[str, "FILE"]
+    """Recipe of `bert-jax pretrain`, whose docstring says in its first line what the recipe
+    changes; or a line of a record, as FILE.jsonl:LINE, to repeat."""
+    seeds: Commas[int] = (0,)
+    """Seeds of the runs, one line for each."""
+    out: File | None = None
+    """File to which the lines are added (default: lines are only printed)."""
+    workdir: Directory = Path("work/record")
+    """Directory for corpora and runs. Finished runs are not trained again."""
+
+    def __call__(self) -> int:
+        from bert_jax.cli.record.attempt import attempt, differences
+        from bert_jax.cli.record.track import read_track
+
+        track, home = read_track(self.track), self.workdir / self.track.stem
+        if ".jsonl" in self.recipe:
+            line = _line(self.recipe)
+            home.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home, prefix="again") as runs:
+                steps = line["steps"]
+                made = attempt(
+                    track, line["path"], self.input, home, Path(runs), line["seed"], steps
+                )
+            for said in differences(line, made):
+                print(f"differs  {said}")
+            equal = made["loss"] == line["loss"]
+            print(f"loss     {line['loss']} in the record, {made['loss']} here: "
+                  f"{'equal' if equal else 'NOT equal'}")  # fmt: skip
+            return not equal
+        for seed in self.seeds:
+            made = attempt(track, self.recipe, self.input, home, home / "runs", seed)
+            text = json.dumps({"track": self.track.stem, "path": self.recipe, **made})
+            print(text)
+            if self.out:
+                self.out.parent.mkdir(parents=True, exist_ok=True)
+                with self.out.open("a") as file:
+                    file.write(text + "\n")
+        return 0
+
+
+def _line(place: str) -> dict[str, Any]:
+    """Read the line that FILE:LINE names."""
+    name, _, number = place.rpartition(":")
+    try:
+        found = json.loads(Path(name).read_text("utf-8").splitlines()[int(number) - 1])
+        return {each: found[each] for each in ("path", "seed", "steps", "loss", *found)}
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--recipe: {place!r} names no line of a record ({error}); expected FILE:LINE, such as "
+            "records/two_cores.jsonl:3"
+        ) from error
