@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel, digest_of
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.embedding import EmbeddingObjective
@@ -22,7 +23,7 @@ from bert_jax.tasks.rows import Batch, TrainBatches, choose_buckets
 from bert_jax.tasks.skew import repeats
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.start import read_inits, with_head, with_teacher, with_vectors
+from bert_jax.training.finetune.start import Read, read_inits, with_head, with_teacher, with_vectors
 from bert_jax.training.start import Start
 from bert_jax.training.steps.optim import MAX_STEPS
 from bert_jax.training.steps.state import StepConfig
@@ -200,13 +201,13 @@ class Setup:
             epoch, start = epoch + 1, 0
 
 
-def set_up(config: FinetuneConfig) -> Setup:
+def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     """Read the models and the data of a run, and check that they fit together.
 
     Raise a UserError if something does not fit; the message names the field of the configuration.
     """
     config.distil.check_section()
-    initial, given = read_inits(config)
+    initial, given = read_inits(config, read)
     model = encoder_of(initial, config)
     frozen = frozen_parts(config, model)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
@@ -218,10 +219,10 @@ def set_up(config: FinetuneConfig) -> Setup:
     if task.objective == "embedding":
         objective, inits = with_vectors(config, model, task, given, frozen)
     else:
-        objective, inits = with_head(config, initial, model, task, given, frozen)
+        objective, inits = with_head(config, initial, model, task, given, frozen, read)
     teacher = None
     if config.distil.teacher:
-        objective, teacher = with_teacher(config.distil, objective, initial, task)
+        objective, teacher = with_teacher(config.distil, objective, initial, task, read)
     start = Start(teacher=teacher, inits=inits)
     fingerprints = {
         name: digest_of(parts, initial.tokenizer.fingerprint)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from bert_jax.artefacts.formats.huggingface_files import model_class
 from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
@@ -42,8 +41,13 @@ _COMPARISONS: dict[PairKind, Comparison] = {
 }  # fmt: skip
 _log = logging.getLogger("bert_jax")
 
+Read = Callable[..., SavedModel]
+"""Function that reads a model, as `read_model` does."""
 
-def read_inits(config: FinetuneConfig) -> tuple[SavedModel, dict[str, SavedModel | None]]:
+
+def read_inits(
+    config: FinetuneConfig, read: Read
+) -> tuple[SavedModel, dict[str, SavedModel | None]]:
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
     Raises:
@@ -55,7 +59,7 @@ def read_inits(config: FinetuneConfig) -> tuple[SavedModel, dict[str, SavedModel
             "directory in Hugging Face's format"
         )
     sparse, name = config.embedding.of_model().is_sparse, config.sweep.baseline
-    initial = to_start_from(read_model(config.init, encoder_only=not sparse))
+    initial = to_start_from(read(config.init, encoder_only=not sparse))
     given: dict[str, SavedModel | None] = {config.init: initial}
     if config.reinitialise:
         given = {RANDOM: None}
@@ -64,7 +68,7 @@ def read_inits(config: FinetuneConfig) -> tuple[SavedModel, dict[str, SavedModel
     if name == RANDOM:
         given[RANDOM] = None
     elif name:
-        other = given[name] = to_start_from(read_model(name, encoder_only=not sparse))
+        other = given[name] = to_start_from(read(name, encoder_only=not sparse))
         values = [
             (field, getattr(initial.config, field), getattr(other.config, field))
             for field in (*ARCHITECTURE, "vocab_size")
@@ -96,6 +100,7 @@ def with_head(
     task: Task,
     given: Mapping[str, SavedModel | None],
     frozen: Mapping[str, Any],
+    read: Read,
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective for a task head, and the parameters of each initialisation.
 
@@ -141,7 +146,7 @@ def with_head(
         again = saved.outputs is None and saved.origin.kind == "huggingface"
         try:
             if again and _TASK_CLASS.fullmatch(model_class(saved.origin.config)):
-                saved = read_model(name)  # with its task head
+                saved = read(name)  # with its task head
             return {**start, "head": kept_head(saved, head, task)}
         except UserError as error:
             if config.head == "keep":
@@ -306,7 +311,7 @@ def query_length(splits: Iterable[Rows]) -> int:
 
 
 def with_teacher(
-    config: DistillationConfig, objective: Objective, initial: SavedModel, task: Task
+    config: DistillationConfig, objective: Objective, initial: SavedModel, task: Task, read: Read
 ) -> tuple[Distilled, SavedModel]:
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 
@@ -320,7 +325,7 @@ def with_teacher(
             f"distil.teacher is {config.teacher!r}, but task.kind is {task.config.kind!r}; only "
             "classes, scores, tags and spans are learned from a teacher"
         )
-    saved = read_model(config.teacher)
+    saved = read(config.teacher)
     ours, theirs = initial.tokenizer.fingerprint, saved.tokenizer.fingerprint
     if ours != theirs:
         raise UserError(

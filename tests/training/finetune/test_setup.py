@@ -63,7 +63,7 @@ def test_distillation_without_a_teacher_is_refused(files):
         set_up(small_config(files, distil__temperature=3.0))
 
 
-def test_a_baseline_has_the_tokenizer_of_init(files, monkeypatch):
+def test_a_baseline_has_the_tokenizer_of_init(files):
     saved = small_saved("mlm")
     models = {files["init"]: saved, "other": saved}
     config = small_config(files, sweep__baseline="other")
@@ -71,12 +71,11 @@ def test_a_baseline_has_the_tokenizer_of_init(files, monkeypatch):
     def read(name, encoder_only):
         return models[name]
 
-    monkeypatch.setattr("bert_jax.training.finetune.start.read_model", read)
-    assert list(read_inits(config)[1]) == list(models)
+    assert list(read_inits(config, read)[1]) == list(models)
     cased = WordPieceTokenizer(saved.tokenizer.vocab, WordPieceOptions(lowercase=False))
     models["other"] = dataclasses.replace(saved, tokenizer=cased)
     with pytest.raises(UserError, match=r"baseline other differs from init \(the tokenizers\)"):
-        read_inits(config)
+        read_inits(config, read)
 
 
 def test_the_length_of_a_model_of_few_positions_is_said_once(tmp_path):
