@@ -81,8 +81,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add to the initial parameters the entries that this objective needs.
 
-        Raises:
-          UserError: the entries cannot be made from `params`.
+        Raise a UserError if the entries cannot be made from `params`.
         """
         return params
 

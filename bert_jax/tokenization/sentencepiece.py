@@ -62,9 +62,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load the content of a `.model` file, which `where` names in error messages.
 
-        Raises:
-            UserError: If the file is not a model or has too many pieces, or if its special pieces
-                are missing or match raw text.
+        Raise a UserError if the file is not a model or has too many pieces, or if its special
+        pieces are missing or match raw text.
         """
         self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []
@@ -216,6 +215,9 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Train a model; the same texts in the same order give the same bytes.
 
+    Raise a UserError if there is no text, an option is out of range, or `vocab_size` has no room
+    for special pieces, bytes and alphabet.
+
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
         vocab_size: Number of pieces, including 5 special ones and, with `byte_fallback`, 256 bytes.
@@ -226,10 +228,6 @@ def train_sentencepiece(
 
     Returns:
         A tokenizer. If the texts yield too few pieces, it has fewer, and a warning is logged.
-
-    Raises:
-        UserError: If there is no text, an option is out of range, or `vocab_size` has no room for
-            special pieces, bytes and alphabet.
     """
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")

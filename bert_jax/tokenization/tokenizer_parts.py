@@ -134,8 +134,7 @@ class Reading:
     def normalizers(self) -> tuple[dict[str, Any], ...]:
         """Return the normalizers.
 
-        Raises:
-            UserError: The normalizers together could make a text many times longer.
+        Raise a UserError if the normalizers together could make a text many times longer.
         """
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
