@@ -176,9 +176,10 @@ class FileSource(Source):
         size, begin, lost, most = 0, 1, False, self.options.max_document_chars
         for number, lines in blocks:
             if isinstance(lines, BadRecord):
-                if not lost:
+                is_damage = lines.reason == "damaged"  # a document may begin after it
+                if is_damage or not lost:
                     yield lines
-                lost = True
+                done, document, size, lost = [], [], 0, not is_damage
                 continue
             for position, line in enumerate(lines):
                 stripped = line.strip()
