@@ -158,7 +158,7 @@ def pages(rng: random.Random) -> list[bytes]:
     return [
         *(PAGE.replace("%s", text).encode() for text in [*texts, "a&#0;b", "&bomb;", "a\0b", deep]),
         *(PAGE.encode() % text for text in NOT_UTF8), (PAGE % "a")[:-20].encode(),
-        (PAGE % ("a " * rng.choice([9999, 3_000_000]))).encode(), b"<page></page>x", b"<page><",
+        (PAGE % ("a " * rng.choice([9999, 3_000_000]))).encode(), b"<page></pag>", b"<page><",
         b"<page a='1' a='2'>" + b"x" * 99, (PAGE % "x").replace("</text>", "").encode(),
     ]  # fmt: skip
 
@@ -187,7 +187,7 @@ def damaged(stream: bytes, rng: random.Random) -> bytes:
             + bytes(each ^ 0x55 for each in stream[half : half + 4])
             + stream[half + 4 :]
         )
-    return stream[: -rng.randrange(1, half)] if kind == 1 else stream[:-6] + b"\x55" * 6
+    return stream[: -rng.randrange(12, half)] if kind == 1 else stream[:-6] + b"\x55" * 6
 
 
 def whole(rng: random.Random) -> list[tuple[str, bytes]]:

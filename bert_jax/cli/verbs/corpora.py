@@ -19,13 +19,13 @@ class Sources(groups.Columns):
     """Options that name the text, or the pairs of texts, to read."""
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """Text to read: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a
-    data set of the Hugging Face Hub, read as a stream), `tfds:NAME[:SPLIT]` (a data set of
-    TensorFlow Datasets), or `python-docs` (the documentation of Python and of the installed
-    packages). The formats of files are .txt with a blank line between documents, .jsonl, .csv,
-    .tsv, .parquet, .warc.gz, .wet.gz and a dump of Wikipedia (.xml.bz2). The first four formats
-    may be compressed (.gz, .xz, .zst, .bz2). In tables and JSON lines, the text is in the
-    column named text, unless --columns names another column. May be repeated."""
+    """Text to read: a file, gs://BUCKET/FILE or s3://BUCKET/FILE, a quoted glob,
+    `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set of the Hugging Face Hub, read as a stream),
+    `tfds:NAME[:SPLIT]` (a data set of TensorFlow Datasets), or `python-docs` (the documentation of
+    Python and of the installed packages). The formats of files are .txt with a blank line between
+    documents, .jsonl, .csv, .tsv, .parquet, .warc.gz, .wet.gz and a dump of Wikipedia (.xml.bz2).
+    The first four formats may be compressed (.gz, .xz, .zst, .bz2). In tables and JSON lines, the
+    text is in the column named text, unless --columns names another column. May be repeated."""
     pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
     """Pairs of texts for translation: two files (also .gz, .xz or .zst), where line n of the second
     translates line n of the first; or one table with --columns source=COLUMN,target=COLUMN (.tsv,
@@ -214,7 +214,7 @@ class OfText(Cleaning):
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Annotated[str | None, "DIR"] = None
-    """Directory or gs:// place for finding duplicates; all nodes reach it (default: in --out)."""
+    """Place for finding duplicates, also in a bucket; all nodes reach it (default: in --out)."""
 
 
 class OfPairs(Verb):
@@ -242,7 +242,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     tokenizer: Annotated[Path, "TOKENIZER"]
     """Output of `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece model."""
     out: Annotated[str | None, "CORPUS"] = None
-    """Directory to write, or gs://BUCKET/DIRECTORY."""
+    """Directory to write, or gs:// or s3://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
     """Share of the documents, or of the pairs, to hold out for evaluation (default: 0.01)."""
     overwrite: bool = False
