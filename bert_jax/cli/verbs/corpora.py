@@ -92,6 +92,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
     """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
+    memory: Annotated[float | None, Above(0), "GIB"] = None
+    """Bound for the words that wordpiece counts, at 1 KiB a word (default: 4). Whenever there are
+    more, the rarest so far are dropped until half of the bound is left."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -110,6 +113,13 @@ class Tokenizer(Sources, groups.IntoDirectory):
         options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
+        if self.memory is not None:
+            if self.kind != "wordpiece":
+                raise UserError(
+                    f"--memory is for --kind wordpiece, whose words are counted; --kind {self.kind}"
+                    " holds the text, which --max-mb limits"
+                )
+            given["memory"] = self.memory
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
             if given.pop("keep_accents", False):
