@@ -1,6 +1,5 @@
 """Training of a WordPiece vocabulary, or of a byte-level BPE vocabulary like ModernBERT's."""
 
-import heapq
 import json
 import logging
 import sys
@@ -98,10 +97,9 @@ def train_wordpiece(
             f"character_coverage is {character_coverage}; it must be above 0 and at most 1"
         )
     counts = _count_words(
-        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)),
-        options,
+        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)), options,
         max(2, int(memory * 2**30) // _WORD_BYTES),
-    )
+    )  # fmt: skip
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")
     alphabet = _Alphabet.of(counts)
@@ -160,9 +158,7 @@ def _count_words(texts: Iterable[str], options: WordPieceOptions, most: int) -> 
                 if len(word) <= options.max_word_chars:
                     counts[word] += count
             if len(counts) > most:
-                rare = heapq.nsmallest(
-                    len(counts) - most // 2, counts, key=lambda word: (counts[word], word)
-                )
+                rare = sorted(counts, key=lambda word: (counts[word], word))[: -(most // 2)]
                 dropped += len(rare)
                 for word in rare:
                     del counts[word]

@@ -110,16 +110,17 @@ class Tokenizer(Sources, groups.IntoDirectory):
             [*self.input, *self.opened(*self.pairs)], max_bytes=int(self.max_mb * 1e6),
             options=self.reading(),
         )  # fmt: skip
-        options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
+        options = (
+            "character_coverage",
+            "limit_alphabet",
+            "min_frequency",
+            "keep_accents",
+            "memory",
+        )
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
-        if self.memory is not None:
-            if self.kind != "wordpiece":
-                raise UserError(
-                    f"--memory is for --kind wordpiece, whose words are counted; --kind {self.kind}"
-                    " holds the text, which --max-mb limits"
-                )
-            given["memory"] = self.memory
+        if self.memory is not None and self.kind != "wordpiece":
+            raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
             if given.pop("keep_accents", False):

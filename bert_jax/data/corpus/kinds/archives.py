@@ -29,6 +29,7 @@ _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
 """Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
+_Piece = bytes | BadRecord | None
 
 
 class _Archive(FileSource):
@@ -95,9 +96,9 @@ class WarcSource(_Archive):
             yield head
         elif head.strip():
             yield BadRecord(f"{self.name} is not a valid WARC file: it begins {head[:40]!r}.")
-        again = deque[bytes | BadRecord]()
+        again = deque[Any]()
 
-        def take() -> bytes | BadRecord | None:
+        def take() -> _Piece:
             return again.popleft() if again else next(pieces, None)
 
         yield from self._read(
@@ -105,12 +106,7 @@ class WarcSource(_Archive):
         )
 
     def _record(
-        self,
-        loader: Any,
-        take: Callable[[], bytes | BadRecord | None],
-        again: deque[bytes | BadRecord],
-        piece: bytes,
-        number: int,
+        self, loader: Any, take: Callable[[], _Piece], again: deque[Any], piece: bytes, number: int
     ) -> Row | None:
         """Read a record, which the pieces that `take` returns may continue.
 

@@ -51,14 +51,8 @@ class FileSource(Source):
     """Whether the file consists of records, such as the rows of a table."""
 
     def __init__(
-        self,
-        name: str,
-        options: ReadOptions,
-        state: FileState | None = None,
-        *,
-        is_json: bool = False,
+        self, name: str, options: ReadOptions, state: FileState | None = None, is_json: bool = False
     ) -> None:
-        """Take a file, and its state if that is known from a listing."""
         self.state = state or file_state(name)
         super().__init__(name, self.state.size)
         self.options, self.is_json = options, is_json
