@@ -1,6 +1,8 @@
 """A thousand hostile records: each is a document or a counted loss, and its neighbours arrive."""
 
+import io
 import json
+import random
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from bert_jax.data.corpus.documents import ReadOptions
 from bert_jax.data.corpus.kinds import archives
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded.engine import Engine
+from bert_jax.files.untrusted.compressed import sound_blocks
 
 pytest.importorskip("warcio", reason="warcio is not installed")
 pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
@@ -42,6 +45,19 @@ def test_every_loss_is_counted(tmp_path, count, per_file, parse_seconds):
         )
         assert each["seconds"] < MOST_SECONDS, each
     assert end["memory"] < MOST_BYTES
+
+
+@pytest.mark.parametrize("suffix", hostile_records.COMPRESSORS)
+def test_neighbouring_damaged_streams_are_counted(suffix):
+    texts = [random.Random(number).randbytes(300).hex().encode() for number in range(5)]
+    streams = [hostile_records.COMPRESSORS[suffix](text) for text in texts]
+    for number in (1, 2, 3):
+        middle = len(streams[number]) // 2
+        streams[number] = streams[number][:middle] + bytes(9) + streams[number][middle + 9 :]
+    read = io.BytesIO(b"".join(streams)).read
+    first, *_, damage, last = sound_blocks(read, f"a{suffix}")  # bzip2 has unpacked garbage
+    assert (first, last) == (texts[0], texts[4])
+    assert damage.count == 3
 
 
 def test_a_corpus_of_hostile_records(tmp_path, monkeypatch):
