@@ -3,8 +3,8 @@
     python examples/chapter/transformer.py
 
 The Transformer does the task of stations 3 to 5: lists of numbers in French words, to be written in
-digits. Then greedy search and beam search look for the most probable text of small random models,
-for which all texts can be tried.
+digits. Then greedy search and beam search look for the best text of small random models, for
+which all texts can be tried.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def main(asked: Asked) -> None:
     for num_beams in (1, 4):
         name = "greedy search" if num_beams == 1 else f"{num_beams} beams"
         task.print_shares(name, task.exact(NETWORK, params, num_beams))
-    print(f"\nmost probable text of {NUM_MODELS} random models of {WORDS} words: found by")
+    print(f"\nbest text of {NUM_MODELS} random models of {WORDS} words: found by")
     found = found_by_search()
     for name, share in found.items():
         print(f"  {name:12}{share:7.1%}")
@@ -59,7 +59,7 @@ def random_model(seed: int) -> Any:
 
 
 def found_by_search() -> dict[str, float]:
-    """Return the share of random models whose most probable text each search finds."""
+    """Return the share of random models whose best text each search finds."""
     models = [random_model(seed) for seed in range(NUM_MODELS)]
     best = [exhaustive(log_p, END, MOST)[0] for log_p in models]
     found = {"greedy": [greedy(log_p, END, MOST)[0] for log_p in models]}
