@@ -26,7 +26,7 @@ SIZES = {
     "English": 300.8, "Russian": 278.0, "German": 66.6, "French": 56.8, "Hindi": 20.2, "Urdu": 5.7,
     "Swahili": 1.6,
 }  # fmt: skip
-"""GiB of text of some languages (Conneau et al. 2020, XLM-R, table 6)."""
+"""GiB of text of some languages (Conneau et al. 2020, XLM-R, appendix A)."""
 ALPHAS = (1.0, 0.7, 0.3)
 RECIPE = Path(__file__).parents[2] / "configs" / "pretrain" / "megatron_8_3b.py"
 GIB = 2**30
