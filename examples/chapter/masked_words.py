@@ -212,7 +212,7 @@ def draw(losses: np.ndarray, shares: dict[str, list[float]], asked: Asked) -> No
         right.bar_label(bars, fmt="{:.0%}", fontsize=7, padding=2)
     right.set_yticks(range(len(shares)), [name.replace(": ", ":\n") for name in shares])
     right.invert_yaxis()
-    right.set(xlabel="unseen rows that are right", xlim=(0, 1.15))
+    right.set(xlabel="unseen answers that are right", xlim=(0, 1.15))
     right.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     dress(left)
     dress(right, "x")
