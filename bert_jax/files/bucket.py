@@ -56,8 +56,7 @@ class BucketFiles:
     def size(self, name: str) -> int:
         """Return a file's size in bytes.
 
-        Raises:
-            UserError: The file is missing. Other errors are as in `read`.
+        Raise a UserError if the file is missing. Other errors are as in `read`.
         """
         try:
             return int(self._patiently(name, "info")["size"])
@@ -67,8 +66,7 @@ class BucketFiles:
     def fetch_small(self, name: str, target: Path) -> None:
         """Download a small file to `target`, unless `target` exists.
 
-        Raises:
-            UserError: The file is missing or too large. Other errors are as in `read`.
+        Raise a UserError if the file is missing or too large. Other errors are as in `read`.
         """
         if target.is_file():
             return

@@ -122,9 +122,7 @@ def upload(directory: Path, url: str) -> None:
     """Copy the files of a local directory to a URL. Each file appears only when it is complete.
 
     Manifests (`corpus.json`) are copied last, so that a manifest never describes a missing file.
-
-    Raises:
-        UserError: The files cannot be written.
+    Raise a UserError if the files cannot be written.
     """
     files = file_system(url)
     with failures_named(f"cannot write {url}", url):

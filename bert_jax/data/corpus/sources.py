@@ -37,10 +37,8 @@ def match_hub(spec: str) -> list[str]:
     The data set's card lists the files of each configuration and split. If the card lists none,
     files are chosen by path: a directory in the path has the name of the configuration, and a word
     in the path stands for the split. The URLs contain the commit, so that they name the same
-    content even after later pushes to the data set.
-
-    Raises:
-        UserError: The data set, configuration or split is missing, or has no readable file.
+    content even after later pushes to the data set. Raise a UserError if the data set,
+    configuration or split is missing, or has no readable file.
     """
     match = _NAME.fullmatch(spec)
     if match is None:
@@ -172,10 +170,8 @@ def resolve_sources(
     Each item is a path, a URL such as gs://BUCKET/FILE or s3://BUCKET/FILE, a glob of paths or URLs
     (`**` matches any depth of directories), a data set `hf:OWNER/NAME` (see `match_hub`) or
     `tfds:NAME[:SPLIT]`, or `python-docs`. The files of a glob are sorted by name. A file that is
-    named twice is read once. An item that already is a `Source` is returned unchanged.
-
-    Raises:
-        UserError: `specs` is empty, or an item matches no file, is a directory or is unsupported.
+    named twice is read once. An item that already is a `Source` is returned unchanged. Raise a
+    UserError if `specs` is empty, or an item matches no file, is a directory or is unsupported.
     """
     options = options or ReadOptions()
     if not specs:
@@ -202,8 +198,7 @@ def resolve_sources(
 def match_files(spec: str) -> Mapping[str, FileState | None]:
     """Return the files that a path, a URL or a glob names, sorted; remote files with their states.
 
-    Raises:
-        UserError: `spec` is a directory, or matches no file.
+    Raise a UserError if `spec` is a directory, or matches no file.
     """
     path = Path(spec)
     if not spec:

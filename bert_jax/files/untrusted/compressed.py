@@ -35,8 +35,7 @@ def plain_suffix(name: str) -> str:
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, in blocks. See `sound_blocks` for the arguments.
 
-    Raises:
-        UserError: The file is damaged.
+    Raise a UserError if the file is damaged.
     """
     for block in sound_blocks(read, name):
         if isinstance(block, BadRecord):
@@ -119,8 +118,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
     """Return the content of a file, decompressed if its suffix says so.
 
-    Raises:
-        UserError: The decompressed content exceeds `max_bytes`, or the data are damaged.
+    Raise a UserError if the decompressed content exceeds `max_bytes`, or the data are damaged.
     """
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)

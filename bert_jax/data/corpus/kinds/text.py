@@ -74,8 +74,7 @@ class FileSource(Source):
     def lines(self) -> Iterator[str]:
         """Yield all lines from the beginning, including blank lines, without their line ends.
 
-        Raises:
-            BadRecord: A line is too long or is not text in UTF-8.
+        Raise a BadRecord if a line is too long or is not text in UTF-8.
         """
         self.bytes_read = 0
         for line in self._items():

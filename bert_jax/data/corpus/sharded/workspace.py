@@ -156,10 +156,8 @@ def is_corpora(path: Path) -> bool:
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
     """Yield the workspace of a build, which becomes the corpus `out` if the `with` block succeeds.
 
-    If the block fails and `resume` is set, complete tasks are kept for the next build.
-
-    Raises:
-        UserError: `out` may not be replaced, or cannot be written, or another build uses it.
+    If the block fails and `resume` is set, complete tasks are kept for the next build. Raise a
+    UserError if `out` may not be replaced, or cannot be written, or another build uses it.
     """
     if not is_url(out):
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
