@@ -46,7 +46,7 @@ def get_config(size: str = "base") -> ConfigDict:
                 "num_types": 0,
                 "norm_eps": 1e-7,
                 "positions": "relative",
-                "pooler_activation": "gelu",
+                "pooler": False,
             },
             "data": {"pairing": "none"},
             "masking": {"rate": 0.15, "mask_rate": 0.85, "random_rate": 0.0},

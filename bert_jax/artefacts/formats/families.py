@@ -274,7 +274,7 @@ _DEBERTA = Family(
         "relative_attention": False, "position_biased_input": True, "position_buckets": -1,
         "share_att_key": False, "norm_rel_ebd": "none", "hidden_dropout_prob": 0.1,
     },
-    sets={"norm_eps": 1e-7},
+    sets={"norm_eps": 1e-7, "pooler_activation": "gelu"},
     heads={
         "classification": (
             *affine("pooler.dense", "encoder", "pooler", "dense"), *affine("classifier", "head"),
