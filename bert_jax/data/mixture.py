@@ -132,10 +132,8 @@ class StoreRows:
     """Rows of `length` tokens from a store. Several threads may read them.
 
     A shard is planned when its rows are first read. The last `num_plans` plans are cached. A plan
-    is a pure function of (store, config, length, seed, index of the shard).
-
-    Raises:
-        UserError: The corpus does not suit the pairing, `config.pairing`.
+    is a pure function of (store, config, length, seed, index of the shard). Raise a UserError if
+    the corpus does not suit the pairing, `config.pairing`.
     """
 
     def __init__(

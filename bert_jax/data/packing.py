@@ -131,10 +131,8 @@ def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 
     """Plan rows of consecutive text. In each pass, every token is in exactly one piece.
 
     The first pass cuts documents from their beginning. In a later pass, the first cut in a document
-    longer than a row is at a random offset, so that rows do not repeat.
-
-    Raises:
-        UserError: The length is not from 3 to 65,535, or the corpus is empty.
+    longer than a row is at a random offset, so that rows do not repeat. Raise a UserError if the
+    length is not from 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(

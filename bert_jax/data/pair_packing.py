@@ -132,8 +132,7 @@ def check_pairs(shard: Shard) -> None:
 def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard.
 
-    Raises:
-        UserError: The documents of the shard are not pairs.
+    Raise a UserError if the documents of the shard are not pairs.
     """
     check_pairs(shard)
     ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
@@ -149,9 +148,8 @@ def plan_translations(
     """Plan rows of pairs. In each pass, every pair that fits in a row is in exactly one row.
 
     Passes come one after another. Each contains the full shard, but combines other pairs in a row.
-
-    Raises:
-        UserError: A length is out of range, the shard does not hold pairs, or no pair fits a row.
+    Raise a UserError if a length is out of range, the shard does not hold pairs, or no pair fits a
+    row.
     """
     special = np.array([1 + shard.special_ids.opens, TARGET_SPECIAL])
     lengths = zip(("length", "target_length"), (length, target_length), special + 1, strict=True)

@@ -164,9 +164,7 @@ def plan_pairs(
 
     The target length of a chunk is L - 3 or, for a share `short_rate` of the chunks, random from 2
     to L - 3. Passes follow one another. Each contains the full shard, with other random numbers.
-
-    Raises:
-        UserError: The length is not from 5 to 65,535, or no pair can be made from the corpus.
+    Raise a UserError if the length is not from 5 to 65,535, or no pair can be made from the corpus.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(

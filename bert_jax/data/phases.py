@@ -170,8 +170,7 @@ class Share(NamedTuple):
     def of(self, batch_size: int) -> int:
         """Return the number of rows that each process reads of a batch.
 
-        Raises:
-            UserError: `batch_size` is not a multiple of the number of processes.
+        Raise a UserError if `batch_size` is not a multiple of the number of processes.
         """
         if batch_size % self.process_count:
             raise UserError(

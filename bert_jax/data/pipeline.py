@@ -188,8 +188,7 @@ class ExampleStream:
     def wait_for_checks(self) -> None:
         """Wait until all files read so far have been compared with their digests.
 
-        Raises:
-            UserError: A file differs from its digest.
+        Raise a UserError if a file differs from its digest.
         """
         for text in self._texts:
             for store in text.stores:

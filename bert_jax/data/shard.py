@@ -138,8 +138,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
     """Map an array file of a store or shard into memory.
 
-    Raises:
-        UserError: The file is missing or has a wrong size.
+    Raise a UserError if the file is missing or has a wrong size.
     """
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None

@@ -253,10 +253,8 @@ def open_shard(
 ) -> Shard:
     """Open a shard of a store on disk.
 
-    `check` checks the first offsets of the shard or, with `verify`, all offsets.
-
-    Raises:
-        UserError: The shard is missing or damaged.
+    `check` checks the first offsets of the shard or, with `verify`, all offsets. Raise a UserError
+    if the shard is missing or damaged.
     """
     entry = store.counts[number]
     path = store.shard_path(entry)

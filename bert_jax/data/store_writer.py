@@ -48,10 +48,8 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
 
     Use it as a context manager. The shard is built in `path.tmp-<process>` beside `path`. `finish`
     renames it, replacing an older shard. If the context ends without `finish`, the unfinished shard
-    is removed. `write_manifest` makes a store from shards.
-
-    Raises:
-        UserError: `path` holds something other than a shard, or cannot be written.
+    is removed. `write_manifest` makes a store from shards. Raise a UserError if `path` holds
+    something other than a shard, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -125,8 +123,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     def finish(self) -> ShardEntry:
         """Complete the shard, rename it to `path`, and return its entry for the manifest.
 
-        Raises:
-            UserError: There are no documents, or the disk is full.
+        Raise a UserError if there are no documents, or the disk is full.
         """
         if not self.num_documents:
             raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
@@ -168,10 +165,8 @@ def write_manifest(
 
     `corpus.json` is written last, because a directory without it is not a store. Rename a temporary
     directory (`StagedDirectory`) only afterwards. `counts` has the content of each shard's file
-    `unigram_counts.bin`, or None if it is missing. By default, the files are read.
-
-    Raises:
-        UserError: There are no shards, a shard's counts are missing or wrong, or the disk is full.
+    `unigram_counts.bin`, or None if it is missing. By default, the files are read. Raise a
+    UserError if there are no shards, a shard's counts are missing or wrong, or the disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")

@@ -57,9 +57,7 @@ def staged_file(path: Path) -> Iterator[Any]:
     """Open a temporary binary file, which replaces `path` when the body succeeds.
 
     A failed body leaves nothing. Create missing parents; remove temporary files of dead processes.
-
-    Raises:
-        UserError: The disk is full, or the directory cannot be written.
+    Raise a UserError if the disk is full, or the directory cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:

@@ -34,8 +34,7 @@ class PreparedSplit(NamedTuple):
 def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
     """Open a split of a prepared data set such as glue/cola. Messages call the data set `name`.
 
-    Raises:
-        UserError: The library, data set or split is missing, or the data set is not prepared.
+    Raise a UserError if the library, data set or split is missing, or the data set is not prepared.
     """
     tfds = _library(name)
     try:
@@ -56,9 +55,8 @@ def prepare_tfds(dataset: str) -> Path:
     """Download a data set such as glue/cola, write array_record files, and return their directory.
 
     The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A prepared one is reused.
-
-    Raises:
-        UserError: The data set is unknown, cannot be fetched or prepared, or needs TensorFlow.
+    Raise a UserError if the data set is unknown, cannot be fetched or prepared, or needs
+    TensorFlow.
     """
     tfds = _library(dataset)
     try:

@@ -45,10 +45,8 @@ def attempt(
 
     The time becomes a number of steps by the speed of a step, which is measured once for a recipe
     and kept in `runs`. With `steps`, nothing is measured. The corpus is kept in `home`. A finished
-    run in `runs` is not trained again.
-
-    Raises:
-        UserError: The texts or the machine are not the track's, or the recipe is wrong.
+    run in `runs` is not trained again. Raise a UserError if the texts or the machine are not the
+    track's, or the recipe is wrong.
     """
     device = check_device(track)
     corpus = prepare(track, texts, home)

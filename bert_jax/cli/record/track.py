@@ -61,8 +61,7 @@ class Track(Bounded, section="track"):
 def read_track(path: Path) -> Track:
     """Read a track from a JSON file.
 
-    Raises:
-        UserError: The file is no track; the message names the field.
+    Raise a UserError if the file is no track; the message names the field.
     """
     return build(Track, read_json_object(path, max_bytes=1 << 20), str(path))
 

@@ -73,10 +73,8 @@ class Promise(NamedTuple):
 def begin(asked: Asked, home: Path) -> Promise:
     """Choose a recipe, print the choices with their reasons, and write the recipe.
 
-    A second call with the same arguments keeps the recipe.
-
-    Raises:
-        UserError: The files cannot be read, or `home` is the work of other arguments.
+    A second call with the same arguments keeps the recipe. Raise a UserError if the files cannot be
+    read, or `home` is the work of other arguments.
     """
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
@@ -127,8 +125,7 @@ def begin(asked: Asked, home: Path) -> Promise:
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
 
-    Raises:
-        UserError: The text cannot be read, or has too few documents; then neither is left.
+    Raise a UserError if the text cannot be read, or has too few documents; then neither is left.
     """
     size = sum(source.size for source in sources)
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))

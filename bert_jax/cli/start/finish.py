@@ -34,10 +34,8 @@ _STYLE = (
 def finish(asked: Asked, promise: Promise, home: Path) -> str:
     """Carry out the recipe to its end, and write a page; what is done already stays.
 
-    Return the name of the signal that stopped a run, or an empty string.
-
-    Raises:
-        NothingLearnedError: The classifier is no better than a constant. The page is written.
+    Return the name of the signal that stopped a run, or an empty string. Raise a
+    NothingLearnedError if the classifier is no better than a constant. The page is written.
     """
     began = time.perf_counter()
     result = train(load_config(PretrainConfig, str(home / RECIPE)), home / "run")

@@ -136,7 +136,7 @@ def _text(value: Any, column: str, where: str) -> str:
 
 def _one_file(name: str) -> str:
     """Return the only file that `name`, a path or a glob, matches."""
-    names = match_files(name)
+    names = [*match_files(name)]
     if len(names) > 1:
         raise UserError(
             f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "
@@ -162,10 +162,8 @@ def open_pairs(
 
     A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. If a CSV or TSV file
     has no header, `columns` are column numbers, counted from 1. If `swap` is set, the second file
-    or column holds the sources, and the first the targets.
-
-    Raises:
-        UserError: There are neither two files nor two columns, or a file is missing or unsupported.
+    or column holds the sources, and the first the targets. Raise a UserError if there are neither
+    two files nor two columns, or a file is missing or unsupported.
     """
     source: PairSource
     if len(names) == 2:

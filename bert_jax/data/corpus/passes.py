@@ -143,8 +143,7 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
     ) -> None:
         """Read the sources in order, write their documents, and call `advance` after each block.
 
-        Raises:
-            UserError: The input is bad, the disk is full, or a worker was killed.
+        Raise a UserError if the input is bad, the disk is full, or a worker was killed.
         """
         blocks, recipe = self._blocks(sources), self._recipe
         encoded = map_ordered(

@@ -164,8 +164,7 @@ def _syntok_splitter() -> Splitter:
 def get_splitter(name: str) -> Splitter:
     """Return the splitter named `fast`, `lines` or `syntok`.
 
-    Raises:
-        UserError: There is no such splitter, or its package is not installed.
+    Raise a UserError if there is no such splitter, or its package is not installed.
     """
     if name == "syntok":
         return _syntok_splitter()

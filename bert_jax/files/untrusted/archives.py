@@ -52,9 +52,7 @@ def _extract(
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
     The files may have `max_bytes` bytes and, above 16 MiB, `max_ratio` times the archive's bytes.
-
-    Raises:
-        UserError: An entry is damaged, unsafe or too large. `target` is then not created.
+    Raise a UserError if an entry is damaged, unsafe or too large. `target` is then not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))
     if os.path.lexists(target):

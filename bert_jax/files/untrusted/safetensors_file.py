@@ -41,8 +41,7 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     """Map a .safetensors file into memory; return a read-only view of each tensor by name.
 
-    Raises:
-        UserError: The file is missing, damaged, or beyond a limit.
+    Raise a UserError if the file is missing, damaged, or beyond a limit.
     """
     path = Path(path)
     mapped = map_bytes(path, "a .safetensors file was expected")

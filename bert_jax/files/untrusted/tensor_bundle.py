@@ -68,8 +68,7 @@ class BundleTensor:
     def array(self) -> np.ndarray:
         """The tensor as a read-only view of the memory-mapped data file.
 
-        Raises:
-            UserError: The tensor is damaged, or its data type or layout is not supported.
+        Raise a UserError if the tensor is damaged, or its data type or layout is not supported.
         """
         where = self._where
         if self._slices:
@@ -103,8 +102,7 @@ class BundleTensor:
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
     """Read PREFIX.index; return its tensors by name. The data of the tensors are read later.
 
-    Raises:
-        UserError: The index is missing, damaged, beyond a limit, or of another format.
+    Raise a UserError if the index is missing, damaged, beyond a limit, or of another format.
     """
     index = Path(index)
     table = read_sstable(
@@ -236,8 +234,7 @@ def read_sstable(
 ) -> dict[bytes, bytes]:
     """Read all entries of a sorted string table.
 
-    Raises:
-        UserError: The file is missing, damaged or beyond a limit.
+    Raise a UserError if the file is missing, damaged or beyond a limit.
     """
     raw = read_bytes(path, max_bytes=max_bytes)
     end = len(raw) - _FOOTER

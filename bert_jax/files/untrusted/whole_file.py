@@ -56,8 +56,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 def decode_text(raw: bytes, *, where: str) -> str:
     """Decode UTF-8 and drop a byte order mark at the start.
 
-    Raises:
-        UserError: A byte is NUL or not UTF-8. The message names the line.
+    Raise a UserError if a byte is NUL or not UTF-8. The message names the line.
     """
     nul = raw.find(b"\0")
     if nul >= 0:

@@ -104,8 +104,7 @@ class CleaningConfig:
     def record(self) -> dict[str, Any]:
         """Return the rules for `corpus.json`; empty if they leave all documents unchanged.
 
-        Raises:
-            UserError: The evaluation texts cannot be read.
+        Raise a UserError if the evaluation texts cannot be read.
         """
         edits, filters = resolve_filters(self.filters)
         found: dict[str, Any] = {"edits": list(edits)} if edits else {}

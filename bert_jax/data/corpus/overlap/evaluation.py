@@ -73,10 +73,8 @@ def read_evaluation(spec: str) -> EvaluationSet:
 
     From GLUE tasks, the texts of existing dev and test splits are read, without labels. From SQuAD
     files, questions and contexts are read, from tables all columns, and from JSON lines all
-    strings. Results are cached, so that unchanged files are not read again.
-
-    Raises:
-        UserError: A file is missing or damaged, has an unsupported format, or has no text.
+    strings. Results are cached, so that unchanged files are not read again. Raise a UserError if a
+    file is missing or damaged, has an unsupported format, or has no text.
     """
     kind, colon, place = spec.partition(":")
     is_kind = colon and kind in ("squad", "glue")

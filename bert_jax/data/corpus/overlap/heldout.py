@@ -77,10 +77,8 @@ def heldout_twins(
     """Compare the held-out documents of a corpus with all of its training documents.
 
     `threshold` is the lowest similarity at which two documents count as near-duplicates. `show`
-    wraps a sequence to show progress, as tqdm does.
-
-    Raises:
-        UserError: A store is missing or damaged, or rensa is not installed.
+    wraps a sequence to show progress, as tqdm does. Raise a UserError if a store is missing or
+    damaged, or rensa is not installed.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):

@@ -221,10 +221,8 @@ def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = F
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
     Bands find documents of the similarity `near`. Without `near`, bands and sketches are empty, and
-    paragraphs are empty unless `paragraphs` is set.
-
-    Raises:
-        UserError: `near` is given, but rensa is not installed.
+    paragraphs are empty unless `paragraphs` is set. Raise a UserError if `near` is given, but rensa
+    is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []

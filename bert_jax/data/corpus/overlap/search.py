@@ -99,11 +99,7 @@ class Report:
         }  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON, atomically.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
+        """Write the report as JSON, atomically. Raise a UserError if the file cannot be written."""
         value = {"format": FORMAT, "version": VERSION, **vars(self), "counts": self.counts()}
         replace_file(path, (json.dumps(value, ensure_ascii=False) + "\n").encode())
 
@@ -117,8 +113,7 @@ class Report:
 def read_report(path: Path) -> Report:
     """Read a report that `Report.save` wrote.
 
-    Raises:
-        UserError: The file is missing or damaged, or is not a report.
+    Raise a UserError if the file is missing or damaged, or is not a report.
     """
     value = read_json_object(path, max_bytes=_MAX_BYTES)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
@@ -192,10 +187,8 @@ def search_store(
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
     The store's documents are decoded. The evaluation texts are encoded and decoded, so that both
-    lack whatever the tokenizer drops (case, accents, unknown characters).
-
-    Raises:
-        UserError: The store is missing or damaged.
+    lack whatever the tokenizer drops (case, accents, unknown characters). Raise a UserError if the
+    store is missing or damaged.
     """
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")

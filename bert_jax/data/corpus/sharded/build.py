@@ -107,10 +107,8 @@ def build_shards(
 ) -> Built:
     """Run the tasks that are not complete, and write the manifests of all corpora.
 
-    The result depends neither on the engine nor on what earlier builds left in the workspace.
-
-    Raises:
-        UserError: The input is bad, the disk is full, or the texts contain no tokens.
+    The result depends neither on the engine nor on what earlier builds left in the workspace. Raise
+    a UserError if the input is bad, the disk is full, or the texts contain no tokens.
     """
     options = options or ReadOptions()
     thresholds: dict[str, int] = {}
@@ -177,10 +175,8 @@ def find_drops(
     """Read the sources of all tasks once, and decide which duplicates to drop.
 
     All worker processes must have access to `space`, where the decisions are written (see
-    `find_duplicates`). Complete scans in it are reused.
-
-    Raises:
-        UserError: The input is bad, or the disk is full.
+    `find_duplicates`). Complete scans in it are reused. Raise a UserError if the input is bad, or
+    the disk is full.
     """
     if space.local is not None:
         space.local.mkdir(parents=True, exist_ok=True)
@@ -302,10 +298,8 @@ def estimate_corpus(
     """Estimate the sizes of a corpus and the cost of building it.
 
     A sample, evenly spread over the sources, is built in a temporary directory, and its sizes are
-    scaled up. A file that cannot be divided is sampled at its beginning.
-
-    Raises:
-        UserError: The input is bad, or the sample contains no tokens.
+    scaled up. A file that cannot be divided is sampled at its beginning. Raise a UserError if the
+    input is bad, or the sample contains no tokens.
     """
     tasks = plan_tasks(sources, shard_bytes)
     sample = _sample(sources, sample_bytes)

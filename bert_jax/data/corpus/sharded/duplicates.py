@@ -44,10 +44,8 @@ def scan(
 ) -> dict[str, Any]:
     """Read the documents of a task, and write their signatures to files in `root`/scans.
 
-    Memory does not grow with the task. Return JSON values for `find_duplicates`.
-
-    Raises:
-        UserError: The disk is full, or rensa is needed (see `ngrams.sign`) and not installed.
+    Memory does not grow with the task. Return JSON values for `find_duplicates`. Raise a UserError
+    if the disk is full, or rensa is needed (see `ngrams.sign`) and not installed.
     """
     name = f"scans/{task:05d}"
     blocks = grouped(enumerate(documents), lambda item: len(item[1]), _BLOCK_CHARS)
@@ -130,10 +128,7 @@ def find_duplicates(
 
     The decisions are written to files for `read_drops`. `scans` is what `scan` returned, for each
     task in the order of the corpus, and `space` has the files of the scans; for `map_`, see
-    `shuffle.reduce`.
-
-    Raises:
-        UserError: The disk is full.
+    `shuffle.reduce`. Raise a UserError if the disk is full.
     """
     tasks, reduce = len(scans), functools.partial(shuffle.reduce, space, map_)
     sketches, texts = (np.array([s[each] for s in scans]) for each in ("sketches", "paragraphs"))

@@ -45,10 +45,8 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
     """Divide sources, in order, into tasks that each read about `shard_bytes` bytes of files.
 
     The division depends only on names, sizes and the content at the cuts. Larger files are cut
-    between documents if their format allows it; smaller files share a task.
-
-    Raises:
-        UserError: `shard_bytes` is below 1, or a file cannot be read.
+    between documents if their format allows it; smaller files share a task. Raise a UserError if
+    `shard_bytes` is below 1, or a file cannot be read.
     """
     if shard_bytes < 1:
         raise UserError(f"a shard of {shard_bytes} bytes is too small; give at least 1 byte.")
@@ -75,8 +73,7 @@ machines cannot connect to a cluster that was started here."""
 class Engine:
     """Engine that runs tasks in local processes, by default one per core.
 
-    Raises:
-        UserError: `num_workers` is out of range.
+    Raise a UserError if `num_workers` is out of range.
     """
 
     is_local = True
@@ -88,8 +85,7 @@ class Engine:
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         """Apply a picklable function to items, and yield the results in the order of the items.
 
-        Raises:
-            UserError: A process was killed. Errors of `function` are raised as they are.
+        Raise a UserError if a process was killed. Errors of `function` are raised as they are.
         """
         return map_ordered(function, items, self.num_workers)
 
