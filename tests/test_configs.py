@@ -39,6 +39,7 @@ MODERN = {
     "ettin_400m": (50368, 395_881_664),
     "ettin_1b": (50368, 1031e6),
     "neobert": (30522, 245_136_954),  # the sum of its 172 tensors
+    "deberta_v3_base": (128100, 183_831_552 + 768 * 768 + 3 * 768 + 128_100),  # and a head
     "eurobert_210m": (128256, 310_266_624),  # the name leaves out the output table
 }
 """Published tokens of the vocabulary and parameters, those of the masked-LM head among them."""

@@ -148,7 +148,6 @@ def find_config(named: str) -> tuple[Path, str]:
 
 
 def _json(path: Path) -> Any:
-    """Read a configuration from a JSON file, in which it may be the field `config`."""
     try:
         given = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -157,7 +156,6 @@ def _json(path: Path) -> Any:
 
 
 def _get_config(path: Path, argument: str) -> Any:
-    """Run a configuration file and call its `get_config`."""
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")

@@ -103,8 +103,7 @@ def changed(values: Any, defaults: Any) -> Any:
 def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
     """Return the variant of `cls` that `mapping` selects, or `cls` if it has no variants.
 
-    Raises:
-        UserError: `cls` has variants, but no variant has the name that `mapping` selects.
+    Raise a UserError if `cls` has variants, but no variant has the name that `mapping` selects.
     """
     by, variants = getattr(cls, "CHOSEN_BY", ""), getattr(cls, "VARIANTS", {})
     if not by:

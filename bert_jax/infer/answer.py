@@ -13,8 +13,7 @@ from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
 from bert_jax.tasks.config import WindowOptions
 from bert_jax.tasks.examples import Origin, Question
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad.answers import Prediction, find_answers
-from bert_jax.tasks.squad.windows import SquadWindows, build_windows
+from bert_jax.tasks.squad.windows import Prediction, SquadWindows, build_windows, find_answers
 from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 
@@ -36,7 +35,6 @@ class Answerer(Predictor[Question]):
     """Largest number of tokens in an answer. None means the limit in training or else 30."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model has no span head or an option is out of range."""
         super().__post_init__()
         self.model.require("answer", "span head")
         given = self.null_threshold

@@ -70,9 +70,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
     The text may contain masks, written as for `MaskFiller`. If the model has a masked-LM head, the
     page shows its predictions for the masks. `text_b` is the second text of a pair. For a
     translation model, `text_b` is a translation of the text; None means that the model translates.
-
-    Raises:
-        UserError: A text has no tokens or too many, or the network has no attention.
+    Raise a UserError if a text has no tokens or too many, or the network has no attention.
     """
     text = replace_surrogates(text)
     text_b = None if text_b is None else replace_surrogates(text_b)
@@ -180,10 +178,8 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
 
     Rows and columns are first the tokens of the source, then the inputs of the decoder. A matrix
     combines layer n of the encoder (source to source) with layer n of the decoder (target to
-    source, and target to target). Weights that the network does not have are 0.
-
-    Raises:
-        UserError: The network has no attention.
+    source, and target to target). Weights that the network does not have are 0. Raise a UserError
+    if the network has no attention.
     """
     assert saved.network is not None
     start, count = row.second_start, len(row.ids)

@@ -42,7 +42,6 @@ class Classifier(RowPredictor):
     threshold: Fraction | None = None
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a model without a classification head or for a bad option."""
         super().__post_init__()
         self.model.require("classify", "classification head")
         if self.model.config.pooler and not self.model.has_pooler:

@@ -30,8 +30,7 @@ Kind = Literal["query", "document"]
 def parse_layers(text: str) -> tuple[int, ...] | slice:
     """Read layers from `-1`, `1,6,12`, or a range such as `-4:-1`, which includes both ends.
 
-    Raises:
-        UserError: The text has another form.
+    Raise a UserError if the text has another form.
     """
     if ends := re.fullmatch(r"\s*(-?\d+)?:(-?\d+)?\s*", text):
         return slice(*(None if end is None else int(end) for end in ends.groups()))
@@ -55,7 +54,6 @@ class Embedder(RowPredictor):
     normalize: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model has no text encoder or an option does not fit it."""
         super().__post_init__()
         self.model.require("embed", "encoder of texts")
         own = self.model.embedding or PLAIN

@@ -33,7 +33,6 @@ class MaskFiller(TextPredictor):
     top: Count = 5
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model has no masked-LM head or `top` is below 1."""
         super().__post_init__()
         self.model.require("fill-mask", "masked-LM head")
         config = self.model.config

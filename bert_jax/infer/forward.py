@@ -201,8 +201,9 @@ def _embedded(
     config: ModelConfig, params: Any, tokens: Int[Array, "B L"], type_ids: Int[Array, "B L"],
     segment_ids: Int[Array, "B L"],
 ) -> tuple[Float[Array, "B L D"], Context]:  # fmt: skip
-    context = make_context(config, segment_ids)
-    return with_params(params, Embeddings, config)(tokens, type_ids, context), context
+    embeddings = with_params(params, Embeddings, config)
+    context = embeddings.shared(make_context(config, segment_ids))
+    return embeddings(tokens, type_ids, context), context
 
 
 @_program(0, 1)

@@ -158,15 +158,14 @@ class Predictor(ABC, Generic[Example], Bounded):
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
         """Prepare examples in parts of at most `most` examples.
 
+        Raise a UserError if a field has a wrong type, or an example cannot be answered.
+
         Args:
             columns: For each field, its values in all examples.
             what: Noun for an example in messages, such as "text" in "text 3".
             most: Largest number of examples in a part.
             cuts: Counter of the examples that are cut.
             advance: Function called with the size of a part when the next part is requested.
-
-        Raises:
-            UserError: A field has a wrong type, or an example cannot be answered.
         """
         examples = [
             self.example(dict(zip(columns, values, strict=True)), Given(what, number))
@@ -233,10 +232,8 @@ def answer_records(
 
     If a record cannot be answered and `on_error` is "skip", the record has no answer, and
     `Record.problem` has the reason. `say` receives a message for each of the first few skipped
-    records and, at the end, a warning if examples were cut.
-
-    Raises:
-        UserError: A record cannot be answered and `on_error` is "fail", or an output is not finite.
+    records and, at the end, a warning if examples were cut. Raise a UserError if a record cannot be
+    answered and `on_error` is "fail", or an output is not finite.
     """
     cuts, skipped = Cuts(), 0
 

@@ -59,10 +59,8 @@ PAUSE = Record(Origin("", 0), {})
 def format_of(source: str, format: Format, other: Format | None = None) -> Format:
     """Return the format of a file. For standard input, the result may still be "auto".
 
-    `other` is the format to assume for an unknown suffix.
-
-    Raises:
-        UserError: The suffix is unknown and `other` is None, or standard input cannot be `format`.
+    `other` is the format to assume for an unknown suffix. Raise a UserError if the suffix is
+    unknown and `other` is None, or standard input cannot be `format`.
     """
     if source == STDIN:
         if format in ("auto", "text", "jsonl"):
@@ -191,7 +189,6 @@ def _opened(source: str, read: Callable[[int], object]) -> Iterator[Iterator[byt
 
 
 def _arriving(descriptor: int) -> Iterator[bytes]:
-    """Yield blocks of a pipe or a terminal as they arrive."""
     waited = 0.0
     while True:
         begun = time.monotonic()

@@ -71,7 +71,6 @@ class Tagger(Predictor[TaggableText]):
     PER_TOKEN = True
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model has no tagging head."""
         model = self.model
         model.require("tag", "tagging head")
         assert model.outputs is not None  # `require` checks it

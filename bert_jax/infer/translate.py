@@ -37,7 +37,6 @@ class Translator(TextPredictor):
     alignments: bool = False
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the model does not translate."""
         self.model.require("translate", "decoder")
         self.num_cut = 0
 
@@ -213,6 +212,5 @@ def word_attention(
 
 
 def _words(tokenizer: Tokenizer, ids: Integer[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Return the positions of each word's tokens."""
     begins = np.flatnonzero(~tokenizer.continues_word[ids])
     return [part for part in np.split(np.arange(len(ids)), begins) if len(part)]

@@ -104,10 +104,8 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     """Check that an output file can hold the answers.
 
     `vectors` means that answers are vectors. `plain` means that answers are lines of text, for
-    which every suffix is allowed except .npy and .parquet.
-
-    Raises:
-        UserError: The suffix does not fit, or the path is a directory, device or pipe.
+    which every suffix is allowed except .npy and .parquet. Raise a UserError if the suffix does not
+    fit, or the path is a directory, device or pipe.
     """
     if path is None:
         return

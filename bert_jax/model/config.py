@@ -15,6 +15,7 @@ ARCHITECTURE = (
     "embedding_norm", "first_norm", "positions", "rope_theta", "local_rope_theta", "local_window",
     "attention_pattern", "attention_bias", "mlp_bias", "pooler", "pooler_activation",
     "head_transform", "head_bias", "head_activation", "decoder_bias", "tied", "scale_embeddings",
+    "relative_terms", "relative_shared", "relative_norm", "relative_buckets", "relative_distance",
 )  # fmt: skip
 """Fields that, with `vocab_size`, fully determine what a model computes from its parameters."""
 
@@ -75,9 +76,20 @@ class ModelConfig(Bounded, section="model"):
     """Whether the embeddings are normalised."""
     first_norm: bool = True
     """Whether the first layer has a norm for its attention; ModernBERT's first layer has none."""
-    positions: Literal["learned", "rope", "sinusoidal"] = "learned"
+    positions: Literal["learned", "rope", "sinusoidal", "relative"] = "learned"
     """Encoding of positions. `learned` is a table; `rope` rotates queries and keys (Su et al. 2021,
-    RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5)."""
+    RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5);
+    `relative` adds to scores what contents and distances make (He et al. 2021, DeBERTa, 3.1)."""
+    relative_terms: Literal["c2p|p2c", "c2p", "p2c"] = "c2p|p2c"
+    """Relative terms of a score: of a query and a distance (c2p), of a distance and a key (p2c)."""
+    relative_shared: bool = True
+    """Whether the maps to queries and keys also serve for the embeddings of distances."""
+    relative_norm: bool = True
+    """Whether the embeddings of distances are normalised."""
+    relative_buckets: Natural = 256
+    """Number of embeddings of distances on each side; far distances share them. 0: no sharing."""
+    relative_distance: Natural = 0
+    """Distance from which on all distances share an embedding; 0 means num_positions."""
     scale_embeddings: bool = False
     """Whether token embeddings are multiplied by sqrt(width) (Vaswani et al. 2017, section 3.4). If
     so, the standard deviation of the initial table is 1 / sqrt(width) instead of `init_std`."""
@@ -160,10 +172,25 @@ class ModelConfig(Bounded, section="model"):
                 "model.positions is 'sinusoidal', which needs a sine and a cosine per frequency, "
                 f"but the embeddings have width {self.embedding_width}; expected an even width"
             )
+        if self.positions == "relative":
+            self._check_relative()
         if not self.first_norm and self.norm_order == "post":
             raise UserError(
                 "model.first_norm is false, but model.norm_order is 'post', and only 'pre' layers "
                 "begin with a norm; set first_norm to true or norm_order to 'pre'"
+            )
+
+    def _check_relative(self) -> None:
+        if self.num_kv_heads not in (0, self.num_heads):
+            raise UserError(
+                f"model.positions is 'relative', which needs as many key heads as query heads, but "
+                f"model.num_kv_heads is {self.num_kv_heads}; set it to 0"
+            )
+        buckets, distance = self.relative_buckets, self.relative_distance
+        if buckets == 1 or 0 < distance <= buckets // 2 + 1:
+            raise UserError(
+                f"model.relative_buckets is {buckets} and model.relative_distance is {distance}; "
+                "expected 0 or at least 2 buckets, and a distance above half their number plus 1"
             )
 
     def rate_of(self, part: Literal["embedding", "mlp"]) -> float:

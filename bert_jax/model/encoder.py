@@ -5,19 +5,18 @@ Warner et al. 2024 (ModernBERT), section 2 (rotations, pre-normalisation, local 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.errors import UserError
 from bert_jax.model.attention.attend import AttentionImpl, attend
-from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
+from bert_jax.model.attention.relative import Relative, RelativeMaps, RelativePositions
+from bert_jax.model.attention.xla import Asked, attention_weights, visible_keys
 from bert_jax.model.config import LayerKind, ModelConfig
 from bert_jax.model.dropout import Number, dropout
 from bert_jax.model.layers import (
@@ -26,10 +25,11 @@ from bert_jax.model.layers import (
     AxisSizes,
     Norm,
     compute_dtype,
-    einsum_float32,
     gated,
+    look_up,
     output_std,
     parameter,
+    token_table,
     truncated_normal,
 )
 from bert_jax.model.layout import OnMesh, platform
@@ -60,12 +60,19 @@ class Embeddings(nnx.Module):
             self.token = token_table(config, rngs)
         if config.positions == "learned":
             self.position = parameter(table(config.num_positions), "length", "embed")
+        elif config.positions == "relative":
+            self.relative = RelativePositions(config, rngs)
         if config.num_types:
             self.type = parameter(table(config.num_types), None, "embed")
         if config.embedding_norm:
             self.norm = Norm(config, width)
         if config.projects_embeddings:
             self.project = Affine(config, {None: width}, {"embed": config.hidden_dim}, rngs)
+
+    def shared(self, context: Context) -> Context:
+        """Add to the context what all layers read of the embeddings."""
+        relative = self.relative() if self.config.positions == "relative" else None
+        return context._replace(relative=relative)
 
     def __call__(
         self,
@@ -86,7 +93,7 @@ class Embeddings(nnx.Module):
                 f"{config.num_positions}: shorten the sequences or use a model with more positions"
             )
         x = tokens if tokens.ndim == 3 else look_up(config, self.token[...], tokens)
-        if config.positions != "rope":
+        if config.positions in ("learned", "sinusoidal"):
             at = context.positions
             at = restarting_positions(context.segment_ids) if at is None else at
             learned = config.positions == "learned"
@@ -99,23 +106,6 @@ class Embeddings(nnx.Module):
         rate = config.rate_of("embedding")
         x = dropout(x.astype(compute_dtype(config)), rate, context.stream, site)
         return self.project(x) if config.projects_embeddings else x
-
-
-def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Make a table of token embeddings; the rows that pad the vocabulary are zeros."""
-    shape = config.vocab_size, config.embedding_width
-    std = config.embedding_width**-0.5 if config.scale_embeddings else config.init_std
-    rows = truncated_normal(rngs.params(), shape, std)
-    padding = config.padded_vocab_size - config.vocab_size
-    return parameter(jnp.pad(rows, ((0, padding), (0, 0))), "vocab", "embed")
-
-
-def look_up(
-    config: ModelConfig, table: Float[Array, "V E"], tokens: Integer[Array, "B L"]
-) -> Float[Array, "B L E"]:
-    """Look up the embeddings of tokens, and scale them if `config.scale_embeddings` is true."""
-    found = table[tokens]
-    return found * math.sqrt(table.shape[1]) if config.scale_embeddings else found
 
 
 class Attention(nnx.Module):
@@ -148,6 +138,11 @@ class SelfAttention(Attention):
     causal = False
     """Whether a token sees only itself and the tokens before it."""
 
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        super().__init__(config, rngs)
+        if config.positions == "relative":
+            self.relative = RelativeMaps(config, rngs)
+
     def __call__(
         self,
         x: Float[Array, "B L D"],
@@ -172,11 +167,18 @@ class SelfAttention(Attention):
             query, key, self.value(x), _taken(segments, places), segments,
             site=first_site + SITE_ATTENTION_WEIGHTS, window=self.config.window(letter),
             causal=self.causal, q_places=places, angles=angles,
+            relative=self.relative_of(context, first_site),
         )  # fmt: skip
         # Kernels are slow for the few queries at `places`.
         return self.attended(
             asked, context, self.config.attention_impl if places is None else "xla", biased
         )
+
+    def relative_of(self, context: Context, site: Number = 0) -> Relative | None:
+        """Make this layer's keys and queries of distances, if the context has any."""
+        if context.relative is None:
+            return None
+        return self.relative(context.relative, self.key, self.query, context.stream, site)
 
     def queries_and_keys(
         self, x: Array, context: Context, letter: str, places: Array | None = None
@@ -195,16 +197,8 @@ class SelfAttention(Attention):
         """Compute how much each token (row) attends to each token (column), without dropout."""
         segments, window = context.segment_ids, self.config.window(letter)
         visible = visible_keys(segments, segments, window, causal=self.causal)
-        return attention_weights(*self.queries_and_keys(x, context, letter), visible)
-
-
-def attention_weights(
-    query: Float[Array, "B L H K"], key: Float[Array, "B S G K"], visible: Bool[Array, "B 1 L S"]
-) -> Float[Array, "B H L S"]:
-    """Compute attention probabilities in float32: how much each query attends to each key."""
-    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
-    scores = einsum_float32("BLHK,BSHK->BHLS", query, key) / math.sqrt(query.shape[-1])
-    return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
+        both, relative = self.queries_and_keys(x, context, letter), self.relative_of(context)
+        return attention_weights(*both, visible, relative)
 
 
 class Mlp(nnx.Module):
@@ -378,7 +372,7 @@ class Encoder(Stack):
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
         """Embed tokens or vectors, and return the states from `run`, in the compute type."""
-        x = self.embeddings(tokens, type_ids, context)
+        x, context = self.embeddings(tokens, type_ids, context), self.embeddings.shared(context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 
 

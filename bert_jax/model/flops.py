@@ -28,7 +28,8 @@ def encoder_flops(config: ModelConfig, length: int) -> int:
     mlp = (3 if config.gated else 2) * 2 * length * d * f
     letters = Counter(islice(cycle(config.attention_pattern), config.num_layers))
     pairs = sum(count * seen_keys(config, length, letter) for letter, count in letters.items())
-    attention = 2 * 2 * pairs * d
+    terms = len(config.relative_terms.split("|")) * (config.positions == "relative")
+    attention = 2 * (2 + terms) * pairs * d
     return map_to_layers + config.num_layers * (projections + mlp) + attention
 
 

@@ -231,10 +231,13 @@ def encode_layers(
     layout = None if layout is None else layout.of("encoder")
     tokens, type_ids, segment_ids = inputs[:3]
     (stream,) = inputs[3:] or (None,)
-    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
-    encoder = with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
     context = make_context(config, segment_ids, None, stream, layout)
-    return encoder(tokens, type_ids, context, every)
+    return _encoder(config, params)(tokens, type_ids, context, every)
+
+
+def _encoder(config: ModelConfig, params: Params) -> Encoder:
+    parts = {name: part for name, part in params["encoder"].items() if name != "pooler"}
+    return with_params(parts, Encoder, config, "token" in parts.get("embeddings", {}))
 
 
 def layer_projections(
@@ -318,7 +321,7 @@ def layer_outputs(
     """
     states, weights = encode_layers(config, params, *inputs), None
     if with_weights:
-        context = make_context(config, inputs[2])
+        context = _encoder(config, params).embeddings.shared(make_context(config, inputs[2]))
         weights = jnp.stack([
             _layer(config, params, n).weights(states[n], context, config.layer_kind(n))
             for n in range(config.num_layers)

@@ -1,4 +1,4 @@
-"""Affine maps, layer normalisation and activations, as NNX modules over float32 parameters.
+"""Affine maps, token tables, norms and activations, as NNX modules over float32 parameters.
 
 Parameters record logical names of axes, which `distributed/parallel/sharding.py` maps to a mesh.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 from bert_jax.model.config import ModelConfig
 
@@ -97,6 +97,23 @@ class Affine(nnx.Module):
         """Apply the map, without its bias if `biased` is false; compute in the type of `x`."""
         y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
         return y if self.bias is None or not biased else add_bias(y, self.bias[...])
+
+
+def token_table(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """Make a table of token embeddings; the rows that pad the vocabulary are zeros."""
+    shape = config.vocab_size, config.embedding_width
+    std = config.embedding_width**-0.5 if config.scale_embeddings else config.init_std
+    rows = truncated_normal(rngs.params(), shape, std)
+    padding = config.padded_vocab_size - config.vocab_size
+    return parameter(jnp.pad(rows, ((0, padding), (0, 0))), "vocab", "embed")
+
+
+def look_up(
+    config: ModelConfig, table: Float[Array, "V E"], tokens: Integer[Array, "B L"]
+) -> Float[Array, "B L E"]:
+    """Look up the embeddings of tokens, and scale them if `config.scale_embeddings` is true."""
+    found = table[tokens]
+    return found * math.sqrt(table.shape[1]) if config.scale_embeddings else found
 
 
 def output_std(config: ModelConfig) -> float:

@@ -30,6 +30,8 @@ class Context(NamedTuple):
     """Rotation for each kind of layer (G, L); empty unless `config.positions` is `rope`."""
     stream: Stream
     layout: OnMesh
+    relative: Float[Array, "R D"] | None = None
+    """Embeddings of distances, if `config.positions` is `relative` (see `Embeddings.shared`)."""
 
 
 def make_context(

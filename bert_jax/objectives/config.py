@@ -23,6 +23,7 @@ from bert_jax.objectives.objective import Metric, Objective, Teachable
 from bert_jax.objectives.replaced_tokens import (
     METRICS,
     ReplacedTokens,
+    discriminator_params,
     generator_of,
     generator_params,
 )
@@ -80,8 +81,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Add to the initial parameters the entries that this objective needs.
 
-        Raises:
-          UserError: the entries cannot be made from `params`.
+        Raise a UserError if the entries cannot be made from `params`.
         """
         return params
 
@@ -139,6 +139,9 @@ class ReplacedTokensConfig(ObjectiveConfig):
     """Factor of the discriminator's loss. The generator's loss has the factor 1."""
     temperature: Positive = 1.0
     """Temperature by which the generator's logits are divided before a token is drawn."""
+    disentangled: bool = False
+    """Whether the discriminator's token table is the generator's, without a gradient to it, plus an
+    own table that starts as zeros (He et al. 2023, DeBERTaV3). Otherwise both share embeddings."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:
@@ -151,15 +154,24 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Split a run's parameters into the discriminator with its head, and the generator."""
-        discriminator = {name: params[name] for name in ("encoder", "rtd")}
         generator = generator_of(model, self.generator_size), generator_params(params)
-        return {"discriminator": (model, discriminator), "generator": generator}
+        return {"discriminator": (model, discriminator_params(params)), "generator": generator}
+
+    def laid_out(self, model: ModelConfig, params: Any) -> Any:
+        """Give the token table of `init` to the generator, if `disentangled` is set."""
+        if not self.disentangled or "generator" in params:
+            return params
+        embeddings = params["encoder"]["embeddings"]
+        table, own = embeddings["token"], {"token": np.zeros_like(embeddings["token"])}
+        encoder = {**params["encoder"], "embeddings": {**embeddings, **own}}
+        given = {"encoder": {"embeddings": {"token": table}}}
+        return {**params, "encoder": encoder, "generator": given}
 
     def make(self, given: Given) -> ReplacedTokens:
         """Make the objective. It ignores the labels of sentence pairs."""
         return ReplacedTokens(
             given.model, given.masking, given.special_ids, self.generator_size,
-            self.discriminator_weight, self.temperature, given.continues_word,
+            self.discriminator_weight, self.temperature, self.disentangled, given.continues_word,
             baseline=given.baseline,
         )  # fmt: skip
 

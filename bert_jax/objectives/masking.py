@@ -93,10 +93,8 @@ def mask_tokens(
     Padding (segment 0) and special ids are never chosen, and special ids never replace a token. If
     a row has no tokens to choose, its weights are 0. `vocab_size` is the size without the padding
     of the embedding table. `continues_word` is true for ids that continue the preceding word.
-    `rates` are used instead of `config.rate`, which then determines only P.
-
-    Raises:
-      UserError: Whole-word masking has no `continues_word`, or all ids are special.
+    `rates` are used instead of `config.rate`, which then determines only P. Raise a UserError if
+    whole-word masking has no `continues_word`, or all ids are special.
     """
     if config.whole_word and continues_word is None:
         raise UserError(

@@ -3,6 +3,9 @@
 Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
 Generators", section 2, appendix A, and the published code. Generator and discriminator share the
 token, position and type embeddings and the norm after the embeddings, but no later parameters.
+
+With `disentangled`, each has its own embeddings, and the discriminator's entry `token` is added to
+the generator's table, which gets no gradient from it (He et al. 2023, DeBERTaV3, section 3.2).
 """
 
 import dataclasses
@@ -90,6 +93,15 @@ def generator_params(params: Any) -> Any:
     return {"mlm": {}, **params["generator"], "encoder": {**own, "embeddings": embeddings}}
 
 
+def discriminator_params(params: Any) -> Any:
+    """Return all parameters of the discriminator: `rtd`, and `encoder` with a whole token table."""
+    encoder, theirs = params["encoder"], params["generator"]["encoder"].get("embeddings", {})
+    if hasattr(theirs.get("token"), "shape"):  # a tree of axes has nothing to add
+        token = jax.lax.stop_gradient(theirs["token"]) + encoder["embeddings"]["token"]
+        encoder = {**encoder, "embeddings": {**encoder["embeddings"], "token": token}}
+    return {"encoder": encoder, "rtd": params["rtd"]}
+
+
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
     """Detection of replaced tokens by `model`. A masked LM, trained jointly, replaces tokens."""
@@ -102,6 +114,8 @@ class ReplacedTokens(Objective):
     """Factor of the discriminator's loss."""
     temperature: float = 1.0
     """Temperature by which the generator's logits are divided before a token is drawn."""
+    disentangled: bool = False
+    """Whether the generator's token table gets no gradient from the discriminator."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
 
@@ -123,11 +137,16 @@ class ReplacedTokens(Objective):
     def init(self, key: Array) -> Any:
         """Initialise parameters: encoder and rtd of the discriminator, and the generator."""
         keys = jax.random.split(key, 3)
-        return _joined(
+        params = _joined(
             init_params(self.model, keys[0]),
             init_params(self.model, keys[1], ReplacedHead),
             init_params(self.generator, keys[2]),
+            self.disentangled,
         )
+        if self.disentangled:
+            embeddings = params["encoder"]["embeddings"]
+            embeddings["token"] = jnp.zeros_like(embeddings["token"])
+        return params
 
     def axes(self) -> Any:
         """Name the logical axes of each parameter."""
@@ -135,6 +154,7 @@ class ReplacedTokens(Objective):
             logical_axes(self.model),
             logical_axes(self.model, ReplacedHead),
             logical_axes(self.generator),
+            self.disentangled,
         )
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
@@ -157,7 +177,7 @@ class ReplacedTokens(Objective):
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         tokens, is_replaced = replace_tokens(rows, drawn)
         inputs = self.inputs({**rows, "tokens": tokens}, seed)
-        states = encode(self.model, params, *inputs, layout)
+        states = encode(self.model, discriminator_params(params), *inputs, layout)
         found = with_params(params["rtd"], ReplacedHead, self.model)(states)
         return Forward(sums | detection_sums(found, is_replaced, rows["segment_ids"] > 0))
 
@@ -200,14 +220,16 @@ class ReplacedTokens(Objective):
         return self.proposer.shown(rows)
 
 
-def _joined(discriminator: Any, head: Any, generator: Any) -> Any:
+def _joined(discriminator: Any, head: Any, generator: Any, disentangled: bool) -> Any:
     """Join both models into one tree, without poolers and with one copy of shared embeddings."""
     encoder, own = (
         {name: part for name, part in model["encoder"].items() if name != "pooler"}
         for model in (discriminator, generator)
     )
-    if "project" in (embeddings := own.pop("embeddings")):
-        own["embeddings"] = {"project": embeddings["project"]}
+    shared = () if disentangled else SHARED
+    own["embeddings"] = {n: part for n, part in own["embeddings"].items() if n not in shared}
+    if not own["embeddings"]:
+        del own["embeddings"]
     masked = {name: part for name, part in generator.items() if name == "mlm"}
     return {"encoder": encoder, "rtd": head, "generator": {"encoder": own, **masked}}
 

@@ -29,12 +29,10 @@ def run_plan(
 
     `phase` is the index of a phase or "all". `batch` is a number of rows per chip, "fit", "fast",
     or empty for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
+    Raise a UserError if an argument is out of range, or `train` would reject the configuration.
 
     Returns:
         0 if the configured steps fit, else 1; the output then proposes settings that fit, if any.
-
-    Raises:
-        UserError: An argument is out of range, or `train` would reject the configuration.
     """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)
@@ -101,8 +99,7 @@ class _Answer:
 def startable(config: PretrainConfig, topology: Topology) -> list[str]:
     """Return messages about the warm-ups that `train` would change on a topology.
 
-    Raises:
-        UserError: `train` would reject the configuration.
+    Raise a UserError if `train` would reject the configuration.
     """
     shards = max(1, topology.num_devices // settings_of(config, 0, topology.num_devices).tensor)
     config = with_batch_unit(config, shards)
@@ -115,8 +112,7 @@ def with_rows_per_chip(
 ) -> PretrainConfig:
     """Return the configuration with `rows` rows per chip in each micro-batch of a phase.
 
-    Raises:
-        UserError: `rows` is below 1.
+    Raise a UserError if `rows` is below 1.
     """
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")

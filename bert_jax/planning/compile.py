@@ -272,7 +272,6 @@ def row_tokens(config: PretrainConfig, phase: int) -> int:
 
 
 def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
-    """Describe the arrays of a phase's batches."""
     length, tokens = config.training.phases[phase].length, token_dtype(config.model.vocab_size)
     columns = PAIRINGS[config.data.pairing].columns(config.data, length, tokens)
     return {**columns, "row_index": Column((), np.dtype(np.uint32))}

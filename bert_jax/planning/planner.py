@@ -210,7 +210,6 @@ class Planner:
         return self.with_batch(settings, mine // parts, parts)
 
     def _divides_phases(self, parts: int) -> bool:
-        """Return true if every phase's batch divides into `parts` micro-batches."""
         return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:

@@ -69,7 +69,6 @@ class ChoiceSplit(Split):
         super().__init__(data, replace(rows, labels=labels), ["accuracy"], counted(what, cut))
 
     def _best_constant(self, gold: list[int]) -> float:
-        """Return the accuracy of always picking the most frequent right choice."""
         return float(np.bincount(gold).max() / len(gold))
 
     def group_keys(self) -> list[Sequence[Hashable]]:
@@ -81,7 +80,6 @@ class ChoiceSplit(Split):
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
-        """Return the name and the text of each predicted choice, and all choices' probabilities."""
         names = self._task.config.names
         for example, shares in zip(
             self._examples, softmax(self._logits(outputs), axis=1), strict=True

@@ -73,7 +73,6 @@ class TableConfig(SkewConfig, WrittenConfig):
     the threshold that gives the label's highest F1 on the dev data."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for options that do not apply to the problem type."""
         super().__post_init__()
         kind, several = self.problem_type, self.problem_type == "multi_label"
         if number := kind == "regression":
@@ -166,7 +165,6 @@ class EmbeddingTaskConfig(WrittenConfig):
     which also limits documents. If queries are short, a low limit saves time."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for options that do not apply to the kind of rows."""
         super().__post_init__()
         listed = self.loss != "contrast" or self.scores
         if (listed or self.negatives) and (self.rows != "pairs" or not self.negatives):
@@ -234,7 +232,6 @@ class ChoiceConfig(FileTaskConfig):
     """Format of the files; auto detects the format by the suffix of the file name."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if `labels` does not have exactly one name for each choice."""
         super().__post_init__()
         if self.labels and len(set(self.labels)) != len(self.choices):
             raise UserError(
@@ -272,7 +269,6 @@ class SquadConfig(FileTaskConfig):
     """SQuAD's scoring rules. auto: v2.0 if a question in train or dev has no answer, else v1.1."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if windows would leave tokens out."""
         super().__post_init__()
         _ = self.windows  # raises the error
 
@@ -298,8 +294,7 @@ class SquadConfig(FileTaskConfig):
 class WindowOptions(Bounded):
     """Lengths, in tokens, of a long context's windows; the defaults are from `run_squad.py`.
 
-    Raises:
-        UserError: a length is below 1, or the stride is so large that windows leave gaps.
+    Raise a UserError if a length is below 1, or the stride is so large that windows leave gaps.
     """
 
     max_length: Count = 384
@@ -358,7 +353,6 @@ class TaggingConfig(SkewConfig, FileTaskConfig):
     """Sub-words from one window's start to the next (long sentences); 0 means max_length / 2."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a stride that skips words or an entity option with plain tags."""
         super().__post_init__()
         if self.lenient and self.scheme == "plain":
             raise UserError(

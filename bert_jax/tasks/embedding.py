@@ -53,10 +53,8 @@ def read_groups(
     """Read a file whose rows have the content `kind`. Skip rows with an empty text, with a warning.
 
     `labels` are the classes of the training file; None means the classes that occur in this file.
-    Scores and classes are read only if `labelled`.
-
-    Raises:
-        UserError: the file cannot be read, has invalid rows, or lacks the column of labels.
+    Scores and classes are read only if `labelled`. Raise a UserError if the file cannot be read,
+    has invalid rows, or lacks the column of labels.
     """
     is_pair = kind in ("pairs", "scores")
     table = TableConfig(
@@ -131,8 +129,7 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
 def halved(data: GroupData) -> GroupData:
     """Cut each text in two, at the space nearest to its middle or, without spaces, at its middle.
 
-    Raises:
-        UserError: fewer than two texts are long enough.
+    Raise a UserError if fewer than two texts are long enough.
     """
     found: list[TextExample] = []
     short: list[Origin] = []

@@ -142,8 +142,7 @@ class Data(Generic[Example]):
 class LabelSet:
     """Names of labels, in the order of their indices.
 
-    Raises:
-        UserError: there are no names, or a name is empty or occurs twice.
+    Raise a UserError if there are no names, or a name is empty or occurs twice.
     """
 
     names: tuple[str, ...]

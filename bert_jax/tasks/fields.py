@@ -54,7 +54,6 @@ class TaskConfig(Bounded, section="task"):
     """File (for GLUE, a split with labels) to score once, after training. Empty means none."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for a fold or a metric that the task does not have."""
         super().__post_init__()
         if self.fold > self.folds:
             right = f"a fold from 1 to {self.folds}, or 0 for all" if self.folds else "0"
@@ -119,8 +118,7 @@ class TaskConfig(Bounded, section="task"):
     def with_folds(self) -> "TaskConfig":
         """Return a configuration that reads all training data, from which folds are held out later.
 
-        Raises:
-            UserError: dev data are named, or this kind of task cannot be scored in folds.
+        Raise a UserError if dev data are named, or this kind of task cannot be scored in folds.
         """
         return self
 

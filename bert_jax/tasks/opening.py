@@ -30,11 +30,9 @@ TASKS: Mapping[str, type[Task[Any]]] = {
 def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> Task:
     """Open a task and read its data.
 
-    The default length of rows is lowered to `max_positions`, the model's number of positions.
-
-    Raises:
-        UserError: a file is missing, unreadable or invalid; the labels cannot be learned, such as a
-            single class; rows exceed `max_positions`; or there are too few groups for the folds.
+    The default length of rows is lowered to `max_positions`, the model's number of positions. Raise
+    a UserError if a file is missing, unreadable or invalid; the labels cannot be learned, such as a
+    single class; rows exceed `max_positions`; or there are too few groups for the folds.
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:
@@ -53,10 +51,8 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 def fold_parts(split: Split, count: int) -> np.ndarray:
     """Divide the examples into `count` folds, and return each example's fold (N,), from 1.
 
-    The folds depend only on the texts, labels and groups.
-
-    Raises:
-        UserError: there are fewer groups than folds.
+    The folds depend only on the texts, labels and groups. Raise a UserError if there are fewer
+    groups than folds.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:
@@ -71,8 +67,7 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     """Rebuild a task, without its data, from the output of `Task.describe`.
 
-    Raises:
-        UserError: the description is not an output of `Task.describe`.
+    Raise a UserError if the description is not an output of `Task.describe`.
     """
     where = "the description of the task"
     unknown = [name for name in ("task", "learned") if name not in description]

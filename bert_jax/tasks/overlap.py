@@ -74,10 +74,8 @@ def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: st
     """Choose keys to hold out: a share `rate` of the distinct keys, but at least `least`.
 
     Return true for each key that is held out. The choice does not depend on the order of the keys.
-    The error message names the file `path` and calls the keys `what`.
-
-    Raises:
-        UserError: fewer than `least` distinct keys would remain.
+    The error message names the file `path` and calls the keys `what`. Raise a UserError if fewer
+    than `least` distinct keys would remain.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:

@@ -52,7 +52,6 @@ class RerankSplit(EmbeddingSplit):
         return self._graded(query_scores(ranked, {n: {0: 1.0} for n in ranked}))
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
-        """Return the score of each row's document and negatives."""
         pairs = zip(outputs, self._sizes, strict=True)
         return [{"scores": np.round(row[:size], 6).tolist()} for row, size in pairs]
 

@@ -54,17 +54,6 @@ class Rows:
     weights: Float32[np.ndarray, " N"] | None = None
     """Weight of each example in the loss, above 0; None means that every weight is 1."""
 
-    def __post_init__(self) -> None:
-        """Raise a ValueError if rows do not fill groups, or fields have inconsistent lengths."""
-        if self.group < 1 or len(self.tokens) % self.group:
-            raise ValueError(f"{len(self.tokens)} rows do not fill groups of {self.group}")
-        for name in ("second_start", "text_ids"):
-            entries = getattr(self, name)
-            if entries is not None and len(entries) != len(self.tokens):
-                raise ValueError(f"{len(self.tokens)} rows, but {len(entries)} entries in {name}")
-        if self.labels is not None and len(self.labels) != len(self):
-            raise ValueError(f"{len(self)} examples, but {len(self.labels)} labels")
-
     def __len__(self) -> int:
         return len(self.tokens) // self.group
 
@@ -97,18 +86,11 @@ def choose_buckets(
     """Choose at most `max_buckets` bucket lengths that minimise padding (dynamic programming).
 
     The lengths are ascending multiples of 8, and the longest row fits in the last. `limit`, the
-    model's number of positions, caps the last length, which then need not be a multiple of 8.
-
-    Raises:
-        UserError: there are no rows.
-        ValueError: `max_buckets` is below 1, or a row is longer than `limit`.
+    model's number of positions, caps the last length, which then need not be a multiple of 8. Raise
+    a UserError if there are no rows.
     """
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
-    if max_buckets < 1:
-        raise ValueError(f"max_buckets is {max_buckets}; it must be at least 1")
-    if limit is not None and lengths.max() > limit:
-        raise ValueError(f"a row has {lengths.max()} tokens; the model has {limit} positions")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
     # A bucket between two of these would hold the rows of the lower one, with more padding.
     ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
@@ -167,8 +149,6 @@ class TrainBatches:
 
     def epoch(self, epoch: int, seeds: Sequence[int], start: int = 0) -> Iterator[Batch]:
         """Yield an epoch's batches from batch `start` on: arrays (M, B, ...) for M trial seeds."""
-        if not 0 <= start <= self.num_batches:
-            raise ValueError(f"start is {start}; an epoch has {self.num_batches} batches")
         plans = np.stack([self._trial(epoch, seed) for seed in seeds])
         count = self.num_batches
         order = permute(np.arange(count), count, hash_key(_ORDER, epoch))
@@ -211,11 +191,6 @@ class _Buckets:
 
     def __init__(self, lengths: np.ndarray, buckets: Sequence[int], batch_size: int):
         ascending = np.array(buckets)
-        if batch_size < 1 or len(ascending) == 0 or (np.diff(ascending) <= 0).any():
-            raise ValueError(
-                f"buckets are {buckets} and batch_size is {batch_size}; expected ascending buckets "
-                "and a batch_size of at least 1"
-            )
         if lengths.max() > ascending[-1]:
             raise ValueError(f"a row has {lengths.max()} tokens, but the buckets are {buckets}")
         self.batch_size = batch_size
@@ -289,8 +264,6 @@ class _Padded:
         self._begins = np.cumsum(self._lengths) - self._lengths
         self._tokens = np.concatenate([np.zeros(0, np.int32), *rows.tokens])
         if labels is not None and not isinstance(labels, np.ndarray):
-            if [len(tags) for tags in labels] != self._lengths.tolist():
-                raise ValueError("a row has more or fewer tags than tokens")
             labels = np.concatenate([np.zeros(0, np.int32), *labels])
         self._labels = labels
 

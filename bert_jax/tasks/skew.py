@@ -38,7 +38,6 @@ class SkewConfig(Bounded, section="task"):
     and of the row's rarest class. 0 repeats no row; 1 makes all classes equally frequent."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for values out of range, or a focal loss with smoothed labels."""
         super().__post_init__()
         gamma, smoothing = self.focal_gamma, self.label_smoothing
         if gamma and smoothing:
@@ -62,9 +61,8 @@ def class_weights(
     """Return the weight of each class in the loss; () if all weigh 1.
 
     `names` are the labels in the order of the outputs; `where` is the field's name in messages.
-
-    Raises:
-        UserError: a part of `given` is not LABEL=NUMBER (known, positive), or a label occurs twice.
+    Raise a UserError if a part of `given` is not LABEL=NUMBER (known, positive), or a label occurs
+    twice.
     """
     if not given:
         return ()

@@ -187,10 +187,8 @@ def read_rows(
     The source is a file, perhaps compressed (`compressed.SUFFIXES`), or `tfds:NAME:SPLIT`. Columns
     are given by name, in CSV and TSV also by number from 1; a file may lack `optional` columns.
     Values are in the order of `columns`; they are text in CSV and TSV, and have the file's types in
-    other formats. A row that has a problem, or that `ragged` skips, has no values.
-
-    Raises:
-        UserError: the file cannot be read, lacks a column, or does not fit the format.
+    other formats. A row that has a problem, or that `ragged` skips, has no values. Raise a
+    UserError if the file cannot be read, lacks a column, or does not fit the format.
     """
     kind = _kind(name, table)
     if kind in ("csv", "tsv"):

@@ -104,7 +104,6 @@ class Split(ABC):
 
     @property
     def _gold(self) -> list[Any]:
-        """Labels of all examples; raises a UserError if the file has no labels."""
         if self._data.truth is None:
             raise UserError(
                 f"{self.name} has no {self.LABELS}, so it cannot be scored; name a file that has "
@@ -121,10 +120,7 @@ class Split(ABC):
         """Return the metrics by name; all are NaN if a logit is not finite.
 
         Thresholds and temperature are taken from `saved`, the scores of the dev split. If `saved`
-        is None, they are fitted to this split.
-
-        Raises:
-            UserError: the file has no labels.
+        is None, they are fitted to this split. Raise a UserError if the file has no labels.
         """
         if not self._is_finite(outputs):
             return dict.fromkeys(self._score_names, math.nan)
@@ -182,10 +178,8 @@ class Split(ABC):
         """Write the predictions into the directory `out`, and return the files' paths.
 
         The directory is created if needed; files of the same name are replaced. `scores` are the
-        dev split's scores, which include the fitted temperature and thresholds.
-
-        Raises:
-            UserError: a logit is not finite, or the files cannot be written.
+        dev split's scores, which include the fitted temperature and thresholds. Raise a UserError
+        if a logit is not finite, or the files cannot be written.
         """
         if not self._is_finite(outputs):
             raise UserError(
@@ -333,9 +327,8 @@ class Task(ABC, Generic[Config]):
     def open_split(self, source: str, *, labelled: bool = True) -> Split:
         """Read another file with the same columns, or a split of GLUE by its name.
 
-        Raises:
-            UserError: the file cannot be read or, if `labelled`, has a class that was not learned.
-                Tags and relations that were not learned raise no error; they count as misses.
+        Raise a UserError if the file cannot be read or, if `labelled`, has a class that was not
+        learned. Tags and relations that were not learned raise no error; they count as misses.
         """
         return self.SPLIT(self, self._read_other(source, labelled))
 
@@ -364,8 +357,7 @@ class Task(ABC, Generic[Config]):
     def dev_splits(self) -> list[Split]:
         """Return the splits that score checkpoints; the first selects the best checkpoint.
 
-        Raises:
-            UserError: the task was restored without data.
+        Raise a UserError if the task was restored without data.
         """
         if not self._devs:
             raise UserError("a task read from a checkpoint has no dev data; name a file to score")

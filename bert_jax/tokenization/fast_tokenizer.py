@@ -50,8 +50,7 @@ class FastTokenizer(Tokenizer):
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
         """Build the tokenizer; `where` is its name in error messages.
 
-        Raises:
-            UserError: If the library cannot run the pipeline.
+        Raise a UserError if the library cannot run the pipeline.
         """
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
@@ -193,10 +192,8 @@ class FastTokenizer(Tokenizer):
         """Return a tokenizer in which each of these words is one token; new ids follow the old.
 
         A word matches if no letter, digit or underscore is next to it; the match includes the space
-        before the word. The words must be in the form that `normalised` returns.
-
-        Raises:
-            UserError: If the vocabulary would exceed `MAX_TOKENS`.
+        before the word. The words must be in the form that `normalised` returns. Raise a UserError
+        if the vocabulary would exceed `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)

@@ -118,7 +118,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from a directory or from one of its files.
 
     The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, one `*.model`, or
-    Marian's `source.spm` with `target.spm` and `vocab.json`.
+    Marian's `source.spm` with `target.spm` and `vocab.json`. DeBERTa's `spm.model` gets a [MASK].
     If a directory has both a `*.model` and a `tokenizer.json` other than WordPiece, the
     `tokenizer.json` is read, because the two may give different ids (XLM-R's do). But a `*.model`
     that bert-jax wrote is always preferred.
@@ -128,7 +128,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.marian import read_marian
-    from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
+    from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer, with_mask
     from bert_jax.tokenization.tokenizer_json import read_pipeline
 
     path = Path(path)
@@ -144,6 +144,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     reading = Reading(path)
     if path.suffix == ".model":
         model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
+        if path.name == "spm.model":
+            for name in ("do_lower_case", "split_by_punct"):
+                reading.one_of(f"{CONFIG_NAME}: {name}", reading.config.get(name), (None, False))
+            model = with_mask(model)
         return SentencePieceTokenizer(model, where=f"{path}")
     if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")

@@ -102,9 +102,8 @@ def _divided(text: str) -> tuple[list[str], str]:
 def read_marian(reading: Reading) -> MarianTokenizer:
     """Read a `vocab.json` and the files in its directory.
 
-    Raises:
-        UserError: A file is missing or damaged, sources and targets have separate maps, there are
-            added tokens, or a special token is not in the map.
+    Raise a UserError if a file is missing or damaged, sources and targets have separate maps, there
+    are added tokens, or a special token is not in the map.
     """
     config, path = reading.config, reading.path
     for name, only in {"separate_vocabs": False, "sp_model_kwargs": {}}.items():

@@ -37,6 +37,8 @@ from bert_jax.tokenization.tokenizer import (
 )
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
+"""Protobuf field of a control piece [MASK]; appended to a model, it adds the piece."""
 _LINE_CHARS = 4096
 """Longest training line, in characters; longer lines are split, because the library drops them."""
 _THREADS = 16
@@ -60,9 +62,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
         """Load the content of a `.model` file, which `where` names in error messages.
 
-        Raises:
-            UserError: If the file is not a model or has too many pieces, or if its special pieces
-                are missing or match raw text.
+        Raise a UserError if the file is not a model or has too many pieces, or if its special
+        pieces are missing or match raw text.
         """
         self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []
@@ -111,6 +112,10 @@ class SentencePieceTokenizer(Tokenizer):
         texts = [replace_surrogates(text) for text in texts]
         return self._fast.encode(texts, return_type="numpy", num_threads=1)
 
+    def normalised(self, text: str) -> str:
+        """Return a text as the model reads it, with "▁" before each word."""
+        return self._fast.normalize(text)
+
     def _spell(self, tokens: list[str]) -> str:
         return self._fast.decode_pieces(tokens)
 
@@ -118,6 +123,11 @@ class SentencePieceTokenizer(Tokenizer):
         config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
         text = json.dumps(config, indent=1) + "\n"
         return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
+
+
+def with_mask(model: bytes) -> bytes:
+    """Return a model with the piece [MASK], which Microsoft's `spm.model` of DeBERTa lacks."""
+    return model if _MASK[2:-2] in model else model + _MASK
 
 
 def load_model(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
@@ -205,6 +215,9 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Train a model; the same texts in the same order give the same bytes.
 
+    Raise a UserError if there is no text, an option is out of range, or `vocab_size` has no room
+    for special pieces, bytes and alphabet.
+
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
         vocab_size: Number of pieces, including 5 special ones and, with `byte_fallback`, 256 bytes.
@@ -215,10 +228,6 @@ def train_sentencepiece(
 
     Returns:
         A tokenizer. If the texts yield too few pieces, it has fewer, and a warning is logged.
-
-    Raises:
-        UserError: If there is no text, an option is out of range, or `vocab_size` has no room for
-            special pieces, bytes and alphabet.
     """
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")

@@ -79,8 +79,7 @@ class Pipeline:
 def read_pipeline(reading: Reading) -> Pipeline:
     """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files of the directory.
 
-    Raises:
-        UserError: If a file is invalid or has a part that is not allowed.
+    Raise a UserError if a file is invalid or has a part that is not allowed.
     """
     two_files = reading.path.name == "vocab.json"
     if two_files:

@@ -41,6 +41,8 @@ _PLACE = re.compile(rf"{_LOOK}(?:\|?{_LOOK})*")
 """Form of patterns that consist of lookarounds only, and so match positions, not characters."""
 AT_START, AT_END = r"\A +", rf"(?<![ {SPACE}])[ {SPACE}]+\z"
 """Patterns for spaces at the beginning and at the end of a text; both take linear time."""
+_SPACES = r"\s{2,}|[\n\r\t]"
+"""Pattern of white space that DeBERTa's tokenizer in Transformers 5 replaces by one space."""
 
 
 class Reading:
@@ -132,8 +134,7 @@ class Reading:
     def normalizers(self) -> tuple[dict[str, Any], ...]:
         """Return the normalizers.
 
-        Raises:
-            UserError: The normalizers together could make a text many times longer.
+        Raise a UserError if the normalizers together could make a text many times longer.
         """
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
@@ -162,7 +163,7 @@ class Reading:
         for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:
                 text = self.text(name, pattern[kind], MAX_PATTERN if splits else most)
-                known = text in (AT_START, AT_END) or _PLACE.fullmatch(text)
+                known = text in (AT_START, AT_END, _SPACES) or _PLACE.fullmatch(text)
                 if kind == "Regex" and splits and not takes_linear_time(text):
                     self.refuse(
                         f"{name} {text[:80]!r} may take more than linear time; expected "

@@ -55,7 +55,9 @@ def train_wordpiece(
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
     hash table and breaks ties by number. This function counts and numbers the characters first, and
-    gives the trainer these numbers and the counted words.
+    gives the trainer these numbers and the counted words. Raise a UserError if `texts` have no
+    words, an option is out of range, or `vocab_size` has no room for the special tokens and the
+    alphabet.
 
     Args:
         texts: Texts, which are read once. Memory grows only with the number of distinct words.
@@ -72,10 +74,6 @@ def train_wordpiece(
         A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
         tokens, and a warning is logged. If more than 0.05% of the texts are characters without a
         token, another warning states the reason.
-
-    Raises:
-        UserError: If `texts` have no words, an option is out of range, or `vocab_size` has no room
-            for the special tokens and the alphabet.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"
@@ -136,7 +134,6 @@ def train_wordpiece(
 
 
 def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
-    """Count the words, after normalisation and splitting at punctuation."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
 
@@ -227,11 +224,9 @@ def train_bytelevel(
     it. No space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first. As
     every byte has a token, no text becomes [UNK], and decoding restores case, spaces and line
     breaks. A pair of texts is encoded as [CLS] A [SEP] B [SEP], and [MASK] stands for a word and
-    the space before it (ModernBERT, Warner et al. 2024).
-
-    Raises:
-        UserError: If no pair occurs `min_frequency` times, or an option is out of range
-            (`vocab_size` includes 256 bytes and five special tokens).
+    the space before it (ModernBERT, Warner et al. 2024). Raise a UserError if no pair occurs
+    `min_frequency` times, or an option is out of range (`vocab_size` includes 256 bytes and five
+    special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = f"{len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes"

@@ -90,11 +90,9 @@ class WordPieceTokenizer(Tokenizer):
         """Check the vocabulary, in the order of its ids, and build the tokenizer.
 
         `added` tokens are not split where they occur in a text. `where` names an entry in error
-        messages; its `{}` is replaced by the position of the entry, from 1.
-
-        Raises:
-            UserError: If an entry is empty, repeated, too long or not one line of text, a special
-                token is missing, or there are too many entries.
+        messages; its `{}` is replaced by the position of the entry, from 1. Raise a UserError if an
+        entry is empty, repeated, too long or not one line of text, a special token is missing, or
+        there are too many entries.
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
@@ -31,10 +32,9 @@ from bert_jax.training.steps.bad_step import (
     find_bad_step,
     skipped_message,
 )
-from bert_jax.training.steps.recheck import Recheck
+from bert_jax.training.steps.recheck import GRADIENT_DIGESTS, Recheck
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
-from bert_jax.training.steps.step_queue import StepQueue
 
 
 def carry_out(plan: RunPlan, session: Session, trace: Trace | None = None) -> Result:
@@ -54,7 +54,8 @@ class _Run:
             [stage.train for stage in plan.stages], partial(make_train_step, mesh=plan.mesh)
         )
         self.recheck = Recheck(plan.stages[0].train, plan.mesh, plan.saves.newest)
-        self.queue = StepQueue(session, self.recheck, self._read)
+        self.compiled: set[tuple[int, tuple[int, ...]]] = set()
+        self.unread: tuple[int, int, Any] | None = None  # number, FLOPs and metrics of a step
         self.watched = plan.objective.metrics[0].name
         if plan.num_trials:
             self.keep_best = trials.make_keep_best(plan.stages[0].train, plan.mesh)
@@ -119,7 +120,7 @@ class _Run:
                 if self.now.stage + 1 == len(self.plan.stages):
                     break
                 self._enter(self.now.stage + 1)
-            self.queue.flush(self.now.state)
+            self._flush()
             if self.policy.saves_end or not finished:
                 # The save after a signal is not read back to check it: there may be no time.
                 self._save(last=True, finished=finished)
@@ -137,22 +138,21 @@ class _Run:
 
     def _train_stage(self, stop: StopRequest) -> bool:
         now, stage = self.now, self.stage
-        self.queue.switch(self.steps[now.stage], stage.train.objective)
         while now.step < stage.steps.stop and not now.ended:
             if stop.due():
                 return False
             with self.clock.spend("input"):
                 batch = self._next_batch()
             now.step += 1
-            now.state = self.queue.dispatch(now.step, now.state, batch, *stage.settings)
+            self._dispatch(batch)
             if self.trace:
-                self.trace(now.step, self.session, partial(self.queue.flush, now.state))
+                self.trace(now.step, self.session, self._flush)
             due = self._due(now.step)
             if due:
-                self.queue.flush(now.state)
+                self._flush()
                 self._score(due)
             if self._saves_now(bool(due)):
-                self.queue.flush(now.state)
+                self._flush()
                 self._save()
         if stage.ends:
             self._conclude()
@@ -166,11 +166,38 @@ class _Run:
         self.next_batch = self.now.step + 1
         return next(self.rows)
 
-    def _read(self, step: int, flops: int, metrics: dict[str, Any], state: Any) -> None:
-        now, out = self.now, self.session.out
-        metrics = {name: np.atleast_1d(values) for name, values in metrics.items()}
+    def _dispatch(self, batch: Any) -> None:
+        """Dispatch a step, and then read the metrics of the step before.
+
+        The dispatch returns before the device has computed the step. So one step is always queued,
+        and the device need not wait for the host, except before a compilation and in a recheck.
+        """
+        now, step, shape = self.now, self.steps[self.now.stage], batch["tokens"].shape
+        is_new = (id(step), shape) not in self.compiled
+        if is_new:
+            self._flush()
+            self.compiled.add((id(step), shape))
+        with self.clock.spend("compile") if is_new else contextlib.nullcontext():
+            now.state, metrics = self.recheck.step(
+                now.step, step, now.state, batch, *self.stage.settings
+            )
+        if is_new:
+            self.session.alive("a compilation")
+        self._flush()
+        flops = math.prod(shape[:-1]) * self.stage.train.objective.flops(batch)
+        self.unread = (now.step, flops, metrics)
+
+    def _flush(self) -> None:
+        """Wait for metrics that have not been read yet, and read them."""
+        if self.unread is None:
+            return
+        (step, flops, found), self.unread = self.unread, None
+        found = jax.device_get({n: m for n, m in found.items() if n != GRADIENT_DIGESTS})
+        now, out, self.session.step = self.now, self.session.out, step
+        self.session.alive(f"step {step:,}")
+        metrics = {name: np.atleast_1d(values) for name, values in found.items()}
         if metrics["bad"].any():
-            self._bad_step(step - 1, metrics, state)
+            self._bad_step(step - 1, metrics)
         for each, halted in zip(now.progress, metrics["halted"], strict=False):
             each.halted = each.halted if each.stopped else bool(halted)
         now.means.add(metrics)
@@ -286,7 +313,7 @@ class _Run:
             self.saves.save(self.now, last=last, finished=finished)
         self.saved_at = time.monotonic()
 
-    def _bad_step(self, batch: int, metrics: dict[str, Any], state: Any) -> None:
+    def _bad_step(self, batch: int, metrics: dict[str, Any]) -> None:
         """Report trials that skipped a batch or halted; raise if the only trial halted."""
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
         look = f"bert-jax replay {self.plan.name} --step {batch}"
@@ -302,7 +329,7 @@ class _Run:
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
             message = bad.describe() if bad.halted else skipped_message(bad, look)
             if bad.halted and alone:
-                error = self._explained(batch, bad, state, look)
+                error = self._explained(batch, bad, look)
                 message = str(error)
             elif not alone:
                 message = f"{now.name_of(number)}: {bad.describe()}; "
@@ -312,8 +339,9 @@ class _Run:
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
             )
 
-    def _explained(self, batch: int, bad: BadStep, state: Any, look: str) -> BadStepError:
+    def _explained(self, batch: int, bad: BadStep, look: str) -> BadStepError:
         """Recompute the step that halted the run, and explain why the run stops."""
+        state = self.now.state
         self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:

@@ -13,17 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
 from bert_jax.artefacts.saved.model import SavedModel, digest_of
 from bert_jax.distributed.checkpoint.record import named_leaves
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.json_file import read_json_object, short
 from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.distillation import TEACHER
 from bert_jax.training.steps.state import TrainState
 
-GROWTH_FILE = "growth.json"
-"""Name of the file that `bert-jax grow` writes beside a model."""
 RANDOM = "random"
 """Name of the initialisation with random parameters."""
 
@@ -58,10 +54,8 @@ class Start:
         """Put the parameters of the teacher, if any, into a state on a mesh.
 
         `abstract` gives shape, type and sharding of each array of a state that has a teacher.
-        `axes` gives the logical axes of each parameter.
-
-        Raises:
-            UserError: The teacher lacks parameters of its architecture.
+        `axes` gives the logical axes of each parameter. Raise a UserError if the teacher lacks
+        parameters of its architecture.
         """
         if (teacher := self.teacher) is None:
             return state
@@ -86,7 +80,7 @@ class Start:
         if initial := self.initial:
             copied, fresh = _origins(wanted, initial.params)
             said = f": {_counted(copied, 'copied')}; {_counted(fresh, 'fresh')}" if fresh else ""
-            lines.append(f"starts from {initial.name}{said}{_growth(initial)}")
+            lines.append(f"starts from {initial.name}{said}")
         return lines
 
 
@@ -99,9 +93,8 @@ def without_teacher(state: TrainState) -> TrainState:
 def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
     """Return a teacher's architecture, with enough positions for rows of `longest` tokens.
 
-    Raises:
-        UserError: The teacher has too few learned positions. The message ends with `rows`, which
-            names the rows that are too long and a remedy.
+    Raise a UserError if the teacher has too few learned positions. The message ends with `rows`,
+    which names the rows that are too long and a remedy.
     """
     model = teacher.config
     if longest <= model.num_positions:
@@ -111,18 +104,6 @@ def with_positions(teacher: SavedModel, longest: int, rows: str) -> ModelConfig:
             f"distil.teacher: {teacher.name} has {model.num_positions} positions, but {rows}"
         )
     return dataclasses.replace(model, num_positions=longest)
-
-
-def _growth(initial: SavedModel) -> str:
-    """Describe the model from which `initial` was grown, with both losses; "" if not grown."""
-    path = initial.tokenizer_files / GROWTH_FILE
-    if initial.origin.kind != "huggingface" or not path.is_file():
-        return ""
-    found = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-    loss, before, said = found.get("loss"), found.get("source_loss"), ""
-    if isinstance(loss, float) and isinstance(before, float):
-        said = f"; on held-out text its loss was {loss:.3f}, and the source's loss {before:.3f}"
-    return f"; grown from {short(found.get('source'))}{said}"
 
 
 _Entries = dict[str, int]

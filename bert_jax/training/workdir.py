@@ -80,9 +80,7 @@ def refuse_other_run(
     `began` is the configuration of the run in the directory, and `config` is the one given now. A
     restart may change the fields `free`. `fingerprints` maps a description of the data, such as
     "the training corpus", to the fingerprint in the run's record and the fingerprint found now.
-
-    Raises:
-        UserError: There are differences, which the message lists.
+    Raise a UserError if there are differences, which the message lists.
     """
     rows = [
         f"{name}: {show(old)} there, {show(new)} given"
@@ -117,10 +115,8 @@ def begin_workdir(
     `ancestors` returns records of the models and data that the run is made from. If it is None, the
     records in an existing config.json stay. Arguments in `record` become entries of config.json.
     The entry `run_id` is random; it stays when the run restarts, and trackers know the run by it.
-
-    Raises:
-        UserError: The work directory cannot be written, or the tokenizer does not match its corpus.
-        ElsewhereError: A process other than 0 raises this error if process 0 raises a UserError.
+    Raise a UserError if the work directory cannot be written, or the tokenizer does not match its
+    corpus; processes other than 0 then raise an ElsewhereError.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
     record = {**version, "config": to_dict(config), **record}

@@ -1,7 +1,7 @@
 """Replaced-token detection: what is drawn, what is learned from it, and the same on every mesh."""
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from bert_jax.objectives.objective import evaluated, num_params
 from bert_jax.objectives.replaced_tokens import (
     ReplacedTokens,
     detection_sums,
+    discriminator_params,
     draw,
     generator_of,
     replace_tokens,
@@ -50,6 +51,11 @@ MODEL = ModelConfig(
 OBJECTIVE = ReplacedTokens(
     MODEL, MaskingConfig(max_predictions=4), SpecialIds(0, 1, 2, 3, 4), generator_size=0.25
 )
+DISENTANGLED = replace(
+    OBJECTIVE, model=replace(MODEL, num_types=0, positions="relative", relative_buckets=6),
+    disentangled=True,
+)  # fmt: skip
+"""A small DeBERTaV3."""
 CONFIG = StepConfig(
     objective=OBJECTIVE,
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
@@ -279,13 +285,54 @@ def test_no_gradient_passes_the_draw():
     assert np.any(grads["encoder"]["embeddings"]["token"])
 
 
-def gradients_on(mesh, accumulation=1):
-    config = replace(CONFIG, accumulation=accumulation)
+def test_the_generators_table_gets_no_gradient_from_the_discriminator():
+    """Gradient-disentangled sharing: the discriminator reads the sum of two tables."""
+
+    @partial(jax.jit, static_argnums=1)
+    @partial(jax.grad, has_aux=True)
+    def slope(params, name):
+        sums = forward_sums(DISENTANGLED, params, make_batch(), 3)
+        return sums[name], sums["rtd_loss"]
+
+    params = jax.device_get(jax.jit(DISENTANGLED.init)(jax.random.key(0)))
+    embeddings, own = params["encoder"]["embeddings"], params["generator"]["encoder"]["embeddings"]
+    assert own.keys() == embeddings.keys() == {"token", "norm", "project", "relative"}
+    assert not embeddings["token"].any()
+    before = float(slope(params, "mlm_loss")[1])
+    embeddings["token"] = np.random.default_rng(0).normal(size=(256, 16)).astype(np.float32)
+    (detection, after), (masked, _) = (
+        jax.device_get(slope(params, name)) for name in ("rtd_loss", "mlm_loss")
+    )
+    assert abs(before - after) > 1e-4
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(detection["generator"]))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(masked["encoder"]))
+    assert np.any(detection["encoder"]["embeddings"]["token"])
+    assert np.any(masked["generator"]["encoder"]["embeddings"]["token"])
+    models = ReplacedTokensConfig(disentangled=True).models(DISENTANGLED.model, params)
+    tables = (models[name][1]["encoder"]["embeddings"]["token"] for name in models)
+    jax.tree.map(
+        np.testing.assert_array_equal, [*tables], [own["token"] + embeddings["token"], own["token"]]
+    )
+
+
+def test_a_run_from_a_model_starts_as_this_model():
+    params = {"encoder": make_params()["encoder"]}
+    laid = ReplacedTokensConfig(disentangled=True).laid_out(MODEL, params)
+    table = params["encoder"]["embeddings"]["token"]
+    whole = discriminator_params({**laid, "rtd": {}})["encoder"]["embeddings"]["token"]
+    np.testing.assert_array_equal(whole, table)
+    assert not laid["encoder"]["embeddings"]["token"].any()
+    assert ReplacedTokensConfig().laid_out(MODEL, params) is params
+
+
+def gradients_on(mesh, accumulation=1, objective=OBJECTIVE):
+    config = replace(CONFIG, accumulation=accumulation, objective=objective)
     shardings = state_shardings(config, mesh).params
-    params = jax.device_put(make_params(), shardings)
+    params = jax.device_get(jitted_init(config, one_device())(jax.random.key(0)).params)
+    params = jax.device_put(params, shardings)
 
     def run(params, batch):
-        rows = OBJECTIVE.prepare(batch, config.seed)
+        rows = objective.prepare(batch, config.seed)
         seed = dropout_seed(config, config.seed, jnp.int32(3))
         return batch_gradients(config, mesh, params, rows, seed)
 
@@ -297,19 +344,26 @@ def gradients_on(mesh, accumulation=1):
 
 @pytest.fixture(scope="module")
 def expected():
-    return gradients_on(one_device())
+    return cache(lambda objective: gradients_on(one_device(), objective=objective))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "accumulation"), [((2, 2, 2), 4), ((1, 8, 1), 1), ((1, 1, 1), 4)]
-)
-def test_every_mesh_gives_the_sums_and_gradients_of_one_device(expected, sizes, accumulation):
+    ("sizes", "accumulation", "objective"),
+    [
+        ((2, 2, 2), 4, OBJECTIVE), ((1, 8, 1), 1, OBJECTIVE), ((1, 1, 1), 4, OBJECTIVE),
+        ((2, 2, 2), 4, DISENTANGLED),
+    ],
+)  # fmt: skip
+def test_every_mesh_gives_the_sums_and_gradients_of_one_device(
+    expected, sizes, accumulation, objective
+):
     mesh = one_device() if sizes == (1, 1, 1) else make_mesh(MeshConfig(*sizes))
-    grads, sums = gradients_on(mesh, accumulation)
-    for name, value in expected[1].items():
+    wanted = expected(objective)
+    grads, sums = gradients_on(mesh, accumulation, objective)
+    for name, value in wanted[1].items():
         np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
     assert sums["rtd_replaced"] > 40
-    paths, _ = jax.tree_util.tree_flatten_with_path(expected[0])
+    paths, _ = jax.tree_util.tree_flatten_with_path(wanted[0])
     for (path, theirs), ours in zip(paths, jax.tree.leaves(grads), strict=True):
         scale = max(float(np.abs(theirs).max()), 1e-3)
         assert float(np.abs(ours - theirs).max()) < 2e-5 * scale, jax.tree_util.keystr(path)

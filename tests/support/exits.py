@@ -69,6 +69,10 @@ ARCHITECTURES = {
     "ModernBERT": Architecture({**FAMILIES["modernbert"], "attention_pattern": "GL"}),
     "NeoBERT": Architecture(FAMILIES["neobert"]),
     "EuroBERT": Architecture(FAMILIES["eurobert"]),
+    "DeBERTa": Architecture(
+        FAMILIES["deberta-v2"],
+        {"name": "replaced_tokens", "generator_size": 0.5, "disentangled": True},
+    ),
     "Encoder-decoder": Architecture(_TRANSLATOR, {"name": "translation"}, "translation"),
     "Recurrent seq2seq": Architecture({}, {"name": "recurrent_translation"}, "translation"),
 }
@@ -220,7 +224,7 @@ def planned(name: str, home: Path) -> dict[str, dict[str, str]]:
 
 def named(name: str) -> tuple[str, ...]:
     """Rows of the models of an architecture's pretraining run, which are its parts if several."""
-    if name == "ELECTRA":
+    if ARCHITECTURES[name].objective.get("name") == "replaced_tokens":
         return "discriminator", "generator"
     return ("translation" if ARCHITECTURES[name].translates else "pretraining",)
 

@@ -16,6 +16,11 @@ _SAME = {
     key: {"rope_theta": 160_000.0, "rope_type": "default"}
     for key in ("full_attention", "sliding_attention")
 }
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True, "position_biased_input": False, "position_buckets": 16,
+    "pos_att_type": "p2c|c2p", "share_att_key": True, "norm_rel_ebd": "layer_norm",
+}  # fmt: skip
+"""Fields of DeBERTa-v3, with fewer buckets."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", _LOCAL),
     "ettin": ("ModernBert", {**_LOCAL, "rope_parameters": _SAME}),
@@ -27,6 +32,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "EuroBert", {"attention_bias": True, "mlp_bias": True, "mask_token_id": 4}
     ),
     "nomic": ("NomicBert", {}),
+    "deberta": ("DebertaV2", DEBERTA),
+    "deberta of one term": (
+        "DebertaV2",
+        {**DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "max_relative_positions": 20},
+    ),
+    "deberta without buckets": (
+        "DebertaV2",
+        {
+            **DEBERTA, "position_buckets": -1, "norm_rel_ebd": "none", "share_att_key": False,
+            "max_relative_positions": 12,
+        },
+    ),
 }  # fmt: skip
 """Families and fields of their configurations."""
 

@@ -41,6 +41,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nomic_bert": {
         **_ROPE, "rope_theta": 1000.0, "activation": "silu", "norm_eps": 1e-12, "num_layers": 1,
     },
+    "deberta-v2": {
+        "positions": "relative", "relative_buckets": 8, "num_types": 0, "norm_eps": 1e-7,
+        "pooler_activation": "gelu",
+    },
 }  # fmt: skip
 """Fields of modern families, by `model_type`."""
 OUTPUTS = {

@@ -68,8 +68,6 @@ def test_no_other_buckets_pad_less(lengths, max_buckets):
 def test_buckets_stay_within_the_positions():
     assert choose_buckets(np.array([3, 20, 61]), 3, limit=62) == (8, 24, 62)
     assert choose_buckets(np.array([64]), 3, limit=64) == (64,)
-    with pytest.raises(ValueError, match="61 tokens; the model has 60 positions"):
-        choose_buckets(np.array([61]), 3, limit=60)
     with pytest.raises(UserError, match="no rows"):
         choose_buckets(np.zeros(0, np.int64), 3)
 
@@ -207,8 +205,6 @@ def test_an_epoch_goes_on_where_it_stopped():
         assert len(rest) == len(whole) - start
         for one, other in zip(rest, whole[start:], strict=True):
             assert all((one[name] == other[name]).all() for name in one)
-    with pytest.raises(ValueError, match="start is 5; an epoch has 4"):
-        next(batches.epoch(5, [7], 5))
 
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 4))
@@ -236,15 +232,6 @@ def test_what_is_refused():
         TrainBatches(make_rows([]), (8,), 2, PAD)
     with pytest.raises(ValueError, match="a row has 9 tokens"):
         TrainBatches(make_rows([9]), (8,), 2, PAD)
-    with pytest.raises(ValueError, match="expected ascending buckets"):
-        TrainBatches(make_rows([9]), (16, 8), 2, PAD)
-    tags = [np.zeros(3, np.int32)]
-    with pytest.raises(ValueError, match="more or fewer tags"):
-        next(eval_batches(Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), tags), (8,), 2, PAD))
-    with pytest.raises(ValueError, match="1 examples, but 2 labels"):
-        Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), np.zeros(2, np.int32))
-    with pytest.raises(ValueError, match="1 rows do not fill groups of 2"):
-        Rows([np.zeros(4, np.int32)], np.ones(1, np.int32), group=2)
 
 
 def test_rows_are_repeated_as_often_as_said():

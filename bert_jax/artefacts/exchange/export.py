@@ -27,7 +27,9 @@ from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
 from bert_jax.artefacts.exchange.sentence_transformers import encoder_with_vectors, scorer
 from bert_jax.artefacts.exchange.theirs import prove_reading
+from bert_jax.artefacts.formats.families import MODERN
 from bert_jax.artefacts.formats.huggingface_files import POOLED_HEADS, PRETRAINING_HEADS
+from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry, reports_on_ancestors
@@ -214,6 +216,8 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     if saved.network is not None:
         return saved
     heads, saved = FORMATS[format].heads, without_pairs(as_trained(saved))
+    if format == "huggingface" and kind_of(saved.config) in MODERN:
+        saved = saved.without({"rtd"})  # only ELECTRA has a class with this head
     if format == "cross-encoder":
         return scorer(saved)
     if heads == "none":

@@ -85,7 +85,7 @@ def class_of(saved: SavedModel) -> str:
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
     if task == MULTIPLE_CHOICE and not family.compares:
-        wrong = f"only BERT and ModernBERT have a class for multiple choice, but the type is {kind}"
+        wrong = f"only BERT, ModernBERT and DeBERTa have a class for multiple choice, not {kind}"
     elif not family.like_bert:
         why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
         wrong = why and f"no class of Transformers' {family.name} computes this head: {why}"

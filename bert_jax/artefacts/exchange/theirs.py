@@ -37,10 +37,13 @@ from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.load import says_casing
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row
+from bert_jax.tokenization.tokenizer import SPACE, Tokenizer, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("torch", "transformers")
+_WITHOUT_TABLE = ("DebertaV2Tokenizer",)
+"""Tokenizers that Transformers 5 runs with NFC in place of the model's table of characters. Texts
+that both read differently are not compared, because the model was trained with the table."""
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of classes whose heads are compared. For other classes only encoders are compared."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
@@ -260,6 +263,8 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
     if isinstance(theirs, str):
         return {"texts_with_equal_ids": f"not compared: {theirs}"}
     ours, texts = saved.tokenizer, plain_texts(saved)
+    if type(theirs).__name__ in _WITHOUT_TABLE:
+        texts = [text for text in texts if _read_alike(ours, theirs, text)]
     ids = ours.encode_batch(texts)
     other = []
     for text, found in zip(texts, map(np.ndarray.tolist, ids), strict=True):
@@ -274,6 +279,13 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
     row = make_row(ours, *ids[:2]).ids.tolist()
     pair = list(theirs(*texts[:2])["input_ids"])
     return {"texts_with_equal_ids": len(texts), "pairs_have_equal_ids": pair == row}
+
+
+def _read_alike(ours: Any, theirs: Any, text: str) -> bool:
+    """Return true if two tokenizers read the same words of a text before they split them."""
+    read = ours.normalised(text), theirs.backend_tokenizer.normalizer.normalize_str(text)
+    first, second = (list(filter(None, each.replace(SPACE, " ").split(" "))) for each in read)
+    return first == second
 
 
 def plain_texts(saved: SavedModel) -> list[str]:

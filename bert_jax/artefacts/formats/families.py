@@ -8,7 +8,7 @@ Transformers 5; for NeoBERT, Le Breton et al. 2025 and the names in its publishe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.artefacts.formats.bert_families import BERTS
+from bert_jax.artefacts.formats.bert_families import BERT, BERTS
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
 from bert_jax.artefacts.formats.family import (
     ATTENTION,
@@ -24,6 +24,7 @@ from bert_jax.artefacts.formats.family import (
     show,
     token_table,
 )
+from bert_jax.artefacts.formats.huggingface_files import TASKS
 from bert_jax.errors import UserError
 from bert_jax.model.heads import MASKED_LM
 
@@ -230,11 +231,70 @@ _NEOBERT = Family(
     native=False,
 )  # fmt: skip
 
+_DEBERTA_LAYER = "deberta.encoder.layer.{n}"
+_DEBERTA_SELF = f"{_DEBERTA_LAYER}.attention.self"
+_RELATIVE = (*EMBEDDINGS, "relative")
+_DEBERTA = Family(
+    name="DeBERTa",
+    classes="DebertaV2",
+    prefix="deberta.",
+    encoder=(
+        token_table("deberta.embeddings.word_embeddings"),
+        *norm("deberta.embeddings.LayerNorm", *EMBEDDINGS, "norm"),
+        Entry("deberta.encoder.rel_embeddings.weight", (*_RELATIVE, "table")),
+        *norm("deberta.encoder.LayerNorm", *_RELATIVE, "norm"),
+        *_maps(f"{_DEBERTA_SELF}.{{part}}_proj", ATTENTION),
+        *_maps(f"{_DEBERTA_SELF}.pos_{{part}}_proj", (*ATTENTION, "relative"), _QKV[:2]),
+        *affine(f"{_DEBERTA_LAYER}.attention.output.dense", *ATTENTION, "output", num_inputs=2),
+        *norm(f"{_DEBERTA_LAYER}.attention.output.LayerNorm", *LAYERS, "attention_norm"),
+        *affine(f"{_DEBERTA_LAYER}.intermediate.dense", *MLP, "up"),
+        *affine(f"{_DEBERTA_LAYER}.output.dense", *MLP, "down"),
+        *norm(f"{_DEBERTA_LAYER}.output.LayerNorm", *LAYERS, "mlp_norm"),
+    ),
+    pretraining={MASKED_LM: BERT.pretraining[MASKED_LM]},
+    computes={**BERT.computes, "positions": "relative", "embedding_dim": 0, "num_types": 0},
+    fields={
+        **{theirs: ours for theirs, ours in BERT_FIELDS.items() if ours != "num_types"},
+        "embedding_size": "embedding_dim", "position_buckets": "relative_buckets",
+        "max_relative_positions": "relative_distance", "pos_att_type": "relative_terms",
+        "share_att_key": "relative_shared", "norm_rel_ebd": "relative_norm",
+    },
+    only={
+        **NOT_QUANTISED,
+        "relative_attention": (True, "without relative positions, it is not supported"),
+        "position_biased_input": (False, "positions that are added to tokens are not supported"),
+        "type_vocab_size": (0, "token types are not supported"),
+        "conv_kernel_size": (0, "a convolution (DeBERTa-v2 xlarge) is not supported"),
+        "legacy": (True, "only the masked-LM head cls.predictions is read"),
+        "pooler_hidden_act": ("gelu", "only 'gelu' is supported"),
+        "pooler_dropout": (0, "dropout before the pooler is not supported"),
+        "tie_word_embeddings": (True, "in this family, the decoder is the embedding table"),
+    },
+    defaults={
+        "relative_attention": False, "position_biased_input": True, "position_buckets": -1,
+        "share_att_key": False, "norm_rel_ebd": "none", "hidden_dropout_prob": 0.1,
+    },
+    sets={"norm_eps": 1e-7},
+    heads={
+        "classification": (
+            *affine("pooler.dense", "encoder", "pooler", "dense"), *affine("classifier", "head"),
+        ),
+        "tagging": tuple(affine("classifier", "head")),
+        "span": tuple(affine("qa_outputs", "head")),
+    },
+    compares=True,
+    classifies={"pooler_activation": "gelu"},
+    dropouts={
+        **dict.fromkeys(TASKS.values(), "classifier_dropout"), "classification": "cls_dropout",
+    },
+)  # fmt: skip
+
 MODERN: Mapping[str, Family] = {
     "modernbert": _MODERNBERT,
     "eurobert": _EUROBERT,
     "nomic_bert": _NOMIC,
     "neobert": _NEOBERT,
+    "deberta-v2": _DEBERTA,
 }
 FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""

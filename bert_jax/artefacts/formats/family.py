@@ -43,7 +43,17 @@ ACTIVATIONS = {
 }
 """Our activations by name in `config.json`; of several names for one, exports write the first."""
 
-_FLAGS = {"norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied"}
+_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "activation": ACTIVATIONS,
+    "head_activation": ACTIVATIONS,
+    "relative_norm": {"layer_norm": True, "none": False},
+    "relative_terms": {"p2c|c2p": "c2p|p2c", "c2p|p2c": "c2p|p2c", "c2p": "c2p", "p2c": "p2c"},
+}
+"""Values by name in `config.json`, for fields of `ModelConfig`; exports write the first name."""
+_FLAGS = {
+    "norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "head_bias", "tied",
+    "relative_shared",
+}  # fmt: skip
 NOT_QUANTISED = {
     "quantization_config": (None, "quantised weights are not read; save them as float32")
 }
@@ -189,9 +199,10 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
     A value that does not fit becomes None, and `wrong` gets an entry that says what would fit.
     """
     result: Any
-    if ours in ("activation", "head_activation"):
-        fits = isinstance(value, str) and value in ACTIVATIONS
-        wanted, result = f"one of {', '.join(ACTIVATIONS)}", ACTIVATIONS.get(f"{value}")
+    if (known := _VALUES.get(ours)) is not None:
+        value = "|".join(map(str, value)) if isinstance(value, list) else value
+        fits = isinstance(value, str) and value in known
+        wanted, result = f"one of {', '.join(known)}", known.get(f"{value}")
     elif ours in _FLAGS:
         fits, wanted, result = isinstance(value, bool), "true or false", value
     elif ours.endswith("_rate"):
@@ -199,6 +210,9 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
         result = float(value) if fits else None  # 0 may be written as an integer
     elif ours in ("norm_eps", "init_std"):
         fits, wanted, result = type(value) is float and 0 < value < 1, "between 0 and 1", value
+    elif ours in ("relative_buckets", "relative_distance"):
+        fits, wanted = type(value) is int and -1 <= value <= MAX_SIZE, f"from -1 to {MAX_SIZE:,}"
+        result = max(value, 0) if fits else None  # files have -1 for our 0
     else:
         limit = MAX_LAYERS if ours == "num_layers" else MAX_SIZE
         fits, wanted = type(value) is int and 1 <= value <= limit, f"from 1 to {limit:,}"
@@ -217,9 +231,9 @@ def check_only(
             wrong.append(f"{name} is {show(found[name])}; {why}")
 
 
-def their_activation(ours: str) -> str:
-    """Return the name of our activation in `config.json`."""
-    return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
+def their_name(field: str, value: Any) -> str:
+    """Return the name in `config.json` of the value of a field, such as an activation."""
+    return next(theirs for theirs, ours in _VALUES[field].items() if ours == value)
 
 
 def show(value: object) -> str:

@@ -11,7 +11,7 @@ from bert_jax.artefacts.formats.family import (
     check_only,
     read_field,
     show,
-    their_activation,
+    their_name,
 )
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
@@ -86,6 +86,8 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         config = plain(ModelConfig(**fields))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+    if not family.like_bert and (why := unlike(found["model_type"], config)):
+        raise UserError(f"{where}: this is not a {family.name} that is supported: {'; '.join(why)}")
     # Only ELECTRA has embeddings of another width; fine-tuning then adds ELECTRA's classifier.
     own = classifies or config.projects_embeddings
     return replace(config, **family.classifies) if own and family.like_bert else config
@@ -211,7 +213,7 @@ def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
         theirs["intermediate_size"] = config.mlp_dim * 3 // 2
     theirs |= {name: value for name, (value, _) in family.only.items() if value is not None}
     if not family.local:
-        if "rope_theta" not in family.computes:
+        if family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
             parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
             theirs |= {"rope_theta": config.rope_theta, "rope_parameters": parameters}
         return theirs
@@ -230,10 +232,12 @@ def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
 
 
 def _value(config: ModelConfig, ours: str) -> Any:
-    if ours == "activation":
-        return their_activation(config.activation)
     if ours == "head_activation":
-        return their_activation(config.head_activation or config.activation)
+        return their_name(ours, config.head_activation or config.activation)
+    if ours in ("activation", "relative_norm", "relative_terms"):
+        return their_name(ours, getattr(config, ours))
+    if ours in ("relative_buckets", "relative_distance"):
+        return getattr(config, ours) or -1
     if ours == "num_kv_heads":
         return config.num_kv_heads or config.num_heads
     if ours == "embedding_dropout_rate":

@@ -23,7 +23,7 @@ from typing_extensions import override
 from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, affine, norm, read_tensors, to_tensors
 from bert_jax.artefacts.formats.families import unread
-from bert_jax.artefacts.formats.family import check_only, read_field, show, their_activation
+from bert_jax.artefacts.formats.family import check_only, read_field, show, their_name
 from bert_jax.artefacts.formats.model_config import (
     config_from_huggingface,
     config_to_huggingface,
@@ -156,7 +156,7 @@ class Marian(Family):
             "model_type": self.kind,
             **fields,
             "decoder_layers": network.decoder.num_layers,
-            "activation_function": their_activation(model.activation),
+            "activation_function": their_name("activation", model.activation),
             "activation_dropout": 0.0,
             "scale_embedding": model.scale_embeddings,
             "is_encoder_decoder": True,

@@ -81,6 +81,10 @@ def average(
 ) -> dict[str, Any]:
     """Write the average of checkpoints to a new directory, completely or not at all.
 
+    Raise a UserError if an argument is invalid, a checkpoint is missing, there are fewer than two
+    checkpoints, or they are of different models. Raise a DamagedCheckpointError if a checkpoint
+    differs from its digests.
+
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.
         out: Local directory that does not exist yet, or is empty.
@@ -93,11 +97,6 @@ def average(
     Returns:
         Entry `average` of the new config.json: method, decay and the sources in order of addition.
         Each source has workdir, step, digest and weight.
-
-    Raises:
-        UserError: An argument is invalid, a checkpoint is missing, there are fewer than two
-            checkpoints, or they are of different models.
-        DamagedCheckpointError: A checkpoint differs from its digests.
     """
     sources = find_sources(names, last)
     weights = _weights(len(sources), method, decay)
@@ -169,7 +168,6 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _check_same(sources: Sequence[Source]) -> None:
-    """Raise UserError, with the differences, if the sources are not checkpoints of one model."""
     first = _facts(sources[0])
     for other in sources[1:]:
         found = _facts(other)
@@ -188,7 +186,6 @@ def _check_same(sources: Sequence[Source]) -> None:
 def _averaged(
     sources: Sequence[Source], weights: Sequence[float], progress: bool
 ) -> dict[str, jax.Array]:
-    """Return the average of each parameter, by name, in the dtype of the sources."""
     arrays, device = sources[0].arrays, jax.local_devices()[0]
     num_bytes = sum(
         np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()
@@ -229,7 +226,6 @@ def _damaged(checkpoint: epath.Path, fault: str) -> DamagedCheckpointError:
 def _write(
     directory: Path, newest: Source, entry: dict[str, Any], leaves: dict[str, jax.Array]
 ) -> None:
-    """Write the work directory (config.json, tokenizer, checkpoint) and verify the checkpoint."""
     digests = leaf_digests(leaves)
     arrays = {n: [list(leaf.shape), str(leaf.dtype), digests[n]] for n, leaf in leaves.items()}
     record = Record(newest.step, newest.record.config, {"average": entry}, {}, arrays)

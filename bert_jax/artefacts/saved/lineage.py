@@ -40,13 +40,12 @@ _MAX_DEPTH = 20  # each ancestor takes two of the 64 levels that a JSON file may
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
     """Trace the ancestors of a directory.
 
+    Raise a UserError if `place` is none of these, or a record is malformed.
+
     Args:
         place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
         step: Step of a run's checkpoint; None means the newest verified checkpoint.
         near: Directories to search by name for ancestors that are not at a recorded path.
-
-    Raises:
-        UserError: `place` is none of these, or a record is malformed.
     """
     found = _look(f"{place}", step, near, ())
     if found is None:

@@ -84,8 +84,7 @@ def is_run(place: Path | str) -> bool:
 def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     """Read a run's `config.json`: `bert_jax` (the version), `config`, and entries of its kind.
 
-    Raises:
-        UserError: The file is missing, is not a run's record, or has another kind or format.
+    Raise a UserError if the file is missing, is not a run's record, or has another kind or format.
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
@@ -132,10 +131,8 @@ def split_name(name: str) -> tuple[str, int | None]:
 def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[int]:
     """Return the named step or, if none is named, the `last` newest verified steps, ascending.
 
-    If `last` is None, all saved steps are returned, verified or not.
-
-    Raises:
-        UserError: `step` is not saved, or fewer than `last` steps are verified.
+    If `last` is None, all saved steps are returned, verified or not. Raise a UserError if `step` is
+    not saved, or fewer than `last` steps are verified.
     """
     saved = saved_steps(work.checkpoints)
     if not saved:
@@ -182,9 +179,8 @@ def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Resto
 def finetuned_checkpoint(workdir: Path | str) -> Restored:
     """Read the best model of a fine-tuning run; change nothing on disk.
 
-    Raises:
-        UserError: `workdir` holds no fine-tuning run, or the run has saved no model.
-        DamagedCheckpointError: No checkpoint is intact.
+    Raise a UserError if `workdir` holds no fine-tuning run, or the run has saved no model. Raise a
+    DamagedCheckpointError if no checkpoint is intact.
     """
     place = open_workdir(workdir)
     read_record(place.local, "finetune")
@@ -226,10 +222,8 @@ def staged(out: str | Path) -> Iterator[Path]:
     """Yield a new directory beside `out`; rename the directory to `out` if the body succeeds.
 
     If the body fails for any reason, including Ctrl-C and SIGTERM, the directory is removed. The
-    next call for the same `out` removes a directory that a killed process left behind.
-
-    Raises:
-        UserError: `out` exists and is not an empty directory, is in a bucket, or is not writable.
+    next call for the same `out` removes a directory that a killed process left behind. Raise a
+    UserError if `out` exists and is not an empty directory, is in a bucket, or is not writable.
     """
     if scheme(out) is not None:
         raise UserError(f"{out} is in a bucket; name a local directory, then copy the result there")

@@ -45,8 +45,7 @@ def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int
 def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
     """Return the configuration of `run`, or None if there is no run.
 
-    Raises:
-        UserError: The run has another objective than `config`.
+    Raise a UserError if the run has another objective than `config`.
     """
     if not (run / "config.json").exists():
         return None

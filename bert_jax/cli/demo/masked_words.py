@@ -147,7 +147,6 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
 
 
 def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
-    """Print whether the run has learned enough, and what to try next; return the exit code."""
     values = result.eval_metrics
     if "eval/nats_below_unigram" not in values:
         raise UserError(

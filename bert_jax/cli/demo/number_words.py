@@ -110,7 +110,6 @@ def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
 
 
 def _write_numbers(known: Sides, unseen: Sides) -> None:
-    """Write the numbers for training and for the test, one per line; keep existing files."""
     numbers = draw_numbers(NUM_TRAIN, NUM_UNSEEN, _SEED, FIRST_DRAWN)
     for sides, drawn in ((known, numbers.train), (unseen, numbers.unseen)):
         for path, spell in ((sides.words, french_words), (sides.digits, str)):
@@ -123,7 +122,6 @@ def _write_numbers(known: Sides, unseen: Sides) -> None:
 
 
 def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
-    """Print some translations and mistakes, and return the share of right translations."""
     found = [(*pair, given) for pair, given in zip(examples, translations, strict=True)]
     wrong = [each for each in found if each[1] != each[2]]
     for words, _, given in found[:NUM_SHOWN]:
@@ -136,7 +134,6 @@ def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> f
 
 
 def _verdict(share: float, count: int, workdir: Path) -> int:
-    """Print whether the run has learned enough, and what to try next; return the exit code."""
     print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
     guide = "To use your own pairs of texts, see docs/recipes/translation.md."
     return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)

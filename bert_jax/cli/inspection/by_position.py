@@ -70,8 +70,7 @@ def _means(loss: float, correct: float, count: float) -> dict[str, Any]:
 def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> PositionLosses:
     """Evaluate a run on held-out rows at each of the masking `rates`; `edges` bound the buckets.
 
-    Raises:
-        UserError: The run's objective is not masked_lm.
+    Raise a UserError if the run's objective is not masked_lm.
     """
     objective = run.settings.objective
     if not isinstance(objective, MaskedLM):

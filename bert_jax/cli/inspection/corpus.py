@@ -93,9 +93,8 @@ def inspect_corpus(
     as gs://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its translation if the
     corpus has pairs, or a single text otherwise. The result lists the `documents` longest and the
     `documents` shortest documents. If `full` is true, all documents of a large corpus are read.
-
-    Raises:
-        UserError: There is no such corpus or part, or pairing or length do not fit the corpus.
+    Raise a UserError if there is no such corpus or part, or pairing or length do not fit the
+    corpus.
     """
     store: TokenStore | None
     if scheme(path) is None:

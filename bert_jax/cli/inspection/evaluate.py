@@ -62,7 +62,9 @@ def open_heldout(
 ) -> HeldOutRun:
     """Read a checkpoint and plan rows of held-out text.
 
-    Rows may be longer than in training (with a warning), unless learned positions limit them.
+    Rows may be longer than in training (with a warning), unless learned positions limit them. Raise
+    a UserError if there is no such checkpoint or no held-out text, the corpus has another
+    tokenizer, or rows are shorter than 8 tokens or exceed the learned positions.
 
     Args:
         workdir: Work directory of a `bert-jax pretrain` run.
@@ -70,10 +72,6 @@ def open_heldout(
         max_rows: Largest number of rows; None means all rows.
         length: Number of tokens in a row; None means as in the run's last phase.
         step: Step of the checkpoint; None means the newest intact checkpoint.
-
-    Raises:
-        UserError: There is no such checkpoint or no held-out text, the corpus has another
-            tokenizer, or rows are shorter than 8 tokens or exceed the learned positions.
     """
     restored = pretrained_checkpoint(workdir, step)
     config = build(PretrainConfig, restored.record.config, where=f"checkpoint {restored.step}")
@@ -119,10 +117,10 @@ def _with_positions(config: PretrainConfig, length: int, trained_length: int) ->
     model = config.model
     if length < 8:
         raise UserError(f"--length is {length}; it must be at least 8")
-    if length > model.num_positions and model.positions == "learned":
+    if length > model.num_positions and model.positions in ("learned", "relative"):
         raise UserError(
-            f"--length is {length}; the model has {model.num_positions} learned positions, so "
-            f"rows have at most {model.num_positions} tokens"
+            f"--length is {length}; the model has {model.num_positions} {model.positions} "
+            f"positions, so rows have at most {model.num_positions} tokens"
         )
     if length > trained_length:
         _log.warning(
@@ -171,10 +169,8 @@ def compared_lines(
     """Yield a line of held-out metrics for each of several checkpoints of one model.
 
     All checkpoints are evaluated on the same rows. The rows come from `corpus` or, if it is None,
-    from the last checkpoint's corpus. `names` are checkpoints, WORKDIR@STEP or WORKDIR.
-
-    Raises:
-        UserError: A checkpoint or held-out text is missing, or the corpus has another tokenizer.
+    from the last checkpoint's corpus. `names` are checkpoints, WORKDIR@STEP or WORKDIR. Raise a
+    UserError if a checkpoint or held-out text is missing, or the corpus has another tokenizer.
     """
     workdir, step = split_name(names[-1])
     run = open_heldout(workdir, corpus=corpus, max_rows=max_rows, step=step)

@@ -68,10 +68,8 @@ def check_lineage(
 
     `name` is a directory that `trace` accepts, or WORKDIR@STEP. `near` lists further directories in
     which to search for ancestors by name. If `quick` is true, only digests from records are
-    compared. Otherwise, `say` is called with a line before an ancestor's content is read.
-
-    Raises:
-        UserError: The directory has no lineage, or a record is malformed.
+    compared. Otherwise, `say` is called with a line before an ancestor's content is read. Raise a
+    UserError if the directory has no lineage, or a record is malformed.
     """
     directory, step = (name, None) if Path(name).exists() else split_name(name)
     root = trace(directory, step, near)

@@ -42,9 +42,8 @@ def replay_batch(
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
     `corpus` is the present location of the phase's corpus; None means the configured location.
-
-    Raises:
-        UserError: There is no run, the step is outside the run, or the corpus is not the run's.
+    Raise a UserError if there is no run, the step is outside the run, or the corpus is not the
+    run's.
     """
     config, phase, stores, stream = open_batches(open_workdir(workdir), step, corpus)
     batch = stream.batch(step)
@@ -89,10 +88,8 @@ def replay_task(workdir: Path | str, step: int, *, max_rows: int | None = None) 
     """Decode batch `step` of a fine-tuning run, once for each seed.
 
     Trials that train together are a wave. `step` counts from 0 through all waves, and the seeds are
-    the seeds of the step's wave. `max_rows` limits the rows of each seed.
-
-    Raises:
-        UserError: There is no run, the step is outside the run, or data or models have changed.
+    the seeds of the step's wave. `max_rows` limits the rows of each seed. Raise a UserError if
+    there is no run, the step is outside the run, or data or models have changed.
     """
     work = open_workdir(workdir)
     record = read_record(work.local, "finetune")

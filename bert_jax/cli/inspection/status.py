@@ -147,10 +147,8 @@ class FinetuneStatus(RunStatus):
 def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatus:
     """Return the status of a pretraining run without changing the run.
 
-    `now` is a time in seconds since 1970; None means the present.
-
-    Raises:
-        UserError: There is no run, or its configuration cannot be read.
+    `now` is a time in seconds since 1970; None means the present. Raise a UserError if there is no
+    run, or its configuration cannot be read.
     """
     workdir = work.local
     config = read_config(workdir)
@@ -186,8 +184,7 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
 def finetune_status(work: WorkDir) -> FinetuneStatus:
     """Return the status of a fine-tuning run without changing the run.
 
-    Raises:
-        UserError: There is no fine-tuning run, or its configuration cannot be read.
+    Raise a UserError if there is no fine-tuning run, or its configuration cannot be read.
     """
     workdir = work.local
     record = read_record(workdir, "finetune")
@@ -332,7 +329,6 @@ def _last(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Average neighbouring points, so that at most `_MAX_POINTS` remain."""
     if len(points) <= _MAX_POINTS:
         return points
     groups = np.array_split(np.array(points), _MAX_POINTS)

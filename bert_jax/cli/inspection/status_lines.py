@@ -111,7 +111,6 @@ def _value(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace line breaks and control characters by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

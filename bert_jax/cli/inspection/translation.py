@@ -23,7 +23,7 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.objectives.objective import Batch, Scalars
 from bert_jax.objectives.translation import Translation
 from bert_jax.tasks.reports.intervals import intervals
-from bert_jax.tasks.translation import best_constant, by_length, decoded, quality
+from bert_jax.tasks.translation import best_constant, decoded, quality
 from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.evaluate import Scored, check_runs, differences
@@ -49,19 +49,17 @@ def evaluate_pairs(
 
     Both files have one sentence per line. `corpus` replaces the run's corpus, whose targets are the
     candidates for the best constant translation (one text for all sources). `versus` are the runs
-    of another model: one for `workdir` and one for each of `other_seeds`, in this order.
+    of another model: one for `workdir` and one for each of `other_seeds`, in this order. Raise a
+    UserError if a model does not translate; the runs cannot be paired; the corpus has no pairs; a
+    file cannot be read, has no lines or has an empty line; or the files have different numbers of
+    lines.
 
     Returns:
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
             equal their reference; `floors`, the BLEU of copied sources and of the best constant
             translation; `ceiling`, the BLEU of references that the tokenizer encodes and decodes;
-            `loss` and `loss_swapped` (see `losses`); scores `by_length` of the source; counts; and,
-            given `versus`, `differences` from its scores (see `finetune.evaluate.differences`).
-
-    Raises:
-        UserError: A model does not translate; the runs cannot be paired; the corpus has no pairs; a
-            file cannot be read, has no lines or has an empty line; or the files have different
-            numbers of lines.
+            `loss` and `loss_swapped` (see `losses`); counts; and, given `versus`, `differences`
+            from its scores (see `finetune.evaluate.differences`).
     """
     check_runs([workdir, *other_seeds], versus)
     sources, references = read_pairs(source_file, target_file)
@@ -97,7 +95,6 @@ def evaluate_pairs(
     found["ceiling"] = quality(spelled, references).values["bleu"]
     found["loss"], found["loss_swapped"] = losses(saved, sources, ids)
     found["cut"] = num_cut
-    found["by_length"] = by_length(sources, hypotheses, references)
     return found
 
 
@@ -151,9 +148,6 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
             )
     if found["cut"]:
         lines.append(f"{'cut':13} {found['cut']:,} translations at the limit (--max-length-rate)")
-    lines += ["", f"{'source words':13} {'pairs':>7} {'BLEU':>6} {'chrF':>6}"]
-    for row in found["by_length"]:
-        lines.append(f"{row['words']:13} {row['pairs']:7,} {row['bleu']:6.1f} {row['chrf']:6.1f}")
     return lines
 
 
@@ -201,7 +195,6 @@ def losses(
 def _mean_loss(
     saved: SavedModel, sources: Sequence[list[int]], inputs: Sequence[list[int]]
 ) -> float:
-    """Compute the mean loss of targets, given rows of sources and the inputs of the decoder."""
     assert saved.network is not None
     objective = Translation(saved.network.model, saved.network, saved.tokenizer.special_ids)
     longest = [max(map(len, pair)) for pair in zip(sources, inputs, strict=True)]

@@ -146,5 +146,4 @@ def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a row-major array, in elements."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -73,12 +73,10 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     """Restore the newest intact checkpoint, or return None if there are no checkpoints.
 
     `abstract` is the state with a `jax.ShapeDtypeStruct` for each array, whose sharding the array
-    gets. None restores only the parameters, onto one device. No files are changed.
-
-    Raises:
-        DamagedCheckpointError: There are checkpoints, but none is intact.
-        UserError: A checkpoint has another format, or arrays of other names, shapes or dtypes.
-        OutOfSightError: Process 0 finds a checkpoint intact, but another process cannot read it.
+    gets. None restores only the parameters, onto one device. No files are changed. Raise a
+    DamagedCheckpointError if there are checkpoints, but none is intact. Raise a UserError if a
+    checkpoint has another format, or arrays of other names, shapes or dtypes. Raise an
+    OutOfSightError if process 0 finds a checkpoint intact, but another process cannot read it.
     """
     directory = as_path(directory)
     damaged: list[Verdict] = []

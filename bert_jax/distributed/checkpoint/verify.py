@@ -65,11 +65,9 @@ def verify_checkpoint(
     """Read every file and every array of a checkpoint, and compare them with their digests.
 
     If `mark` is set, an intact checkpoint gets `verified.json`, with which `file_fault` can later
-    find changed files. `progress` is called with the number of bytes of each block.
-
-    Raises:
-        VerificationStoppedError: `stopped()`, which is called before each block, returned true.
-        UserError: The checkpoint has another format.
+    find changed files. `progress` is called with the number of bytes of each block. Raise a
+    VerificationStoppedError if `stopped()`, which is called before each block, returned true. Raise
+    a UserError if the checkpoint has another format.
     """
     checkpoint = as_path(checkpoint)
     step = int(checkpoint.name)

@@ -64,8 +64,7 @@ class Cluster:
 def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     """Return the cluster that `environ` describes, or None if the run has only one process.
 
-    Raises:
-        UserError: The variables of a cluster are incomplete or invalid.
+    Raise a UserError if the variables of a cluster are incomplete or invalid.
     """
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
@@ -94,12 +93,10 @@ def join(mode: Mode, timeout_seconds: int = 300, *, devices: bool = True) -> Non
     Afterwards, `jax.devices()` lists all devices of the run. Only process 0 logs more than errors.
     Ctrl-C acts like SIGTERM: all save after the same step and stop. After an error, call `leave`.
 
-    Mode "auto" joins a cluster if there is one, "on" requires a cluster, and "off" joins none.
-    If `devices` is false, connect the processes and return before JAX looks for devices.
-
-    Raises:
-        UserError: The timeout is below 1, a variable is invalid, or mode "on" found no cluster.
-        JoinError: Not all processes joined in time, or JAX failed to connect them.
+    Mode "auto" joins a cluster if there is one, "on" requires a cluster, and "off" joins none. If
+    `devices` is false, connect the processes and return before JAX looks for devices. Raise a
+    UserError if the timeout is below 1, a variable is invalid, or mode "on" found no cluster. Raise
+    a JoinError if not all processes joined in time, or JAX failed to connect them.
     """
     if mode == "off":
         return

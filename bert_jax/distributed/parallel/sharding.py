@@ -75,9 +75,8 @@ class MeshConfig(Bounded, section="mesh"):
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Create the mesh of `config` over `devices`, by default all devices.
 
-    Raises:
-        UserError: The product of the sizes differs from the number of devices, an axis other than
-            `data` would cross slices, or the slices cannot have equal sizes.
+    Raise a UserError if the product of the sizes differs from the number of devices, an axis other
+    than `data` would cross slices, or the slices cannot have equal sizes.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config, name) for name in AXES]
@@ -113,10 +112,8 @@ def make_trial_mesh(
 ) -> Mesh:
     """Create a mesh (trial, data, fsdp, tensor) of all devices for a sweep of `num_trials`.
 
-    The trial axis is as long as the devices allow, but its length divides `num_trials`.
-
-    Raises:
-        UserError: The sizes in `config` do not fit the number of devices.
+    The trial axis is as long as the devices allow, but its length divides `num_trials`. Raise a
+    UserError if the sizes in `config` do not fit the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [max(1, getattr(config, name)) for name in AXES]
@@ -182,10 +179,8 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
 def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
     """Return a NamedSharding for each parameter, as a tree like `shapes`.
 
-    `logical_axes` has a tuple of axis names for each parameter.
-
-    Raises:
-        UserError: A dimension cannot be split equally. The message names sizes that would work.
+    `logical_axes` has a tuple of axis names for each parameter. Raise a UserError if a dimension
+    cannot be split equally. The message names sizes that would work.
     """
 
     def one(path: Any, shape: Any, axes: LogicalAxes) -> NamedSharding:
@@ -273,9 +268,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
 
     Slices are contiguous. Processes that hold the same rows (because `tensor` spans them) get the
     same index. The global array may order rows differently, which does not change a training step.
-
-    Raises:
-        UserError: Two processes hold some, but not all, of their rows in common.
+    Raise a UserError if two processes hold some, but not all, of their rows in common.
     """
     # One row per shard: any batch that divides over the mesh is split in the same proportions.
     num_rows = num_batch_shards(mesh)

@@ -42,7 +42,6 @@ class Evaluation:
     """Function that is called after each part of the texts with the number of texts in the part."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if a width is below 1 or above the width of the vectors."""
         sparse, whole = (self.model.embedding or PLAIN).is_sparse, self.model.vector_width
         self._unit = (lambda vectors: vectors) if sparse else unit
         for width in self.dimensions:
@@ -94,13 +93,12 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
+        Raise a UserError if the file or a column cannot be read, or there are no scores.
+
         Args:
             source: A table.
             columns: Names of three columns: first text (a query), second text (a document), score.
             **written: Fields of `TableConfig` such as `header`.
-
-        Raises:
-            UserError: The file or a column cannot be read, or there are no scores.
         """
         fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)
@@ -120,10 +118,8 @@ class Evaluation:
 
         There are as many clusters as classes. The scores are the mean and standard deviation over
         `CLUSTERINGS` runs. `columns` name the columns of the text (a document) and of the class.
-        `source` and `written` are as in `similarity`.
-
-        Raises:
-            UserError: The file or a column cannot be read, or there is only one class.
+        `source` and `written` are as in `similarity`. Raise a UserError if the file or a column
+        cannot be read, or there is only one class.
         """
         text, label = columns
         data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))

@@ -65,11 +65,9 @@ def write_index(
 
     `place` is the directory of the model. `dimensions` is the number of leading values of each
     vector to keep (None: all). `advance` is called after each part with its number of passages.
-    Return the number of passages, and a warning about cut passages, which may be empty.
-
-    Raises:
-        UserError: There is no passage, a column has several types, lancedb is missing, or the
-            directory cannot be written.
+    Return the number of passages, and a warning about cut passages, which may be empty. Raise a
+    UserError if there is no passage, a column has several types, lancedb is missing, or the
+    directory cannot be written.
     """
     lancedb, pa = _lancedb()
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
@@ -137,15 +135,14 @@ class Index:
     ) -> list[list[Hit]]:  # fmt: skip
         """Find the `top` passages for each query, best first.
 
+        Raise a UserError if LanceDB cannot search the table.
+
         Args:
             top: Number of passages for each query.
             words: Queries to search by BM25.
             vectors: Vectors of queries, of length 1, to search by cosine; exact, unless an update
                 gave the table an approximate index. If words are given too, the score is the mean
                 of the cosine and the share of the query's best BM25 (Bruch et al. 2023).
-
-        Raises:
-            UserError: LanceDB cannot search the table.
         """
         with _errors_of(self.path):
             most = min(top, self.table.count_rows())
@@ -184,8 +181,7 @@ class Reranker:
     def __init__(self, model: SavedModel) -> None:
         """Take a model from `forward.on_device`.
 
-        Raises:
-            UserError: The head of the model predicts neither one score nor two classes.
+        Raise a UserError if the head of the model predicts neither one score nor two classes.
         """
         self._classifier = Classifier(model)
         outputs = model.outputs
@@ -239,8 +235,7 @@ def _is_index(directory: Path) -> bool:
 def read_record(directory: Path) -> tuple[IndexedBy, Any]:
     """Read the record of an index: the model, and the CRC-32C of each file that was written.
 
-    Raises:
-        UserError: The directory is no index, or the record is damaged.
+    Raise a UserError if the directory is no index, or the record is damaged.
     """
     if not _is_index(directory):
         what = "is no index" if directory.exists() else "does not exist"

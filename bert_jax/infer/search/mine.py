@@ -38,7 +38,6 @@ class MineConfig:
     """Last rank of negatives."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if the ranks are below 1 or in the wrong order."""
         if not 1 <= self.first <= self.last:
             raise UserError(
                 f"--ranks is {self.first}-{self.last}; give the first rank, at least 1, and the "
@@ -89,9 +88,7 @@ def read_pairs(
     """Read the pairs of a CSV, TSV, JSON lines or parquet file. Skip rows with an empty text.
 
     `query` and `document` name columns. `written` has fields of `TableConfig` such as `header`.
-
-    Raises:
-        UserError: The file or a column cannot be read.
+    Raise a UserError if the file or a column cannot be read.
     """
     table = TableConfig(text=query, text_pair=document, empty="skip", **written)
     found = read_texts(source, table, labelled=False)

@@ -34,10 +34,8 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
     The second value counts files in directories that are skipped as empty or for their suffix, but
-    not hidden files. `field` names the field of JSON lines and tables that holds the text.
-
-    Raises:
-        UserError: There is no file to read, or a source is unknown.
+    not hidden files. `field` names the field of JSON lines and tables that holds the text. Raise a
+    UserError if there is no file to read, or a source is unknown.
     """
     files: list[str | Source] = []
     passed = 0
@@ -64,10 +62,8 @@ def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passag
     A passage takes as many texts as fit; blank lines separate the texts of a file. A text of more
     than `room` tokens is divided at line ends where a sentence ends, then between sentences, then
     at other line ends, then between words. A text file is one document. In JSON lines and tables,
-    each line or row is a document of one text, with its id in the field `id`.
-
-    Raises:
-        UserError: The source cannot be read, or a field has the name of a column of the index.
+    each line or row is a document of one text, with its id in the field `id`. Raise a UserError if
+    the source cannot be read, or a field has the name of a column of the index.
     """
     for id, texts, fields in _documents(source):
         pieces = (piece for text in texts for piece in _pieces([("\n", text)], tokenizer, room))
@@ -76,7 +72,6 @@ def passages(source: Source, tokenizer: Tokenizer, room: int) -> Iterator[Passag
 
 
 def _documents(source: Source) -> Iterator[tuple[str, Iterable[str], Mapping[str, Any]]]:
-    """Yield the id, the texts and the further fields of each document."""
     if isinstance(source, FileSource) and source.is_prose:
         yield source.name, source.texts(), NO_FIELDS
         return
@@ -94,7 +89,6 @@ _Piece = tuple[str, str, int]
 
 
 def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
-    """Join pieces into texts of at most `room` tokens."""
     text, size = "", 0
     for before, piece, count in pieces:
         if text and size + count > room:

@@ -3,6 +3,8 @@
 One rule covers padding and packing: a query sees the keys whose segment id equals its own. Each
 implementation makes the mask (B, L, S) from the segment ids itself.
 
+Only `xla` has relative positions.
+
 | `attention_impl` | for | with dropout | causal | extra memory |
 | --- | --- | --- | --- | --- |
 | `xla` | any device; the reference | yes | yes | several (B, H, L, S) arrays |
@@ -160,6 +162,8 @@ def _unsupported(impl: AttentionImpl, asked: Asked) -> str | None:
     """Name the requirement of `impl` that `asked` does not meet, or return None if all are met."""
     from bert_jax.model.attention import fused, library, triton
 
+    if asked.relative is not None:
+        return "attention without relative positions (model.positions)"
     sizes = asked.q.shape[1], asked.k.shape[1], asked.q.shape[3]
     if impl == "cudnn":
         return library.cudnn_unsupported(*sizes, asked.q.dtype)

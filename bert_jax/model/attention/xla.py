@@ -5,7 +5,6 @@ softmax's gradient in a separate pass over (B, H, L, S). For 32 rows of BERT-bas
 this pass takes 150 thousand cycles per layer, all matrix products of attention 1.0 million.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from bert_jax.model.attention.relative import Relative, relative_scores, scale_of
 from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.layers import einsum_float32
 from bert_jax.model.rotation import Rotation
@@ -52,6 +52,8 @@ class Asked(NamedTuple):
     """Position of each query in its row, which only `xla` supports; None means 0, 1, 2, ..."""
     angles: Rotation | None = None
     """Rotation to apply to queries and keys before the product; None means no rotation."""
+    relative: Relative | None = None
+    """Keys and queries of relative positions, which only `xla` supports."""
 
 
 def visible_keys(
@@ -89,14 +91,32 @@ def xla_attention(
     segments = asked.q_segment_ids, asked.kv_segment_ids
     visible = visible_keys(*segments, asked.window, asked.q_places, asked.causal)
     drop = (asked.stream, jnp.asarray(asked.site, jnp.uint32))
-    out = _attention(q, k, v, visible, drop, asked.dropout_rate, when_kept, keeps_half)
+    relative, scale = asked.relative, scale_of(q.shape[-1], asked.relative)
+    bias = None if relative is None else relative_scores(q, k, relative, asked.q_places)
+    how = asked.dropout_rate, scale, when_kept, keeps_half
+    out = _attention(q, k, v, bias, visible, drop, *how)
     return out.swapaxes(1, 2)
+
+
+def attention_weights(
+    query: Float[Array, "B L H K"], key: Float[Array, "B S G K"], visible: Bool[Array, "B 1 L S"],
+    relative: Relative | None = None,
+) -> Float[Array, "B H L S"]:  # fmt: skip
+    """Compute attention probabilities in float32: how much each query attends to each key."""
+    key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    query, key = query.swapaxes(1, 2), key.swapaxes(1, 2)
+    scores = einsum_float32("BHLK,BHSK->BHLS", query, key)
+    scores = scores if relative is None else scores + relative_scores(query, key, relative)
+    scores = scores * scale_of(query.shape[-1], relative)
+    return jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
 
 
 def is_banded(asked: Asked) -> bool:
     """Return true if `banded_attention` applies and saves work; false if L or S is symbolic."""
     queries, keys, window = asked.q.shape[1], asked.k.shape[1], asked.window
     if window is None or asked.dropout_rate or asked.q_places is not None:
+        return False
+    if asked.relative is not None:
         return False
     is_known = isinstance(queries, int) and isinstance(keys, int)
     return is_known and queries == keys and 3 * max(window, _SMALLEST_BLOCK) < keys
@@ -134,23 +154,26 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
     visible = visible_keys(*segments, asked.window, places, asked.causal)
     arrays = own(asked.q), neighbours(asked.k), neighbours(asked.v)
     q, k, v = (x.swapaxes(1, 2) for x in arrays)
-    drop = (None, jnp.uint32(0))
-    out = _attention(q, k, v, visible, drop, 0.0, None, keeps_half).swapaxes(1, 2)
+    how = 0.0, scale_of(q.shape[-1], None), None, keeps_half
+    out = _attention(q, k, v, None, visible, (None, jnp.uint32(0)), *how).swapaxes(1, 2)
     return out.reshape(rows, count * block, *out.shape[2:])[:, :length]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _attention(q, k, v, visible, drop, rate, when_kept, keeps_half):
-    """Compute attention for q (B, H, L, K), k and v (B, H, S, K) and visible (B, 1, L, S)."""
-    return _forward(q, k, v, visible, drop, rate)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+def _attention(q, k, v, bias, visible, drop, rate, scale, when_kept, keeps_half):
+    """Compute attention for q (B, H, L, K), k and v (B, H, S, K) and visible (B, 1, L, S).
+
+    `bias` (B, H, L, S), float32 or None, is added to the products before they are scaled.
+    """
+    return _forward(q, k, v, bias, visible, drop, rate, scale)[0]
 
 
-def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
+def _forward(q, k, v, bias, visible, drop, rate, scale, when_kept=None, keeps_half=False):
     if when_kept is not None:
         when_kept()
-    scale = 1 / math.sqrt(q.shape[-1])
     # Scores, their scaling, the softmax and its sums are float32 whatever the compute type.
-    scores = einsum_float32("BHLK,BHSK->BHLS", q, k) * scale
+    scores = einsum_float32("BHLK,BHSK->BHLS", q, k)
+    scores = (scores if bias is None else scores + bias) * scale
     scores = jnp.where(visible, scores, MASKED_SCORE)
     # Keep the scores minus their maximum: a TPU writes these differences in the pass that sums the
     # exponentials, and that pass takes a quarter of the cycles of a pass that only sums.
@@ -161,11 +184,11 @@ def _forward(q, k, v, visible, drop, rate, when_kept=None, keeps_half=False):
     # A query that sees no key outputs a mean of values, which depends on no score.
     slope = jnp.where(visible.any(-1, keepdims=True), scale, 0.0)
     kept = (weights, None) if keeps_half else (scores, inverse)
-    return out, (q, k, v, slope, drop, kept, out)
+    return out, (q, k, v, slope, drop, kept, out, None if bias is None else ())
 
 
-def _backward(rate, when_kept, keeps_half, residuals, gradient):
-    q, k, v, slope, drop, (kept, inverse), out = residuals
+def _backward(rate, scale, when_kept, keeps_half, residuals, gradient):
+    q, k, v, slope, drop, (kept, inverse), out, biased = residuals
     # The barrier keeps XLA from recognising the forward mask and storing it until this pass.
     drop = jax.lax.optimization_barrier(drop)
     weights = kept.astype(jnp.float32) if keeps_half else jnp.exp(kept) * inverse
@@ -174,10 +197,11 @@ def _backward(rate, when_kept, keeps_half, residuals, gradient):
     # The sum over keys of weight times gradient follows from the output, in a pass over (L, K)
     # instead of (L, S) (Dao et al. 2022, appendix B.2).
     mean = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1, keepdims=True)
-    dscores = (weights * (dweights - mean) * slope).astype(q.dtype)
+    dbias = weights * (dweights - mean) * slope
+    dscores = dbias.astype(q.dtype)
     dq = jnp.einsum("BHLS,BHSK->BHLK", dscores, k)
     dk = jnp.einsum("BHLS,BHLK->BHSK", dscores, q)
-    return dq, dk, dv, None, None
+    return dq, dk, dv, None if biased is None else dbias, None, None
 
 
 _attention.defvjp(_forward, _backward)

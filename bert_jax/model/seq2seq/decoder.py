@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Integer
 
 from bert_jax.model import encoder
-from bert_jax.model.attention.xla import MASKED_SCORE, Asked, visible_keys
+from bert_jax.model.attention.xla import MASKED_SCORE, Asked, attention_weights, visible_keys
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Number, Stream, dropout
 from bert_jax.model.layers import Norm, einsum_float32
@@ -190,7 +190,7 @@ class DecoderLayer(nnx.Module):
         def attend_source(y: Array) -> Array:
             visible = visible_keys(context.segment_ids, source.segment_ids)
             query, key = self.cross.query(y), self.cross.key(source.states)
-            found.append(encoder.attention_weights(query, key, visible))
+            found.append(attention_weights(query, key, visible))
             return self.cross(y, context, source)
 
         x = self._joined(x, attend_target, attend_source, None, 0)

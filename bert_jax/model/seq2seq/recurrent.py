@@ -12,10 +12,9 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, dropout
-from bert_jax.model.encoder import look_up
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, vocabulary_flops
 from bert_jax.model.heads import Build, MaskedLMHead, with_params
-from bert_jax.model.layers import compute_dtype
+from bert_jax.model.layers import compute_dtype, look_up
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import restarting_positions
 from bert_jax.model.seq2seq.cells import CELLS, Restart

@@ -24,8 +24,14 @@ from bert_jax.errors import UserError
 from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, keep_at
-from bert_jax.model.encoder import token_table
-from bert_jax.model.layers import Affine, compute_dtype, einsum_float32, parameter, truncated_normal
+from bert_jax.model.layers import (
+    Affine,
+    compute_dtype,
+    einsum_float32,
+    parameter,
+    token_table,
+    truncated_normal,
+)
 from bert_jax.model.rotation import restarting_positions
 from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped, run
 from bert_jax.model.seq2seq.network import Tying

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Integer
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream
-from bert_jax.model.encoder import Encoder, look_up
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, decoder_flops, encoder_flops, vocabulary_flops
 from bert_jax.model.heads import Build, MaskedLMHead, encode, layer_outputs, with_params
-from bert_jax.model.layers import Affine, compute_dtype
+from bert_jax.model.layers import Affine, compute_dtype, look_up
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.seq2seq.decoder import Decoder, Source, Visible, memory_of
 from bert_jax.model.seq2seq.network import Cache, Network, Side, Tying, Weights
@@ -55,6 +55,11 @@ class TransformerNetwork(Network):
     """Width of the vectors (B, S, F) that the encoder reads; 0 means that it reads tokens."""
 
     def __post_init__(self) -> None:
+        if self.model.positions == "relative":
+            raise UserError(
+                "model.positions is 'relative', which a decoder does not have; expected 'learned', "
+                "'rope' or 'sinusoidal'"
+            )
         if self.feature_dim and self.tying == "all":
             raise UserError(
                 f"TransformerNetwork.feature_dim is {self.feature_dim}, so the encoder reads "

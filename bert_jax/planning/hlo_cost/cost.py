@@ -50,8 +50,6 @@ class Op:
     """Phase: "forward", "backward", "recomputed" (rematerialised) or "" (the rest of the step)."""
     flops: int | None = None
     """FLOPs that a Pallas kernel states; None if it states none."""
-    transcendentals: int | None = None
-    """Number of transcendental operations that a Pallas kernel states; None if it states none."""
     kernel: str = field(default="", repr=False)
     """Program of a Pallas kernel, for `kernels.work_of`."""
 

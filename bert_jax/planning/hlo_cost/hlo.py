@@ -40,11 +40,9 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
     """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
-    position in `mesh.devices.flat`, not by device id. If there are several slices, all run the
-    same program, and the outermost axes of the mesh must span the slices.
-
-    Raises:
-        ValueError: The text is not a program, or has device groups in an unknown format.
+    position in `mesh.devices.flat`, not by device id. If there are several slices, all run the same
+    program, and the outermost axes of the mesh must span the slices. Raise a ValueError if the text
+    is not a program, or has device groups in an unknown format.
     """
     module = hlo_text.parse_text(text)
     inside, across = _split_slices(mesh_shape, module.num_partitions)
@@ -182,7 +180,6 @@ class _Walk:
         return cycles * counted
 
     def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
-        """Count the branch with the most cycles."""
         listed = instruction.attribute(r"branch_computations=\{([^}]*)\}") or ""
         names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(
             r"(?:true|false)_computation=%?([\w.\-]+)", instruction.attributes
@@ -329,7 +326,6 @@ class _Walk:
                 source=self.module.source(instruction),
                 phase=phase_of(instruction.op_name),
                 flops=instruction.number("flops") if kernel else None,
-                transcendentals=instruction.number("transcendentals") if kernel else None,
                 kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
             )
         )

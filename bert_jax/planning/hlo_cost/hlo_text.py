@@ -179,7 +179,6 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(line: str, start: int) -> int:
-    """Find the parenthesis that closes the one at `start`."""
     depth = 0
     for match in re.finditer(r"[()]", line[start:]):
         depth += 1 if match.group() == "(" else -1
@@ -252,9 +251,7 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
 
     The formats are `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, `mesh['a'=2,'b'=4] {'b'}` (in XLA since
     2025) and `source_target_pairs`, whose pairs count as groups. An empty list means all devices.
-
-    Raises:
-        ValueError: The groups have none of these formats.
+    Raise a ValueError if the groups have none of these formats.
     """
     if match := _MESH.search(attributes):
         return _mesh_groups(*match.groups())

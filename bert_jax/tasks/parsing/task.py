@@ -79,7 +79,6 @@ class ParsingSplit(Split):
         return Examined(Grounds(score, self.units, each[:, 2] / each[:, 0]), details)
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
-        """Yield predictions.conllu: the input sentences with the predicted trees."""
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 

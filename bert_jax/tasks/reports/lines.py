@@ -1,9 +1,12 @@
-"""Reports as Markdown that is readable in a terminal too."""
+"""Reports as Markdown that is readable in a terminal too, and pictures of confusion matrices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bert_jax.files.pictures import INK, new_figure
 from bert_jax.tasks.reports.classes import NOISE
 from bert_jax.tasks.reports.intervals import LEVEL
 from bert_jax.terminal import markdown_table
@@ -129,7 +132,6 @@ def _confusion(found: Mapping[str, Any]) -> list[str]:
 
 
 def _calibration(found: Mapping[str, Any]) -> list[str]:
-    """Write the calibration errors, and a table of the non-empty bins after calibration."""
     after, before = found["after"], found["before"]
     bins = zip(after["counts"], after["confidence"], after["accuracy"], strict=True)
     rows = [[_number(mean), _number(true), f"{count:,}"] for count, mean, true in bins if count]
@@ -174,3 +176,29 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table with names aligned to the left and figures to the right."""
     cells = [[_flat(cell) for cell in row] for row in (heads, *rows)]
     return markdown_table(cells, figures=True).splitlines()
+
+
+_MOST_NUMBERS = 15  # largest number of classes for which cells show counts
+
+
+def confusion_figure(confusion: Mapping[str, Any], title: str = "") -> Any:
+    """Draw a confusion matrix as a matplotlib `Figure`: shades are shares of the row."""
+    labels = [name if len(name) <= 24 else f"{name[:23]}…" for name in confusion["labels"]]
+    counts = np.array(confusion["counts"], float)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(14.0, 2.6 + 0.5 * len(labels))
+    figure = new_figure((side + 0.6, side), title)
+    axis = figure.subplots()
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(labels) <= _MOST_NUMBERS:
+        for (row, column), count in np.ndenumerate(counts):
+            colour = "white" if shares[row, column] > 0.5 else INK
+            axis.text(column, row, f"{count:,.0f}", ha="center", va="center", color=colour,
+                      fontsize=8)  # fmt: skip
+    plain = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
+    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right", **plain)
+    axis.set_yticks(range(len(labels)), labels, **plain)
+    axis.set_xlabel("predicted")
+    axis.set_ylabel("in the data (shades: share of the row)")
+    axis.tick_params(colors=INK, length=0)
+    return figure

@@ -35,10 +35,8 @@ def read_collection(path: str | Path) -> Collection:
     """Read a collection; files may be compressed, with .gz, .xz or .zst added to their names.
 
     The path is a collection's directory or a file of judgements in its `qrels`. In a directory, the
-    judgements are in qrels/test.tsv or, if that is missing, in the only file of `qrels`.
-
-    Raises:
-        UserError: A file is missing, a line is invalid, or a judgement names an unknown id.
+    judgements are in qrels/test.tsv or, if that is missing, in the only file of `qrels`. Raise a
+    UserError if a file is missing, a line is invalid, or a judgement names an unknown id.
     """
     directory, judgements = _located(Path(path))
     documents = {
@@ -56,7 +54,6 @@ def read_collection(path: str | Path) -> Collection:
 
 
 def _located(path: Path) -> tuple[Path, Path]:
-    """Return the directory of a collection and its file of judgements."""
     if path.is_file() and path.parent.name == "qrels":
         return path.parent.parent, path
     if not path.is_dir():
@@ -79,7 +76,6 @@ def _file(directory: Path, name: str) -> Path:
 
 
 def _texts(path: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Read a file of documents or queries; return each line's id, text and fields."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     seen: set[str] = set()
     for number, line in enumerate(read_plain(path, max_bytes=MAX_BYTES).split(b"\n"), 1):

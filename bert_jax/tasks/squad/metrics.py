@@ -90,16 +90,14 @@ def score(
 ) -> dict[str, float]:
     """Score predicted texts by question id; the empty text means "no answer".
 
-    Predictions for other questions are ignored, as in the scripts.
+    Predictions for other questions are ignored, as in the scripts. Raise a UserError if there are
+    no questions, none of them has a prediction, a question's answers are unknown or, under v1.1, a
+    question has no answer.
 
     Returns:
         Scores named as in the script for version 2.0: exact and f1 in percent, and total, the
         number of scored questions. The same with the prefix HasAns_ for questions with reference
         answers, and NoAns_ for questions without, if there are such questions.
-
-    Raises:
-        UserError: there are no questions, none of them has a prediction, a question's answers are
-            unknown or, under v1.1, a question has no answer.
     """
     if not questions:
         raise UserError("there are no questions to score")

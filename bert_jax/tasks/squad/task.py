@@ -12,10 +12,15 @@ from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.classes import most_confident, share, shortened
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad.answers import Prediction, answer_files, best_threshold, find_answers
 from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
-from bert_jax.tasks.squad.windows import build_windows
+from bert_jax.tasks.squad.windows import (
+    Prediction,
+    answer_files,
+    best_threshold,
+    build_windows,
+    find_answers,
+)
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _THRESHOLD = "null_threshold"
@@ -137,7 +142,6 @@ class SpanSplit(Split):
         return Examined(Grounds(score, self.units, each[:, 1] / 100, most=100.0), details)
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
-        """Yield predictions.json, nbest.json and, under the rules of 2.0, null_odds.json."""
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
         predictions = self._predictions(outputs, self._task.config.num_best)
         return answer_files(predictions, threshold)
@@ -198,7 +202,6 @@ def _saved_threshold(scores: SplitScores) -> float:
 
 
 def _asks(question: Question) -> str:
-    """Return the question word, or "other" if there is none."""
     words = normalized_words(question.question)
     return next((word for word in words if word in _ASKING), "other")
 

@@ -2,13 +2,12 @@
 
 Entities are read from tags in two ways, both as in seqeval:
 
-- lenient (`scheme=None`), as in the CoNLL script: an I that continues no entity begins one. With
+- lenient, as in the CoNLL script: an I that continues no entity begins one. With
   the prefixes B, I and O, the result equals conlleval's. With S and E it may differ: here, as in
   seqeval, each S is an entity and E ends an entity, but conlleval reads two successive S as one
   entity, and lets B continue an entity that ended with E. L, U and M, which seqeval does not know,
   are read as E, S and I.
-- strict (`scheme="iob2"` and so on), as in seqeval's `mode="strict"`: tags that the scheme does not
-  allow are not entities.
+- strict, as in seqeval's `mode="strict"` for IOB2: an I that continues no entity begins none.
 
 The two readings differ only on invalid tags, which a model may predict, so state which reading was
 used. Published CoNLL-2003 scores are lenient.
@@ -34,33 +33,26 @@ from bert_jax.tasks.reports.classes import (
     shortened,
 )
 from bert_jax.tasks.reports.intervals import Grounds, ratio
-from bert_jax.tasks.tagging.schemes import Entity, Scheme, entities, strict_entities
+from bert_jax.tasks.tagging.schemes import Entity, entities, strict_entities
 
 _NONE = "no entity"
 _UNKNOWN = "not learned"
 _Tags = Sequence[Sequence[str]]
 
 
-def entity_scores(gold: _Tags, predicted: _Tags, *, scheme: Scheme | None = None) -> dict[str, Any]:
+def entity_scores(gold: _Tags, predicted: _Tags, *, strict: bool = False) -> dict[str, Any]:
     """Score the entities in predicted tags; an entity lies within one sentence.
 
-    `scheme` is the scheme of the strict reading; None means the lenient reading.
+    Raise a ValueError if the numbers of sentences differ, or a word has no valid tag.
 
     Returns:
         `classes`, a row for each type found (see `class_rows`), `micro`, the scores over all types
         together, and `macro`, the mean over types.
-
-    Raises:
-        ValueError: `gold` and `predicted` differ in shape, or a word has no valid tag.
     """
+    read = strict_entities if strict else entities
     golds, guesses, correct = Counter[str](), Counter[str](), Counter[str]()
     for truth, guess in zip(gold, predicted, strict=True):
-        if len(truth) != len(guess):
-            raise ValueError(f"a sentence has {len(truth)} tags, but {len(guess)} were predicted")
-        first, second = (
-            set(entities(tags) if scheme is None else strict_entities(tags, scheme))
-            for tags in (truth, guess)
-        )
+        first, second = set(read(truth)), set(read(guess))
         golds.update(entity.type for entity in first)
         guesses.update(entity.type for entity in second)
         correct.update(entity.type for entity in first & second)
@@ -78,7 +70,7 @@ def entity_details(gold: _Tags, predicted: _Tags, raw: _Tags) -> dict[str, Any]:
     """
     details = entity_scores(gold, predicted)
     labels = [row["label"] for row in details["classes"]]
-    details["strict"] = entity_scores(gold, raw, scheme="iob2")
+    details["strict"] = entity_scores(gold, raw, strict=True)
     if labels:
         pairs: list[list[int]] = []  # gold and predicted index of each span
         number, none = {name: n for n, name in enumerate(labels)}, len(labels)

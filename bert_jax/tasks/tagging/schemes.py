@@ -46,10 +46,8 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     """Find entities by the rules of the CoNLL script, in tags of any scheme.
 
     An entity begins at B or S. I or E continues an entity if the previous tag is B or I with the
-    same type; otherwise, I or E begins a new entity.
-
-    Raises:
-        ValueError: a tag belongs to no scheme.
+    same type; otherwise, I or E begins a new entity. Raise a ValueError if a tag belongs to no
+    scheme.
     """
     found: list[Entity] = []
     start = 0
@@ -64,44 +62,12 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return found
 
 
-def strict_entities(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return only the entities that are tagged as `scheme` requires.
+def strict_entities(tags: Sequence[str]) -> list[Entity]:
+    """Find the entities of IOB2 tags, without those that begin with I instead of B.
 
-    IOB2 leaves out entities that begin with I. IOBES leaves out entities that begin with I or E, or
-    that end with B or I. IOB1 leaves out entities that begin with B but do not follow an entity of
-    their type, and (as in seqeval) an entity whose only tag is B, if a B of another type follows.
-
-    Raises:
-        ValueError: a tag belongs to no scheme, or has a prefix that `scheme` does not have.
+    Raise a ValueError if a tag belongs to no scheme.
     """
-    parts = _split(tags)
-    allowed = "OBIES" if scheme == "iobes" else "OBI"
-    for tag, (prefix, _) in zip(tags, parts, strict=True):
-        if prefix not in allowed:
-            raise ValueError(f"the tag {tag!r} is not {scheme}, which has {', '.join(allowed)}")
-    parts.append(_OUTSIDE)
-    found: list[Entity] = []
-    word, before = 0, _OUTSIDE
-    while word < len(tags):
-        start, (prefix, kind) = word, parts[word]
-        word += 1
-        begins = prefix in "BS"
-        if scheme == "iob1":
-            same = before[0] in "BI" and before[1] == kind
-            begins = same if prefix == "B" else prefix == "I"
-        if begins and prefix != "S":
-            while parts[word][0] in "IE" and parts[word][1] == kind:
-                word += 1
-                if parts[word - 1][0] == "E":
-                    break
-        before, after = parts[word - 1], parts[word]
-        if scheme == "iobes":
-            begins = begins and before[0] in "ES"
-        elif scheme == "iob1" and before[0] == "B":  # as in seqeval
-            begins = begins and not (after[0] == "B" and after[1] != kind)
-        if begins:
-            found.append(Entity(kind, start, word))
-    return found
+    return [found for found in entities(tags) if tags[found.start].startswith("B")]
 
 
 def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:
@@ -118,11 +84,9 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> Scheme | Literal["plain"
     """Detect the scheme that all tags follow; `plain` if they are not entity tags.
 
     The scheme is `iob2` if there are no entities, and `plain` if no tag has a type and most
-    distinct tags are not prefixes (M may mean numerals). Sentences without tags are skipped.
-
-    Raises:
-        UserError: the tags break every scheme (the message names the scheme with the fewest faults,
-            and the first faults), or entity tags and other tags are mixed.
+    distinct tags are not prefixes (M may mean numerals). Sentences without tags are skipped. Raise
+    a UserError if the tags break every scheme (the message names the scheme with the fewest faults,
+    and the first faults), or entity tags and other tags are mixed.
     """
     broken: dict[Scheme, list[_Breach]] = {scheme: [] for scheme in SCHEMES}
     other: list[tuple[TaggedExample, int]] = []
@@ -163,9 +127,7 @@ def convert(examples: Sequence[TaggedExample], *, lenient: bool = False) -> list
     """Convert entity tags to IOB2; sentences without tags stay as they are.
 
     If `lenient`, tags that follow no scheme are read as the CoNLL script does (see `entities`).
-
-    Raises:
-        UserError: tags do not mark entities, or follow no scheme and `lenient` is false.
+    Raise a UserError if tags do not mark entities, or follow no scheme and `lenient` is false.
     """
     if lenient:
         for example in examples:
@@ -190,10 +152,7 @@ def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> Lab
     """Return the tags to learn; for entities: O, then B and I of each type.
 
     Every type gets B and I, because a type that has only single words in training may have longer
-    entities in other data. Plain tags are sorted.
-
-    Raises:
-        UserError: there are no tags.
+    entities in other data. Plain tags are sorted. Raise a UserError if there are no tags.
     """
     met = {tag for example in examples for tag in example.tags or () if tag}
     if plain or not met:

@@ -36,12 +36,10 @@ def read_columns(
 
     Columns count from 1, or backwards from -1. If `tag_column` is None, no tags are read. Each word
     must begin with `token_prefix`, which is removed. Lines that begin with `comment` (if set) are
-    skipped, so no word may begin with it; in CoNLL-2003, some words begin with `#`.
-
-    Raises:
-        UserError: the file is missing, is not UTF-8, has no words, or lacks a requested column; or
-            a line has more or fewer columns than most lines, an empty word or tag, or a word
-            without `token_prefix` (the message counts such lines).
+    skipped, so no word may begin with it; in CoNLL-2003, some words begin with `#`. Raise a
+    UserError if the file is missing, is not UTF-8, has no words, or lacks a requested column; or a
+    line has more or fewer columns than most lines, an empty word or tag, or a word without
+    `token_prefix` (the message counts such lines).
     """
     path = Path(path)
     problems = Problems(str(path), "lines")
@@ -108,10 +106,7 @@ def read_conllu(
     """Read tags from CoNLL-U, see `read_sentences`.
 
     `_` means that a word has no tag. If no word has a tag, or `column` is None, the sentences have
-    no tags.
-
-    Raises:
-        UserError: `read_sentences` finds a fault, or a tag is empty.
+    no tags. Raise a UserError if `read_sentences` finds a fault, or a tag is empty.
     """
     tag_at = {"upos": 3, "xpos": 4, "deprel": 7, None: 1}[column]
     found: list[TaggedExample] = []
@@ -132,10 +127,8 @@ def read_conllu(
 def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExample]:
     """Read WikiANN: lines of word, tab and tag. Remove the language before a word (`en:Paris`).
 
-    If `with_tags` is false, words without a language are accepted too.
-
-    Raises:
-        UserError: words have no language or different languages, or `read_columns` finds a fault.
+    If `with_tags` is false, words without a language are accepted too. Raise a UserError if words
+    have no language or different languages, or `read_columns` finds a fault.
     """
     path = Path(path)
     sentence = next(_sentences(path, ""), None)
@@ -165,11 +158,9 @@ def read_token_lists(
     """Read sentences as rows of two lists: JSON lines, parquet, or `tfds:conll2003:train`.
 
     `tags` is the column of tags (`ner` in TFDS conll2003); None means that no tags are read. If
-    tags are integer ids, `tag_names` are the tags 0, 1, ...; TFDS knows the names itself.
-
-    Raises:
-        UserError: the file cannot be read or lacks a column; or a row has no words, an empty word,
-            lists of different lengths, or a tag that is not text or has no name.
+    tags are integer ids, `tag_names` are the tags 0, 1, ...; TFDS knows the names itself. Raise a
+    UserError if the file cannot be read or lacks a column; or a row has no words, an empty word,
+    lists of different lengths, or a tag that is not text or has no name.
     """
     name = str(name)
     problems = Problems(name)

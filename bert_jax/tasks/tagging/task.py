@@ -76,7 +76,6 @@ class TaggingSplit(Split):
         return ("documents", documents) if len(set(documents)) > 1 else super().unit_names
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return data for intervals, scores by type or tag, the confusion matrix, and mistakes."""
         predicted, plain = self._predicted(outputs), self._task.spec.scheme == "plain"
 
         def details() -> dict[str, Any]:

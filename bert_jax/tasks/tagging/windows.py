@@ -45,23 +45,10 @@ class TagWindows:
 
         `predictions` has an array of integers or probabilities for each window, with an entry for
         each position; entries after the window's last position are padding.
-
-        Raises:
-            ValueError: arrays and windows differ in number, or an array is shorter than its window.
         """
-        if len(predictions) != len(self.windows):
-            raise ValueError(
-                f"{len(self.windows)} windows, {len(predictions)} predictions; each window needs "
-                "one array of predictions"
-            )
         kind = np.float64 if predictions[0].dtype.kind == "f" else np.int32
         found = [np.full(words, NO_LABEL, kind) for words in self.sentence_words]
-        for number, (window, values) in enumerate(zip(self.windows, predictions, strict=True)):
-            if len(values) < len(window.ids):
-                raise ValueError(
-                    f"window {number}: {len(window.ids)} ids, {len(values)} values; each id needs "
-                    "a value"
-                )
+        for window, values in zip(self.windows, predictions, strict=True):
             here = window.words >= 0
             found[window.example][window.words[here]] = values[: len(here)][here]
         return found
@@ -81,9 +68,7 @@ def tag_windows(
     zero-width space) becomes [UNK], so that it can be labelled. A word whose tag is not among
     `labels` has `NO_LABEL`, and a warning names such tags; if `labels` is None, all words have
     `NO_LABEL`. `stride` is the number of ids between two windows' starts (`doc_stride` in BERT).
-
-    Raises:
-        UserError: `max_length` or `stride` is out of range.
+    Raise a UserError if `max_length` or `stride` is out of range.
     """
     room = max_length - 2
     if room < 1:

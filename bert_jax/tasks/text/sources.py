@@ -86,9 +86,7 @@ def read_glue_source(
 
     MNLI also has the split `ax`. A file named like an official file is read as one. Other files
     must have the column names of GLUE or TensorFlow Datasets; labels are read only if `labelled`.
-
-    Raises:
-        UserError: no split or file has this name, or the file cannot be read.
+    Raise a UserError if no split or file has this name, or the file cannot be read.
     """
     task, others = glue_task(config.name), ["ax"] if config.name == "mnli" else []
     if source in [*task.files, *others]:
@@ -135,9 +133,7 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
 
     `directory` is the task's directory, or has the directories of all tasks. Labels are None in
     test splits. Ids are the file's row numbers in test splits, and numbers from 0 in other splits.
-
-    Raises:
-        UserError: the task, split or file does not exist, or rows are wrong.
+    Raise a UserError if the task, split or file does not exist, or rows are wrong.
     """
     task = _task_with(name, split)
     home = Path(directory)

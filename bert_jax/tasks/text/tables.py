@@ -36,6 +36,9 @@ def read_texts(
 ) -> Data[TextExample]:
     """Read texts and their labels.
 
+    Raise a UserError if the file cannot be read or lacks a column, or rows are wrong; the message
+    names the first five wrong rows and counts the others.
+
     Args:
         source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
@@ -44,10 +47,6 @@ def read_texts(
         score_range: lowest and highest valid score; None permits any finite number.
         more: names of other columns to read.
         texts_of: function that makes `TextExample.more` from a row's origin and values in `more`.
-
-    Raises:
-        UserError: the file cannot be read or lacks a column, or rows are wrong; the message names
-            the first five wrong rows and counts the others.
     """
     name = fspath(source)
     problems = Problems(name)
@@ -147,8 +146,7 @@ def read_labelled(
 ) -> Data[TextExample]:
     """Read a table that must have labels, with `read_texts` or `read_other_texts`.
 
-    Raises:
-        UserError: the table has no labels, or `read` raises an error.
+    Raise a UserError if the table has no labels, or `read` raises an error.
     """
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:

@@ -1,6 +1,7 @@
 """Classification and regression of texts and pairs, from tables or the tasks of GLUE."""
 
 import math
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -15,9 +16,7 @@ from bert_jax.tasks.long_texts import text_rows
 from bert_jax.tasks.overlap import strata
 from bert_jax.tasks.reports.classes import contradicted
 from bert_jax.tasks.task import Examined, LabelSpec, Outputs, Split, SplitScores, Task
-from bert_jax.tasks.text import linear
-from bert_jax.tasks.text.decisions import PLAIN, Decisions
-from bert_jax.tasks.text.metrics import METRICS, text_details, text_grounds
+from bert_jax.tasks.text.metrics import METRICS, PLAIN, Decisions, text_details, text_grounds
 from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
@@ -57,10 +56,10 @@ class TextSplit(Split):
         known, task = train._data.truth, self._task
         if known is None or self._data.truth is None or isinstance(task.config, GlueConfig):
             return math.nan
-        if len(known) > linear.MAX_EXAMPLES:
+        if len(known) > MAX_EXAMPLES:
             return math.nan
         labels = self._labels_of(known)
-        found = linear.predictions(task.objective, train._examples, labels, self._examples)
+        found = predictions(task.objective, train._examples, labels, self._examples)
         if found is None:
             return None
         return task.scores(self._labels_of(self._data.truth), found)[task.metric]
@@ -262,3 +261,51 @@ def _scores(data: Data[TextExample], consequence: str) -> np.ndarray:
             f"are {scores[0]:g}, so {consequence}; use scores that differ"
         )
     return scores
+
+
+MAX_EXAMPLES = 50_000
+"""Largest number of training examples; the fit then takes at most about a minute."""
+
+
+def predictions(
+    objective: str,
+    train: Sequence[TextExample],
+    labels: np.ndarray,
+    examples: Sequence[TextExample],
+) -> np.ndarray | None:
+    """Predict the labels of examples by words and pairs of words, without a neural network.
+
+    Texts become TF-IDF vectors. Logistic regression predicts classes, and ridge regression scores.
+
+    Args:
+        objective: "single_label", "multi_label" or "regression".
+        train: N labelled examples.
+        labels: labels of `train`: (N,) classes or scores, or (N, K) bool.
+        examples: M examples to predict.
+
+    Returns:
+        Predictions (M,) or (M, K); None if scikit-learn (the extra `baseline`) is not installed.
+    """
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.multiclass import OneVsRestClassifier
+        from sklearn.pipeline import make_pipeline
+    except ImportError:
+        return None
+    linear: Any = Ridge() if objective == "regression" else LogisticRegression(C=10, max_iter=1000)
+    if objective == "multi_label":
+        linear = OneVsRestClassifier(linear)
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), linear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about classes that never occur, and convergence
+        found = model.fit([_text(each) for each in train], labels).predict(
+            [_text(each) for each in examples]
+        )
+    return np.asarray(found).astype(labels.dtype)
+
+
+def _text(example: TextExample) -> str:
+    """Return the text of an example; words of the second text become other words."""
+    second = (example.text_pair or "").split()
+    return " ".join([example.text, *(f"second_{word}" for word in second)])

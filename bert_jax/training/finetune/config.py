@@ -68,7 +68,6 @@ class FinetuneTrainingConfig(bounds.Bounded, section="training"):
     stacks of its threads and ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for an unknown `freeze`, or micro-batches of unequal size."""
         super().__post_init__()
         if self.freeze not in ("", "embeddings", "encoder") and not self.freeze.isdecimal():
             raise UserError(
@@ -116,7 +115,6 @@ class FinetuneGuardConfig(GuardConfig):
     nat. 0, the default, means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for values out of range, or options that only pretraining has."""
         super().__post_init__()
         if self.on_divergence != "report":
             raise UserError(
@@ -172,7 +170,6 @@ class FinetuneConfig:
     """Seed for the head's initial weights, the order of examples and dropout."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError for seeds beyond 32 bits, or settings that contradict each other."""
         if not 0 <= self.seed < 2**32 - self.sweep.seeds:
             raise UserError(f"seed is {self.seed}; it must be in [0, 2**32 - sweep.seeds)")
         if self.lora.rank and self.training.freeze:

@@ -25,13 +25,12 @@ from bert_jax.training.finetune.saves import describe_split
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
     """Read a model together with its task, so that it can be scored on labelled data.
 
+    Raise a UserError if there is no such model, it has no task head, or there are no such fields.
+
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a
             task head; the task is then derived from the head and the model's maximum length.
         columns: Fields of the task to change, such as the names of the text and label columns.
-
-    Raises:
-        UserError: There is no such model, it has no task head, or there are no such fields.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)
@@ -69,8 +68,7 @@ def task_of(model: SavedModel) -> Task:
 def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[Split]:
     """Read labelled data: a file, a split of GLUE, or the run's `dev` or `test`; None means both.
 
-    Raises:
-        UserError: The data cannot be read, or the run's data have changed since training.
+    Raise a UserError if the data cannot be read, or the run's data have changed since training.
     """
     config = task_of(model).config
     own = {"dev", *config.dev_sources, *config.test_sources}
@@ -117,9 +115,7 @@ def other_split(
     """Read data to score or to predict: a file, or a split of GLUE.
 
     Warnings about faults in the file and about examples seen in training go to standard error.
-
-    Raises:
-        UserError: The data do not exist or cannot be read.
+    Raise a UserError if the data do not exist or cannot be read.
     """
     task = task_of(model)
     if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():

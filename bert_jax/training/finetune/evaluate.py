@@ -133,6 +133,10 @@ def evaluate_finetuned(
 ) -> Evaluation:
     """Score the best model of a run, or a model in Hugging Face's format.
 
+    Raise a UserError if there is no such model; the data cannot be read, have changed or lack
+    labels; a report is about other data; another run has other labels or examples; or the runs
+    cannot be paired.
+
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.
         data: Labelled file, split of GLUE, or the run's `dev` or `test`; None means dev and test.
@@ -142,11 +146,6 @@ def evaluate_finetuned(
             subtracted: one for `workdir` and one for each of `other_seeds`, in this order.
         columns: Fields of the task to change, such as the names of the text and label columns.
         other_seeds: Directories of further runs of the model, which differ in their seed.
-
-    Raises:
-        UserError: There is no such model; the data cannot be read, have changed or lack labels; a
-            report is about other data; another run has other labels or examples; or the runs
-            cannot be paired.
     """
     check_runs([workdir, *other_seeds], versus)
     model = read_scored(workdir, columns)
@@ -263,9 +262,7 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     """Write the predictions of the best model of a run, and return the paths of the files.
 
     `data` is a file with the columns of the training data, or a split of GLUE. Labels are ignored.
-
-    Raises:
-        UserError: There is no such run, the data cannot be read, or `out` cannot be written.
+    Raise a UserError if there is no such run, the data cannot be read, or `out` cannot be written.
     """
     if scheme(out) is not None:
         raise UserError(f"--out is {out}; give a local directory for the predictions")
@@ -305,10 +302,8 @@ def divide(
     """Group the indices of a split's examples by contamination: clean, seen or unjudged.
 
     `texts` maps the key of a text to two counts: all its n-grams, and how many of them the run's
-    corpora contain. If `texts` contains no example of the split, the result is empty.
-
-    Raises:
-        UserError: `needed` is true, but `texts` contains no example.
+    corpora contain. If `texts` contains no example of the split, the result is empty. Raise a
+    UserError if `needed` is true, but `texts` contains no example.
     """
     keys = [tuple(map(text_key, each)) for each in split.texts()]
     if not any(all(key in texts for key in each) for each in keys):

@@ -51,8 +51,7 @@ def check_finetune_workdir(
 ) -> None:
     """Check that a work directory does not belong to another run; change nothing.
 
-    Raises:
-        UserError: The runs differ. The message lists the fields with both values.
+    Raise a UserError if the runs differ. The message lists the fields with both values.
     """
     there = look_into(work, "finetune")
     if there.record is None:
@@ -134,7 +133,6 @@ class FinetuneSaves:
         self._states = Checkpoints(self._work.resume, Retention(keep=1), report=report)
 
     def _best_of(self, params: Any, best: Any, number: Any) -> Any:
-        """Return one trial's parameters at its best evaluation, including frozen parameters."""
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
@@ -210,8 +208,7 @@ class FinetuneSaves:
     def choose(self, at: Moment, *, must: bool = True) -> None:
         """Save the model of the first initialisation's best trial if it beats the saved model.
 
-        Raises:
-            SaveFailedError: Saving has failed several times, and `must` is true.
+        Raise a SaveFailedError if saving has failed several times, and `must` is true.
         """
         found = best_trial(at.progress, self._setup.inits[0])
         if found is None:

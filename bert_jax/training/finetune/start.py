@@ -104,10 +104,8 @@ def with_head(
 ) -> tuple[TaskObjective, dict[str, Any]]:
     """Return the objective for a task head, and the parameters of each initialisation.
 
-    `given` comes from `read_inits`, `frozen` from `frozen_parts`.
-
-    Raises:
-        UserError: A setting does not fit the task, or `head` is "keep" but no head fits.
+    `given` comes from `read_inits`, `frozen` from `frozen_parts`. Raise a UserError if a setting
+    does not fit the task, or `head` is "keep" but no head fits.
     """
     if config.embedding != ContrastConfig():
         raise UserError(
@@ -168,8 +166,7 @@ def with_head(
 def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     """Return the weights of a saved head, with outputs in the order of the task's labels.
 
-    Raises:
-        UserError: The head does not fit the task; the message gives the reason.
+    Raise a UserError if the head does not fit the task; the message gives the reason.
     """
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:
@@ -206,10 +203,8 @@ def with_vectors(
 ) -> tuple[EmbeddingObjective, dict[str, Any]]:
     """Return the objective for embedding vectors, and the parameters of each initialisation.
 
-    `given` and `frozen` are as in `with_head`.
-
-    Raises:
-        UserError: A setting does not fit vectors, the kind of rows or the model.
+    `given` and `frozen` are as in `with_head`. Raise a UserError if a setting does not fit vectors,
+    the kind of rows or the model.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
@@ -262,8 +257,7 @@ def with_vectors(
 def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
     """Return the parameters of a model from which the training of vectors starts.
 
-    Raises:
-        UserError: Sparse vectors need a masked-LM head, which the model lacks.
+    Raise a UserError if sparse vectors need a masked-LM head, which the model lacks.
     """
     if config.is_sparse and MASKED_LM not in saved.params:
         raise UserError(
@@ -322,10 +316,8 @@ def with_teacher(
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 
     These parameters are the encoder, the transform (if there is one) and the head. Outputs of the
-    head are in the order of the task's labels.
-
-    Raises:
-        UserError: The task allows no teacher, or the teacher's tokenizer, head or size is wrong.
+    head are in the order of the task's labels. Raise a UserError if the task allows no teacher, or
+    the teacher's tokenizer, head or size is wrong.
     """
     assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:

@@ -9,8 +9,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import STATISTICS
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
@@ -34,7 +32,6 @@ def finetune(
     config: FinetuneConfig,
     workdir: Path | str,
     *,
-    read: Callable[..., SavedModel] = read_model,
     clock: Clock | None = None,
     echo: Callable[[str], None] | None = None,
     profiler: Profiler | None = None,
@@ -47,7 +44,6 @@ def finetune(
     Args:
         config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
-        read: Function that reads the models named in the configuration.
         clock: Clock that was started with the process; by default, a new clock.
         echo: Function that receives each line to print. By default, lines go to standard output,
             and a terminal shows a progress bar.
@@ -62,7 +58,7 @@ def finetune(
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
     config = dataclasses.replace(config, task=config.task.located())
-    setup = set_up(config, read)
+    setup = set_up(config)
     config = setup.config
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)
@@ -83,7 +79,6 @@ def finetune(
 
 
 def _batches(setup: Setup, mesh: Mesh, first: int) -> Generator[Mapping[str, Any], None, None]:
-    """Yield the batches of all waves in order, starting with batch `first`, counted from 0."""
     num_steps, accumulation = setup.schedule.num_steps, setup.step.accumulation
     wave, step = divmod(first, num_steps)
     for number in range(wave, len(setup.schedule.waves)):

@@ -113,11 +113,7 @@ class FinetuneVoice:
 
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
-    """Raise an error if a finished run has no model.
-
-    Raises:
-        NoModelError: No trial of the first initialisation had a finite score.
-    """
+    """Raise a NoModelError if no trial of the first initialisation had a finite score."""
     own = [outcome for outcome in outcomes if outcome.member.init == setup.inits[0]]
     if all(outcome.best is None for outcome in own):
         raise NoModelError(f"{setup.inits[0]}: {NO_MODEL}")

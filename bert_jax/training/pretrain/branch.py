@@ -73,10 +73,8 @@ class Branch:
         """Check that a run can continue the checkpoint, without changing anything.
 
         `store` is the run's corpus. `stores` maps the index of each phase that reads other text to
-        this text. `abstract` is the state as abstract arrays.
-
-        Raises:
-            UserError: The runs differ (the message says how), or no steps follow the branch.
+        this text. `abstract` is the state as abstract arrays. Raise a UserError if the runs differ
+        (the message says how), or no steps follow the branch.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -119,9 +117,7 @@ class Branch:
         """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
         The `with` block begins the run. If it fails, a mark that was not there before is removed.
-
-        Raises:
-            UserError: The other run's work directory cannot be written.
+        Raise a UserError if the other run's work directory cannot be written.
         """
         source = self.source
         if source is None:
@@ -168,16 +164,14 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; return None if the run is not a branch.
 
-    All processes must call this function.
+    All processes must call this function. Raise a UserError if the run or step is missing or
+    damaged, or the run in `work` began differently.
 
     Args:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
             read back after saving. If empty, a branch that has begun is found from its config.json.
         work: Work directory of the run.
         there: Content of `work`.
-
-    Raises:
-        UserError: The run or step is missing or damaged, or the run in `work` began differently.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}

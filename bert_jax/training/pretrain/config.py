@@ -72,7 +72,6 @@ class PretrainConfig(Bounded):
     """Seed for the initial parameters, the order and pairing of examples, masks and dropout."""
 
     def __post_init__(self) -> None:
-        """Raise an error if sections contradict each other."""
         super().__post_init__()
         if self.data.target_length > self.model.num_positions:
             raise UserError(

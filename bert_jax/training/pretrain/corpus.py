@@ -39,15 +39,14 @@ class Corpus(NamedTuple):
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
 
+    Raise a UserError if the path is empty, has an unsupported scheme or contains no store; the two
+    stores have different tokenizers; or a window does not fit the cache. Raise a BucketAwayError if
+    the bucket is out of reach.
+
     Args:
         path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
         data: Settings of a run, which reads text in windows of shards and checks them in the
             background. If None, there are no windows, and the cache has its default settings.
-
-    Raises:
-        UserError: The path is empty, has an unsupported scheme or contains no store; the two stores
-            have different tokenizers; or a window does not fit the cache.
-        BucketAwayError: The bucket is out of reach.
     """
     if not path:
         raise UserError(
@@ -97,10 +96,8 @@ def phase_stores(
     """Open the training texts that differ from the run's corpus; return them by phase index.
 
     `run` is the store of the run's corpus. If `only` is given, open only the text of phase `only`.
-
-    Raises:
-        UserError: A corpus is missing, has another tokenizer than the run's corpus, or is named
-            twice in a mixture; or the cache is too small for the windows of a mixture.
+    Raise a UserError if a corpus is missing, has another tokenizer than the run's corpus, or is
+    named twice in a mixture; or the cache is too small for the windows of a mixture.
     """
     opened = {config.data.corpus: run}
 
@@ -211,8 +208,7 @@ class BucketCorpus:
     def __init__(self, url: str, data: DataConfig) -> None:
         """Set up the bucket and the cache; read nothing yet.
 
-        Raises:
-            UserError: gcsfs is not installed.
+        Raise a UserError if gcsfs is not installed.
         """
         self.files = BucketFiles(url, data.read_timeout)
         self._data = data
@@ -223,11 +219,9 @@ class BucketCorpus:
         """Open the store in a directory of the corpus; return None if there is no store.
 
         `part` is "train", "heldout", or "" for the directory of the corpus itself. If `windowed`,
-        the store is read in windows of shards, as in training.
-
-        Raises:
-            UserError: The store is damaged, or its window does not fit the cache.
-            BucketAwayError: The bucket is out of reach.
+        the store is read in windows of shards, as in training. Raise a UserError if the store is
+        damaged, or its window does not fit the cache. Raise a BucketAwayError if the bucket is out
+        of reach.
         """
         prefix = f"{part}/" if part else ""
         try:
@@ -311,7 +305,6 @@ def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) 
 
 
 def _sizes(store: TokenStore, shard: ShardEntry) -> dict[str, int]:
-    """Return the size in bytes of each array of a shard."""
     sizes = (
         shard.num_tokens * token_dtype(store.vocab_size).itemsize,
         (shard.num_sentences + 1) * OFFSET_DTYPE.itemsize,

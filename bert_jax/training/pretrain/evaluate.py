@@ -51,10 +51,8 @@ def evaluate(
 
     The sums of batches are added on the host in order, in float64. A mean over nothing (no sentence
     pairs, no rows) is 0. All processes must pass the same number of batches. `eval_step` comes from
-    `make_eval_step`. `alive` is called after each batch.
-
-    Raises:
-        UserError: A batch does not divide over the mesh.
+    `make_eval_step`. `alive` is called after each batch. Raise a UserError if a batch does not
+    divide over the mesh.
     """
     total: dict[str, float] = defaultdict(float)
 
@@ -119,9 +117,8 @@ def heldout_rows(
 ) -> list[EvalBatches]:
     """Choose held-out rows of a store for each phase: `training.eval_rows` / `num_corpora` rows.
 
-    Raises:
-        UserError: The store is too small for a single row.
-        BucketAwayError: The bucket is out of reach.
+    Raise a UserError if the store is too small for a single row. Raise a BucketAwayError if the
+    bucket is out of reach.
     """
     max_rows = config.training.eval_rows and -(-config.training.eval_rows // num_corpora)
     (index, count), shards = sharding.data_shard(mesh), sharding.num_batch_shards(mesh)
@@ -152,9 +149,8 @@ def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: st
     """Check that the loss of a model on held-out text of a corpus can be measured.
 
     `name` is the directory of the corpus (option --corpus). `directory` is the model's directory.
-
-    Raises:
-        UserError: There is no held-out text, the tokenizers differ, or there is no masked-LM head.
+    Raise a UserError if there is no held-out text, the tokenizers differ, or there is no masked-LM
+    head.
     """
     if corpus.heldout is None:
         raise UserError(
@@ -174,10 +170,8 @@ def heldout_metrics(
     """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
     Model and corpus must have passed `check_measurable`. By default, rows have `LENGTH` tokens, or
-    fewer if the model takes fewer.
-
-    Raises:
-        UserError: The length is below 8 or above the number of the model's positions.
+    fewer if the model takes fewer. Raise a UserError if the length is below 8 or above the number
+    of the model's positions.
     """
     assert corpus.heldout is not None
     limit = saved.config.num_positions

@@ -26,7 +26,9 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.growth import SIZES, grow_params, grown_config
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.evaluate import check_measurable, heldout_metrics
-from bert_jax.training.start import GROWTH_FILE
+
+GROWTH_FILE = "growth.json"
+"""Name of the file that `bert-jax grow` writes beside a model."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ def grow_model(
 ) -> dict[str, Any]:
     """Write and read back a larger model, or leave `out` as it was; return its `growth.json`.
 
+    Raise a UserError if the source is not a pretrained model or cannot grow to a given size, the
+    corpus has another tokenizer or no held-out text, or Transformers has no class for the result.
+    Raise a ProofFailedError if the written model reads back differently.
+
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.
         out: A directory that does not exist yet, or is empty.
@@ -58,11 +64,6 @@ def grow_model(
         corpus: Directory of a corpus; the losses of both models on its held-out text are measured.
         max_rows: Largest number of rows of held-out text; None means all rows.
         say: Function that receives a line about each step of the work.
-
-    Raises:
-        UserError: The source is not a pretrained model or cannot grow to a given size, the corpus
-            has another tokenizer or no held-out text, or Transformers has no class for the result.
-        ProofFailedError: The written model reads back differently.
     """
     stores = open_corpus(corpus) if corpus else None
     say(f"reading {source}")

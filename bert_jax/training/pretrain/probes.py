@@ -123,9 +123,7 @@ class Probe(_OfRun):
 
         `files` is the directory of the corpus's tokenizer; None if the corpus is in memory.
         `params` are the run's parameters as abstract arrays. A probe writes nothing to `work`.
-
-        Raises:
-            UserError: The recipe cannot be read or used, or its task does not suit the model.
+        Raise a UserError if the recipe cannot be read or used, or its task does not suit the model.
         """
         self.given, self._work = config.training.probes[number], work
         self.name = Path(self.given.recipe).stem

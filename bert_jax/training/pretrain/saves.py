@@ -39,8 +39,7 @@ from bert_jax.training.workdir import FILES, There, begin_workdir, refuse_other_
 def read_config(workdir: Path) -> PretrainConfig:
     """Return the configuration of the pretraining run in a work directory.
 
-    Raises:
-        UserError: There is no such run, or its configuration cannot be read.
+    Raise a UserError if there is no such run, or its configuration cannot be read.
     """
     record = read_record(workdir, "pretrain")
     return build(PretrainConfig, record["config"], where=str(workdir / "config.json"))
@@ -57,10 +56,8 @@ def check_workdir(
     """Check that a work directory contains no other run or tokenizer, without changing anything.
 
     `store` is the run's corpus. `stores` maps the index of each phase that reads other text to this
-    text. `teacher` is the digest of the teacher.
-
-    Raises:
-        UserError: The directory has a different run (the message says how) or tokenizer.
+    text. `teacher` is the digest of the teacher. Raise a UserError if the directory has a different
+    run (the message says how) or tokenizer.
     """
     record = there.record
     if record is None:
@@ -170,7 +167,6 @@ class PretrainSaves(Saves):
     last_saved: int | None = None
 
     def __post_init__(self) -> None:
-        """Find the shapes and shardings of the state and of a checkpoint."""
         self.axes = self.step.objective.axes()
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)

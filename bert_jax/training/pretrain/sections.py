@@ -78,7 +78,6 @@ class TrainingConfig(Bounded, section="training"):
     Past it, the process writes all stacks and ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
-        """Raise an error if the phases do not cover the run, or if a probe has no unique name."""
         super().__post_init__()
         if not self.phases:
             raise UserError("training.phases is empty; name at least one phase")

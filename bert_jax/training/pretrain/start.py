@@ -29,10 +29,8 @@ def resolve_start(
     reads none; its architecture comes from `branches_from`, the other run's configuration.
 
     `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
-    `there` is the content of the work directory.
-
-    Raises:
-        UserError: A model and the corpus have different tokenizers, or the teacher is unsuitable.
+    `there` is the content of the work directory. Raise a UserError if a model and the corpus have
+    different tokenizers, or the teacher is unsuitable.
     """
     initial, before = None, branches_from
     if there.steps:
@@ -72,10 +70,8 @@ def resolve_teacher(
     """Return the configuration with the teacher's architecture, and the teacher, if any.
 
     Without the `fingerprint` of the corpus's tokenizer, the teacher's tokenizer is not checked.
-
-    Raises:
-        UserError: The section `distil` is set without a teacher; or the teacher has another
-            tokenizer than the corpus, no head to learn from, or too few positions.
+    Raise a UserError if the section `distil` is set without a teacher; or the teacher has another
+    tokenizer than the corpus, no head to learn from, or too few positions.
     """
     config.distil.check_section()
     if not config.distil.teacher:
@@ -103,8 +99,7 @@ def resolve_teacher(
 def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
     """Make the initial student for `distil.from_teacher` from some of the teacher's layers.
 
-    Raises:
-        UserError: The architectures differ in more than layers, positions and pooler.
+    Raise a UserError if the architectures differ in more than layers, positions and pooler.
     """
     student = config.model
     given = [

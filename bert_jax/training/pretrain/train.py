@@ -88,7 +88,6 @@ def train(
 def _batches(
     examples: ExampleStream, mesh: Mesh, first: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    """Yield batches on the mesh, from index `first` on. Threads prepare rows in advance."""
     with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
         for batch in rows:
             yield place_batch(batch, mesh)

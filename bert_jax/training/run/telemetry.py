@@ -19,10 +19,9 @@ from bert_jax.chips import ACCELERATORS
 from bert_jax.files.line_log import LineLog
 from bert_jax.objectives.objective import Metric
 from bert_jax.terminal import Intervals
-from bert_jax.training.run.board import Board, scalars
 from bert_jax.training.run.events import json_lines
 from bert_jax.training.run.goodput import Clock, Goodput
-from bert_jax.training.run.trackers import Tracker
+from bert_jax.training.run.trackers import Board, Tracker, scalars
 
 _FIRST_LINE = 5
 """Number of steps after which a start prints its first progress line."""
@@ -48,8 +47,7 @@ class MetricsLog(LineLog):
     def __init__(self, path: Path, restored_step: int):
         """Cut off the rows after `restored_step` (all rows if it is 0) and an incomplete last line.
 
-        Raises:
-            OSError: The file exists but cannot be cut.
+        Raise an OSError if the file exists but cannot be cut.
         """
         super().__init__(path)
         if path.exists():

@@ -99,14 +99,12 @@ class Recheck:
     def replicas(self, number: int, state: Any) -> None:
         """Compare the replicas of the state after step `number`, if the run checks steps.
 
-        Raises:
-            SilentCorruptionError: Replicas differ.
+        Raise a SilentCorruptionError if replicas differ.
         """
         if self._every:
             self._agree(number, jax.device_get(self._digests(state)))
 
     def _compare(self, number: int, first: Any, second: Any) -> None:
-        """Compare two computations: digests of devices, and metrics."""
         where = np.any(first[0] != second[0], axis=-1)
         differ = [
             name for name, value in first[1].items() if value.tobytes() != second[1][name].tobytes()
@@ -162,6 +160,5 @@ def minority(values: np.ndarray, axes: Sequence[int]) -> Bool[np.ndarray, "..."]
 
 
 def _axes(spec: PartitionSpec) -> tuple[str, ...]:
-    """Return the mesh axes over which a spec splits."""
     parts = [(part,) if isinstance(part, str) else part or () for part in spec]
     return tuple(sorted({name for part in parts for name in part}))

@@ -75,10 +75,8 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     guard halts the run, this step and all later steps leave the step counter unchanged, too: they
     change only `guard.halted` and, at the first step of a phase, the guard's statistics.
 
-    On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0.
-
-    Raises:
-        UserError: The batch does not divide over mesh and micro-batches (raised at tracing).
+    On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0. Raise
+    a UserError if the batch does not divide over mesh and micro-batches (raised at tracing).
     """
     shardings = state_shardings(config, mesh)
     objective = config.objective

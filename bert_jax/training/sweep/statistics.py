@@ -203,8 +203,6 @@ def summarise(
 ) -> Summary:
     """Compute the `Summary` of a sweep's runs; `test_constant` is `constant_score` on test data."""
     trials = [outcome.member for outcome in outcomes]
-    if len(set(trials)) < len(trials):
-        raise ValueError("one of the trials has two outcomes")
     groups = _groups(outcomes)
     best_rates: dict[str, float] = {}
     for init in dict.fromkeys(trial.init for trial in trials):

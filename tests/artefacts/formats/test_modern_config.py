@@ -288,3 +288,43 @@ def test_neobert_computes_what_its_description_says():
     assert config.mlp_dim == 32
     assert config_to_huggingface("neobert", config)["intermediate_size"] == 48
     assert "was not run" in form.notes[0]
+
+
+DEBERTA = {
+    **SIZES, "model_type": "deberta-v2", "relative_attention": True, "position_buckets": 16,
+    "position_biased_input": False, "pos_att_type": "p2c|c2p", "share_att_key": True,
+    "norm_rel_ebd": "layer_norm", "max_relative_positions": -1, "layer_norm_eps": 1e-7,
+}  # fmt: skip
+
+
+def test_the_relative_positions_of_a_deberta():
+    config = read(DEBERTA)
+    assert (config.positions, config.relative_terms) == ("relative", "c2p|p2c")
+    assert (config.relative_buckets, config.relative_distance) == (16, 0)
+    assert (config.relative_shared, config.relative_norm) == (True, True)
+    plain_config = read(DEBERTA, pos_att_type=["c2p"], position_buckets=-1, norm_rel_ebd="none")
+    assert (plain_config.relative_terms, plain_config.relative_norm) == ("c2p", False)
+    assert plain_config.relative_buckets == 0
+    for given in (config, plain_config):
+        written = config_to_huggingface("deberta-v2", given)
+        assert "rope_theta" not in written
+        assert read(written) == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"relative_attention": None}, "relative_attention is False"),
+        ({"position_biased_input": None}, "position_biased_input is True"),
+        ({"type_vocab_size": 2}, "type_vocab_size is 2; token types are not supported"),
+        ({"conv_kernel_size": 3}, "a convolution (DeBERTa-v2 xlarge) is not supported"),
+        ({"legacy": False}, "legacy is False"),
+        ({"embedding_size": 16}, "model.embedding_dim is 16, not 0"),
+        ({"pos_att_type": "p2p"}, "pos_att_type is 'p2p'; it must be one of p2c|c2p"),
+        ({"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; it must be one of layer_norm, none"),
+        ({"position_buckets": -2}, "position_buckets is -2; it must be from -1"),
+    ],
+)
+def test_what_a_deberta_must_not_have(fields, said):
+    found = {name: value for name, value in {**DEBERTA, **fields}.items() if value is not None}
+    assert said in refused(found)

@@ -79,7 +79,16 @@ def test_logits_are_theirs(variant):
     assert gap(variant, *files(variant)) < 1e-5
 
 
-@pytest.mark.parametrize("variant", ["modernbert", "biases", "eurobert", "nomic"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "modernbert",
+        "biases",
+        "eurobert",
+        "nomic",
+        *(each for each in VARIANTS if "deberta" in each),
+    ],
+)
 def test_gradients_are_theirs(variant):
     config, params = files(variant)
     model = modern_model(variant)
@@ -131,7 +140,7 @@ def test_a_mistake_shows(name):
     assert gap("modernbert", config, params) > 1e-4
 
 
-@pytest.mark.parametrize("variant", ["modernbert", "eurobert", "nomic"])
+@pytest.mark.parametrize("variant", ["modernbert", "eurobert", "nomic", "deberta"])
 def test_a_packed_row_is_its_texts_alone(variant):
     config, params = files(variant)
     tokens = np.random.default_rng(2).integers(5, 101, (1, LENGTH))

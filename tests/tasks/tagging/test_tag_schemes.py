@@ -54,7 +54,8 @@ def test_there_and_back(sentence):
     assert len(sound) == length
     for scheme in ("iob2", "iob1", "iobes"):
         tags = in_scheme(found, length, scheme)
-        assert entities(tags) == strict_entities(tags, scheme) == found
+        assert entities(tags) == found
+        assert scheme != "iob2" or strict_entities(tags) == found
         assert detect_scheme([example(" ".join(tags))]) == (scheme if found else "iob2")
         assert convert([example(" ".join(tags))])[0].tags == sound
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from scipy.special import expit, log_softmax, logit
 
-from bert_jax.tasks.text.decisions import PLAIN, Decisions, fit_temperature, reliability
-from bert_jax.tasks.text.metrics import label_set_metrics
+from bert_jax.tasks.text.metrics import (
+    PLAIN,
+    Decisions,
+    fit_temperature,
+    label_set_metrics,
+    reliability,
+)
 
 RNG = np.random.default_rng(3)
 LABELS = RNG.integers(0, 3, 400)

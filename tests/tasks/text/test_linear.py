@@ -7,7 +7,7 @@ import pytest
 from task_examples import opened, put
 
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.text import linear
+from bert_jax.tasks.text import task as linear
 
 
 def scored(task) -> float | None:

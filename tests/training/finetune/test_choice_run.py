@@ -110,5 +110,5 @@ def test_other_families_are_not_written(run):
     model = read_finetuned(run)
     assert class_of(model) == "BertForMultipleChoice"
     config = dataclasses.replace(model.config, pooler_activation="gelu")
-    with pytest.raises(UserError, match="only BERT and ModernBERT have a class"):
+    with pytest.raises(UserError, match="only BERT, ModernBERT and DeBERTa have a class"):
         class_of(dataclasses.replace(model, config=config))

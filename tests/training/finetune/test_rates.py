@@ -11,8 +11,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.training.finetune import folds
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneOptimizerConfig
-from bert_jax.training.finetune.settings import with_rates
-from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.finetune.setup import set_up, with_rates
 from bert_jax.training.finetune.train import finetune
 from bert_jax.training.run.session import StopRequest
 

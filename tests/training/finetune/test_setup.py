@@ -17,8 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
 from bert_jax.training.finetune.config import FinetuneConfig
-from bert_jax.training.finetune.settings import Schedule, encoder_of
-from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.finetune.setup import Schedule, encoder_of, set_up
 from bert_jax.training.finetune.start import read_inits
 from bert_jax.training.finetune.train import finetune
 

@@ -13,8 +13,6 @@ from tensorboard_files import scalars
 from bert_jax.data.phases import Phase
 from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.training.progress import Means
-from bert_jax.training.run.board import Board
-from bert_jax.training.run.board import scalars as finite
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.loss_curve import draw_loss_curve, loss_figure, smooth
 from bert_jax.training.run.telemetry import (
@@ -24,6 +22,8 @@ from bert_jax.training.run.telemetry import (
     peak_flops,
     read_metrics,
 )
+from bert_jax.training.run.trackers import Board
+from bert_jax.training.run.trackers import scalars as finite
 
 
 class FakeTime:

@@ -266,8 +266,3 @@ def test_coins_fail_and_what_learned_does_not():
     assert failed(146 / 277) > 0.93  # predicts independently of the text, at the rate of the labels
     assert failed(0.65) < 0.02
     assert goal < 0.58  # any run at 58% or more
-
-
-def test_a_member_may_be_there_once():
-    with pytest.raises(ValueError, match="two outcomes"):
-        summarise([run("a", 1e-5, 0, 0.9), run("a", 1e-5, 0, 0.8)], "accuracy")

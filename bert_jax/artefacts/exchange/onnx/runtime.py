@@ -29,6 +29,12 @@ _MAX_INLINE_BYTES = 1_800_000_000
 """Size above which weights go to a second file, because the graph's file must be below 2 GiB."""
 
 
+def check(saved: SavedModel) -> None:
+    """Raise UserError for relative positions, which the graph lacks."""
+    if saved.config.positions == "relative":
+        raise UserError(f"{saved.name}: the ONNX graph has no relative positions (DeBERTa)")
+
+
 def write(saved: SavedModel, out: Path) -> None:
     """Write `model.onnx` and the files of `write_description`.
 
