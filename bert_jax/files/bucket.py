@@ -34,21 +34,22 @@ class BucketFiles:
     """Reader of the files below a URL. Failed reads are retried until a timeout."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Open a URL gs://BUCKET/DIRECTORY. Reads are retried for `read_timeout` seconds."""
+        """Open a URL such as gs://BUCKET/DIRECTORY. Reads are retried for `read_timeout` s."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
         """Number of bytes read so far."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read a file, or the bytes [start, end) of a file.
+        """Read a file or, with `end`, the bytes [start, end) of a file.
 
         Raises:
             FileNotFoundError: There is no such file.
             UserError: The bucket does not exist, or the right to read it is missing.
             BucketAwayError: The bucket was out of reach for `read_timeout`.
         """
-        data: bytes = self._patiently(name, "cat_file", start=start, end=end)
+        part = {} if end is None else {"start": start, "end": end}
+        data: bytes = self._patiently(name, "cat_file", **part)
         self.bytes_read += len(data)
         return data
 
@@ -97,7 +98,8 @@ class BucketFiles:
                     try:
                         return call(path, timeout=patience, **options)
                     except FileNotFoundError:
-                        self._files.info(self.url.removeprefix("gs://").partition("/")[0])
+                        if not self.url.startswith("s3://"):  # where errors tell the two apart
+                            self._files.info(self.url.removeprefix("gs://").partition("/")[0])
                         missing = FileNotFoundError(f"{path} is not there")
                 raise missing
             except ConnectionError as error:

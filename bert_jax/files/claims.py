@@ -180,5 +180,69 @@ class BucketClaims(Claims):
         return f"{self._root}/lease-{number}.json"
 
 
+class S3Claims(Claims):
+    """Claims as objects of S3 or of a store with its interface that has conditional writes.
+
+    The version of a claim is the time of its last write, in whole seconds.
+    """
+
+    def __init__(self, url: str):
+        """Take s3://BUCKET/DIRECTORY."""
+        import obstore
+
+        self._s3: Any = obstore
+        self._url, self._store = url, obstore.store.from_url(url)
+        self._etag: str | None = None
+
+    @override
+    def numbers(self) -> list[int]:
+        found = self._s3.list_with_delimiter(self._store)["objects"]
+        return _numbers(each["path"].rpartition("/")[2] for each in found)
+
+    @override
+    def create(self, number: int, content: bytes) -> bool:
+        if not self._write(number, content, "create"):
+            return False
+        if self._write(number, content, "create") or self._write(number, content, {"e_tag": '"0"'}):
+            self.remove(number)
+            endpoint = os.environ.get("AWS_ENDPOINT_URL", "this store")
+            raise UserError(
+                f"{self._url}: {endpoint} ignores the conditions If-None-Match and If-Match of "
+                "writes, so two processes could write to one directory. Take a store that has "
+                "conditional writes, or a local directory"
+            )
+        return True
+
+    @override
+    def read(self, number: int) -> tuple[bytes, Hashable] | None:
+        try:
+            found = self._s3.get(self._store, f"lease-{number}.json")
+            return bytes(found.bytes())[:_MAX_BYTES], found.meta["last_modified"]
+        except FileNotFoundError:
+            return None
+
+    @override
+    def renew(self, number: int, content: bytes) -> bool:
+        return self._write(number, content, {"e_tag": self._etag})
+
+    @override
+    def remove(self, number: int) -> None:
+        self._s3.delete(self._store, f"lease-{number}.json")
+
+    def _write(self, number: int, content: bytes, mode: Any) -> bool:
+        missing = self._s3.exceptions
+        try:
+            put = self._s3.put(self._store, f"lease-{number}.json", content, mode=mode)
+        except (missing.AlreadyExistsError, missing.PreconditionError, FileNotFoundError):
+            return False
+        self._etag = put["e_tag"]
+        return True
+
+
+def bucket_claims(files: Any, url: str) -> Claims:
+    """Return the claims in a directory of a bucket, given its fsspec file system."""
+    return S3Claims(url) if url.startswith("s3://") else BucketClaims(files, url)
+
+
 def _numbers(names: Any) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := CLAIM.fullmatch(name)))

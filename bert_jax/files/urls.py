@@ -1,18 +1,30 @@
-"""Access to files by name: local path, gs://BUCKET/FILE, hf://datasets/OWNER/NAME@COMMIT/FILE."""
+"""Access to files by name: local path, gs:// or s3://BUCKET/FILE, hf://datasets/...@COMMIT/FILE."""
 
 import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.errors import UserError
 
-_PACKAGES = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hub")}
+_PACKAGES = {
+    "gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs"), "s3": ("obstore", "s3"),
+    "hf": ("huggingface_hub", "hub"),
+}  # fmt: skip
 """Package that each URL scheme needs, and the extra of bert_jax that installs the package."""
-_VERSIONS = ("generation", "blob_id", "etag", "ETag", "mtime", "last_modified", "LastModified")
+BUCKETS = ("gs", "s3")
+"""Schemes of buckets that hold corpora."""
+_VERSIONS = ("generation", "blob_id", "e_tag", "etag", "ETag", "mtime", "last_modified")
+_REMEDIES = {
+    "gs": "gcloud storage buckets create gs://{}; Run `gcloud auth application-default login`, or "
+    "give this machine's service account the role roles/storage.objectAdmin on the bucket",
+    "s3": "aws s3 mb s3://{}; Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL "
+    "for another store than Amazon's), or give this machine a role that may use the bucket",
+}
+"""For each kind of bucket: the command that makes a bucket, and what to do about denied access."""
 
 
 class FileState(NamedTuple):
@@ -41,13 +53,17 @@ def file_system(url: str) -> Any:
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:
         raise UserError(
-            f"{url}: {kind}:// is not supported; give a local file, gs://BUCKET/FILE, or "
-            "hf:OWNER/NAME"
+            f"{url}: {kind}:// is not supported; give a local file, gs://BUCKET/FILE, "
+            "s3://BUCKET/FILE or hf:OWNER/NAME"
         )
     if importlib.util.find_spec(package) is None:
         raise UserError(
             f"{url} needs {package}, which is not installed: pip install 'bert_jax[{extra}]'"
         )
+    if kind == "s3":
+        from obstore.fsspec import FsspecStore
+
+        return FsspecStore("s3")
     import fsspec
 
     for protocol in ("gs", "gcs"):  # a cached listing would miss what other processes write
@@ -64,8 +80,12 @@ def file_state(name: str) -> FileState:
         info = file_system(name).info(name)
         if info["type"] == "directory":
             raise FileNotFoundError(name)
-        version = next((info[key] for key in _VERSIONS if info.get(key)), "")
-        return FileState(int(info["size"]), str(version))
+        return _state(info)
+
+
+def _state(info: Mapping[str, Any]) -> FileState:
+    version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+    return FileState(int(info["size"]), str(version))
 
 
 @contextlib.contextmanager
@@ -80,16 +100,22 @@ def open_binary(name: str) -> Iterator[Any]:
         yield file
 
 
-def match_urls(pattern: str) -> list[str]:
-    """List the remote files, sorted, that match a URL or a glob pattern (`*`, `?`, `**`)."""
+def match_urls(pattern: str) -> dict[str, FileState]:
+    """Return the remote files that match a URL or a glob pattern (`*`, `?`, `**`), sorted by name.
+
+    Each folder is listed once; no file is asked for by itself.
+    """
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
         if not re.search(r"[*?\[]", pattern):
             with contextlib.suppress(FileNotFoundError):  # `isfile` would hide other errors
-                return [pattern] if files.info(pattern)["type"] == "file" else []
-            return []
-        return sorted(prefix + found for found in files.glob(pattern) if not found.endswith("/"))
+                info = files.info(pattern)
+                return {pattern: _state(info)} if info["type"] == "file" else {}
+            return {}
+        found = files.glob(pattern.removeprefix(prefix), detail=True)
+    there = sorted(name for name, info in found.items() if info["type"] == "file")
+    return {prefix + name: _state(found[name]) for name in there if not name.endswith("/")}
 
 
 def upload(directory: Path, url: str) -> None:
@@ -119,7 +145,7 @@ def _read_failures(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def failures_named(what: str, name: str) -> Iterator[None]:
     """Turn I/O errors in the `with` block into UserErrors whose messages begin with `what`."""
-    is_bucket = scheme(name) in ("gs", "gcs")
+    is_bucket = scheme(name) in ("gcs", *BUCKETS)
     try:
         with bucket_failures(what, name) if is_bucket else contextlib.nullcontext():
             yield
@@ -132,31 +158,39 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Turn errors of Cloud Storage or the network into errors that say what to do.
+    """Turn errors of a store or the network into errors that say what to do.
 
     A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
     """
-    import aiohttp
-    import google.auth.exceptions
-    from gcsfs.retry import HttpError
+    failures: tuple[type[Exception], ...]
+    if scheme(url) == "s3":
+        from obstore.exceptions import BaseError
 
+        failures = (OSError, BaseError)
+    else:
+        import aiohttp
+        import google.auth.exceptions
+        from gcsfs.retry import HttpError
+
+        errors = google.auth.exceptions
+        failures = (OSError, HttpError, aiohttp.ClientError, errors.GoogleAuthError)
     try:
         yield
-    except (
-        OSError, HttpError, aiohttp.ClientError, google.auth.exceptions.GoogleAuthError
-    ) as error:  # fmt: skip
+    except failures as error:
         text = (str(error).strip().splitlines() or [""])[0][:200]
-        bucket = url.removeprefix("gs://").partition("/")[0]
-        if isinstance(error, FileNotFoundError):
+        bucket = url.partition("://")[2].partition("/")[0]
+        remedies = _REMEDIES["s3" if scheme(url) == "s3" else "gs"]
+        create, access = remedies.format(bucket).split("; ")
+        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in str(error):
             raise UserError(
                 f"{what}: there is no bucket {bucket}, or these credentials cannot see it. "
-                f"Create it with `gcloud storage buckets create gs://{bucket}`"
+                f"Create it with `{create}`"
             ) from error
         denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
+        denied |= type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
         if denied or type(error).__module__.startswith("google.auth"):
             raise UserError(
-                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). Run "
-                "`gcloud auth application-default login`, or give this machine's service account "
-                "the role roles/storage.objectAdmin on the bucket"
+                f"{what}: access denied or no credentials ({type(error).__name__}: {text}). "
+                + access
             ) from error
         raise ConnectionError(f"{what}: {type(error).__name__}: {text}") from error

@@ -16,6 +16,8 @@ from bert_jax.errors import needs_package
 from bert_jax.tasks.reports.intervals import Grounds, unweighted
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+BUCKETS = {"up to 10": (1, 10), "11 to 15": (11, 15), "16 to 20": (16, 20), "above 20": (21, None)}
+"""Smallest and largest number of source words in each row of `by_length`, by the row's name."""
 _ORDERS = 1, 4
 
 
@@ -35,6 +37,21 @@ class Constant(NamedTuple):
 
     text: str
     bleu: float
+
+
+def by_length(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Score pairs by length of the source; return a row for each of `BUCKETS` that has pairs."""
+    rows: list[dict[str, Any]] = []
+    counts = [len(source.split()) for source in sources]
+    for words, (first, last) in BUCKETS.items():
+        at = [n for n, count in enumerate(counts) if first <= count <= (last or count)]
+        if not at:
+            continue
+        found, wanted = [hypotheses[n] for n in at], [references[n] for n in at]
+        rows.append({"words": words, "pairs": len(at), **quality(found, wanted).values})
+    return rows
 
 
 def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constant:

@@ -35,6 +35,11 @@ COVERAGE = 0.9995
 _ALPHABET = 1000
 """Number of distinct characters that get a token by default, even if fewer reach `COVERAGE`."""
 _COUNTED_WORDS = 1 << 18  # distinct words in memory before they are normalised
+_COUNTED_CHARS = 1 << 24  # characters of texts in memory before they are normalised
+MEMORY = 4.0
+"""Default bound, in GiB, of the memory for counted words."""
+_WORD_BYTES = 1 << 10
+"""Memory for a counted word of usual length, in the table of counts and in the trainer."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +53,10 @@ def train_wordpiece(
     min_frequency: int = 2,
     limit_alphabet: int | None = None,
     character_coverage: float | None = None,
+    memory: float = MEMORY,
     progress: bool = False,
 ) -> WordPieceTokenizer:
-    """Train a vocabulary of `vocab_size` tokens; the order of the texts does not matter.
+    """Train a vocabulary of `vocab_size` tokens. Unless words are dropped, order does not matter.
 
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
@@ -60,7 +66,7 @@ def train_wordpiece(
     alphabet.
 
     Args:
-        texts: Texts, which are read once. Memory grows only with the number of distinct words.
+        texts: Texts, which are read once.
         lowercase, strip_accents: See `WordPieceOptions`.
         min_frequency: Smallest number of times that a pair must occur to be merged.
         limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
@@ -69,6 +75,9 @@ def train_wordpiece(
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
             too small for them. If merging leaves room, further characters get tokens.
+        memory: Bound in GiB for the counted words, at 1 KiB a word. Whenever there are more, the
+            rarest so far are dropped (of equally frequent words, the first in alphabetical order)
+            until half of the bound is left. A warning is logged.
 
     Returns:
         A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
@@ -86,8 +95,9 @@ def train_wordpiece(
             f"character_coverage is {character_coverage}; it must be above 0 and at most 1"
         )
     counts = _count_words(
-        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)), options
-    )
+        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)), options,
+        max(2, int(memory * 2**30) // _WORD_BYTES),
+    )  # fmt: skip
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")
     alphabet = _Alphabet.of(counts)
@@ -133,24 +143,39 @@ def train_wordpiece(
     return WordPieceTokenizer(vocab, options)
 
 
-def _count_words(texts: Iterable[str], options: WordPieceOptions) -> Counter[str]:
+def _count_words(texts: Iterable[str], options: WordPieceOptions, most: int) -> Counter[str]:
+    """Count at most `most` words, after normalisation and splitting at punctuation."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
+    chars = dropped = 0
 
     def flush(spaced: Counter[str]) -> None:
+        nonlocal chars, dropped
         for text, count in spaced.items():
             for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
                 if len(word) <= options.max_word_chars:
                     counts[word] += count
+            if len(counts) > most:
+                rare = sorted(counts, key=lambda word: (counts[word], word))[: -(most // 2)]
+                dropped += len(rare)
+                for word in rare:
+                    del counts[word]
         spaced.clear()
+        chars = 0
 
     # Normalisation is slow, but does not look across whitespace: each distinct word needs it once.
     spaced: Counter[str] = Counter()
     for text in texts:
         spaced.update(JOINERS.sub("", replace_surrogates(text)).split())
-        if len(spaced) > _COUNTED_WORDS:
+        chars += len(text)
+        if len(spaced) > _COUNTED_WORDS or chars > _COUNTED_CHARS:
             flush(spaced)
     flush(spaced)
+    if dropped:
+        _log.warning(
+            "rare words were dropped %d times, because %d words fill the memory; a larger bound "
+            "(--memory) drops fewer", dropped, most,
+        )  # fmt: skip
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Task of stations 3, 4 and 5: lists of numbers in French words, to be written in digits.
+"""Task of stations 3, 4, 5 and 7: lists of numbers in French words, to be written in digits.
 
 A pair is two rows of ids. A source is [CLS] words [SEP], a target [CLS] digits: [CLS] stands where
 a text begins, [SEP] where it ends. No number of the test was in the training.
@@ -125,21 +125,21 @@ def loss_of(network: Network) -> Any:
     return loss
 
 
-def written(network: Network, params: Any, source: Side) -> list[str]:
-    """Write the digits of sources, each the most probable after those before (greedy search)."""
+def written(network: Network, params: Any, source: Side, num_beams: int = 1) -> list[str]:
+    """Write the digits of sources; with one beam, each the most probable after those before."""
     most = MOST_SIGNS + 1
     found = search(
         network, params, source, np.full(len(source.tokens), most),
-        settings=SearchConfig(num_beams=1), max_length=most, begin=CLS, end=SEP,
+        settings=SearchConfig(num_beams=num_beams), max_length=most, begin=CLS, end=SEP,
     )  # fmt: skip
     rows = np.asarray(found.tokens[:, 0]).tolist()
     return ["".join(TOKENS[id] for id in row if id > SEP) for row in rows]
 
 
-def exact(network: Network, params: Any) -> list[float]:
+def exact(network: Network, params: Any, num_beams: int = 1) -> list[float]:
     """Compute the shares of unseen lists of 1, 2, 3, 4 numbers that are written without mistake."""
     lists = drawn(UNSEEN, 1000, seed=3)
-    answers = written(network, params, pairs_of(lists).source)
+    answers = written(network, params, pairs_of(lists).source, num_beams)
     right = [answer == in_digits(each) for answer, each in zip(answers, lists, strict=True)]
     return [float(np.mean(right[n::MOST_NUMBERS])) for n in range(MOST_NUMBERS)]
 

@@ -48,3 +48,16 @@ def gru(params: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     biases = [np.array(params[name]["bias"]).reshape(3, -1) for name in ("input", "recurrent")]
     matrices = [each.reshape(3, U.shape[1], -1) for each in (W, U)]
     return lambda x, h: step(x, h, *matrices, *biases)
+
+
+def heads_of(params: Any) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
+    """The heads (W_q, b_q, W_k, b_k, W_v, b_v), W_o and b_o of the parameters of an `Attention`."""
+    arrays = {name: {k: np.array(v) for k, v in part.items()} for name, part in params.items()}
+    maps = [arrays[name] for name in ("query", "key", "value")]
+    count = maps[0]["kernel"].shape[1]
+    heads = [
+        tuple(each for map in maps for each in (map["kernel"][:, n].T, map["bias"][n]))
+        for n in range(count)
+    ]
+    output = arrays["output"]["kernel"]
+    return heads, output.reshape(-1, output.shape[-1]).T, arrays["output"]["bias"]

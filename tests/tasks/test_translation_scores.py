@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tasks.reports.intervals import intervals
-from bert_jax.tasks.translation import best_constant, quality
+from bert_jax.tasks.translation import best_constant, by_length, quality
 
 pytest.importorskip("sacrebleu")
 WORDS = ["Ein", "Mann", "Hund", "rennt", "schnell", "auf", "einer", "Wiese", "und", "Kinder"]
@@ -79,3 +79,18 @@ def test_the_best_constant_is_found_and_its_score_is_the_real_one():
     assert found.bleu == pytest.approx(max(scores.values()))
     assert scores[found.text] == pytest.approx(found.bleu)
     assert best_constant(references, ["xyz"]).bleu == 0
+
+
+def test_pairs_are_scored_by_the_words_of_their_sources():
+    sources = ["w " * n for n in (3, 10, 11, 15, 16, 21, 40)]
+    references = sentences(len(sources))
+    wrong = [*references[:5], *sentences(2, seed=3)]
+    rows = by_length(sources, wrong, references)
+    assert [(row["words"], row["pairs"]) for row in rows] == [
+        ("up to 10", 2), ("11 to 15", 2), ("16 to 20", 1), ("above 20", 2)
+    ]  # fmt: skip
+    assert [row["bleu"] for row in rows[:3]] == pytest.approx([100] * 3)
+    assert rows[3]["bleu"] < 50
+    assert [row["words"] for row in by_length(sources[:2], wrong[:2], references[:2])] == [
+        "up to 10"
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bounded_child import run_bounded
 from checked_encoding import checked_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -541,12 +542,12 @@ def test_trained_vocabulary_covers_its_texts() -> None:
 
 def test_word_counting_in_pieces_changes_nothing(monkeypatch: Any) -> None:
     texts = [*TEXTS, "a\x0bb c\x1cd", "x" * 101, "\ud800 surrogate"]
-    whole = training._count_words(texts, WordPieceOptions())
+    whole = training._count_words(texts, WordPieceOptions(), 10**6)
     assert whole["ab"] == 1
     assert whole["cd"] == 1
     assert "x" * 101 not in whole
     monkeypatch.setattr(training, "_COUNTED_WORDS", 1)
-    assert training._count_words(texts, WordPieceOptions()) == whole
+    assert training._count_words(texts, WordPieceOptions(), 10**6) == whole
 
 
 def test_alphabet_limit_keeps_the_most_frequent_characters() -> None:
@@ -646,3 +647,42 @@ def test_progress_bar_is_drawn_only_on_request(capfd: Any, monkeypatch: Any) -> 
     assert capfd.readouterr() == ("", "")
     train_wordpiece(TEXTS, 120, progress=True)
     assert " texts/s]" in capfd.readouterr().err
+
+
+def test_rare_words_are_dropped_where_memory_ends(monkeypatch, caplog):
+    texts = [f"often oft w{number} often" for number in range(1000)]
+    counts = training._count_words(texts, WordPieceOptions(), 100)
+    assert counts["often"] == 2000
+    assert counts["oft"] == 1000
+    assert 50 <= len(counts) <= 100
+    assert "rare words were dropped" in caplog.text
+    caplog.clear()
+    everything = training._count_words(texts, WordPieceOptions(), 1002)
+    assert len(everything) == 1002
+    assert caplog.text == ""
+    trained = [train_wordpiece(texts, 60, memory=memory) for memory in (0.001, 4.0)]
+    assert (
+        trained[0].fingerprint == trained[1].fingerprint
+    )  # 1,002 words fit into a thousandth of a GiB, too
+
+
+def test_memory_does_not_grow_with_the_words():
+    """Three times as many distinct words take the same memory; unbounded, they take more."""
+    code = """
+    from pathlib import Path
+    from bert_jax.tokenization import training
+    from bert_jax.tokenization.wordpiece import WordPieceOptions
+    number, most = int(sys.argv[1]), int(sys.argv[2])
+    training._COUNTED_WORDS = 1000
+    texts = (f"{n * 11400714819323198485 % 2**64:x}" for n in range(number))
+    training._count_words(texts, WordPieceOptions(), most)
+    print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    """
+    imports = "import bert_jax.tokenization.training"
+
+    def memory(number: int, most: int) -> int:
+        return int(run_bounded(code, number, most, extra=1 << 30, imports=imports)) << 10
+
+    small, large = (memory(number, 4000) for number in (40_000, 120_000))
+    assert abs(large - small) < 4 << 20
+    assert memory(120_000, 10**6) > large + (8 << 20)

@@ -23,7 +23,7 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.objectives.objective import Batch, Scalars
 from bert_jax.objectives.translation import Translation
 from bert_jax.tasks.reports.intervals import intervals
-from bert_jax.tasks.translation import best_constant, decoded, quality
+from bert_jax.tasks.translation import best_constant, by_length, decoded, quality
 from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.evaluate import Scored, check_runs, differences
@@ -58,8 +58,8 @@ def evaluate_pairs(
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that
             equal their reference; `floors`, the BLEU of copied sources and of the best constant
             translation; `ceiling`, the BLEU of references that the tokenizer encodes and decodes;
-            `loss` and `loss_swapped` (see `losses`); counts; and, given `versus`, `differences`
-            from its scores (see `finetune.evaluate.differences`).
+            `loss` and `loss_swapped` (see `losses`); scores `by_length` of the source; counts; and,
+            given `versus`, `differences` from its scores (see `finetune.evaluate.differences`).
     """
     check_runs([workdir, *other_seeds], versus)
     sources, references = read_pairs(source_file, target_file)
@@ -95,6 +95,7 @@ def evaluate_pairs(
     found["ceiling"] = quality(spelled, references).values["bleu"]
     found["loss"], found["loss_swapped"] = losses(saved, sources, ids)
     found["cut"] = num_cut
+    found["by_length"] = by_length(sources, hypotheses, references)
     return found
 
 
@@ -148,6 +149,9 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
             )
     if found["cut"]:
         lines.append(f"{'cut':13} {found['cut']:,} translations at the limit (--max-length-rate)")
+    lines += ["", f"{'source words':13} {'pairs':>7} {'BLEU':>6} {'chrF':>6}"]
+    for row in found["by_length"]:
+        lines.append(f"{row['words']:13} {row['pairs']:7,} {row['bleu']:6.1f} {row['chrf']:6.1f}")
     return lines
 
 

@@ -19,13 +19,13 @@ class Sources(groups.Columns):
     """Options that name the text, or the pairs of texts, to read."""
 
     input: tuple[Annotated[str, "FILE"], ...] = ()
-    """Text to read: a file or gs://BUCKET/FILE, a quoted glob, `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a
-    data set of the Hugging Face Hub, read as a stream), `tfds:NAME[:SPLIT]` (a data set of
-    TensorFlow Datasets), or `python-docs` (the documentation of Python and of the installed
-    packages). The formats of files are .txt with a blank line between documents, .jsonl, .csv,
-    .tsv, .parquet, .warc.gz, .wet.gz and a dump of Wikipedia (.xml.bz2). The first four formats
-    may be compressed (.gz, .xz, .zst, .bz2). In tables and JSON lines, the text is in the
-    column named text, unless --columns names another column. May be repeated."""
+    """Text to read: a file, gs://BUCKET/FILE or s3://BUCKET/FILE, a quoted glob,
+    `hf:OWNER/NAME[:CONFIG[:SPLIT]]` (a data set of the Hugging Face Hub, read as a stream),
+    `tfds:NAME[:SPLIT]` (a data set of TensorFlow Datasets), or `python-docs` (the documentation of
+    Python and of the installed packages). The formats of files are .txt with a blank line between
+    documents, .jsonl, .csv, .tsv, .parquet, .warc.gz, .wet.gz and a dump of Wikipedia (.xml.bz2).
+    The first four formats may be compressed (.gz, .xz, .zst, .bz2). In tables and JSON lines, the
+    text is in the column named text, unless --columns names another column. May be repeated."""
     pairs: tuple[tuple[Annotated[str, "FILE"], ...], ...] = ()
     """Pairs of texts for translation: two files (also .gz, .xz or .zst), where line n of the second
     translates line n of the first; or one table with --columns source=COLUMN,target=COLUMN (.tsv,
@@ -92,6 +92,9 @@ class Tokenizer(Sources, groups.IntoDirectory):
     """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens (default: 2)."""
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
     """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
+    memory: Annotated[float | None, Above(0), "GIB"] = None
+    """Bound for the words that wordpiece counts, at 1 KiB a word (default: 4). Whenever there are
+    more, the rarest so far are dropped until half of the bound is left."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -107,9 +110,17 @@ class Tokenizer(Sources, groups.IntoDirectory):
             [*self.input, *self.opened(*self.pairs)], max_bytes=int(self.max_mb * 1e6),
             options=self.reading(),
         )  # fmt: skip
-        options = ("character_coverage", "limit_alphabet", "min_frequency", "keep_accents")
+        options = (
+            "character_coverage",
+            "limit_alphabet",
+            "min_frequency",
+            "keep_accents",
+            "memory",
+        )
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
+        if self.memory is not None and self.kind != "wordpiece":
+            raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
             if given.pop("keep_accents", False):
@@ -214,7 +225,7 @@ class OfText(Cleaning):
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Annotated[str | None, "DIR"] = None
-    """Directory or gs:// place for finding duplicates; all nodes reach it (default: in --out)."""
+    """Place for finding duplicates, also in a bucket; all nodes reach it (default: in --out)."""
 
 
 class OfPairs(Verb):
@@ -242,7 +253,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     tokenizer: Annotated[Path, "TOKENIZER"]
     """Output of `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece model."""
     out: Annotated[str | None, "CORPUS"] = None
-    """Directory to write, or gs://BUCKET/DIRECTORY."""
+    """Directory to write, or gs:// or s3://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
     """Share of the documents, or of the pairs, to hold out for evaluation (default: 0.01)."""
     overwrite: bool = False

@@ -15,7 +15,7 @@ QUARANTINE = "quarantine"
 """Choice of keeping bad records, and name of their directory in the corpus."""
 ON_BAD = ("stop", "skip", QUARANTINE)
 """Choices of what happens at a bad record: its error is raised, or it is left out."""
-MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 60.0, 1 << 30
+MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
 """Limits: bytes of a web record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
 time on a processor and memory for parsing a page."""
 BAD_SAMPLES = 100

@@ -136,7 +136,7 @@ def _text(value: Any, column: str, where: str) -> str:
 
 def _one_file(name: str) -> str:
     """Return the only file that `name`, a path or a glob, matches."""
-    names = match_files(name)
+    names = [*match_files(name)]
     if len(names) > 1:
         raise UserError(
             f"{name!r} matches {len(names)} files, such as {names[0]} and {names[1]}; each side of "

@@ -17,7 +17,7 @@ from bert_jax.data.corpus.kinds.tables import DelimitedSource, ParquetSource, Tf
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.errors import UserError, first_few, nearest, needs_package, suggestion
 from bert_jax.files.untrusted.compressed import plain_suffix
-from bert_jax.files.urls import is_url, match_urls
+from bert_jax.files.urls import FileState, is_url, match_urls
 
 _NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[^:]*))?(:(?P<split>[^:]+))?",
@@ -169,10 +169,10 @@ def resolve_sources(
 ) -> list[Source]:
     """Return the sources that `specs` name, in the order of `specs`.
 
-    Each item is a path, a URL such as gs://BUCKET/FILE, a glob of paths or URLs (`**` matches any
-    depth of directories), a data set `hf:OWNER/NAME` (see `match_hub`) or `tfds:NAME[:SPLIT]`, or
-    `python-docs`. The files of a glob are sorted by name. A file that is named twice is read once.
-    An item that already is a `Source` is returned unchanged.
+    Each item is a path, a URL such as gs://BUCKET/FILE or s3://BUCKET/FILE, a glob of paths or URLs
+    (`**` matches any depth of directories), a data set `hf:OWNER/NAME` (see `match_hub`) or
+    `tfds:NAME[:SPLIT]`, or `python-docs`. The files of a glob are sorted by name. A file that is
+    named twice is read once. An item that already is a `Source` is returned unchanged.
 
     Raises:
         UserError: `specs` is empty, or an item matches no file, is a directory or is unsupported.
@@ -187,20 +187,20 @@ def resolve_sources(
             sources.append(spec)
             continue
         if spec == PYTHON_DOCS or spec.startswith("tfds:"):
-            names = [spec]
+            found: Mapping[str, FileState | None] = {spec: None}
         else:
             is_hub = spec.startswith("hf:") and not is_url(spec)
-            names = match_hub(spec) if is_hub else match_files(spec)
-        for name in names:
+            found = dict.fromkeys(match_hub(spec)) if is_hub else match_files(spec)
+        for name, state in found.items():
             key = name if name == spec or is_url(name) else str(Path(name).resolve())
             if key not in seen:
                 seen.add(key)
-                sources.append(_open(name, options))
+                sources.append(_open(name, options, state))
     return sources
 
 
-def match_files(spec: str) -> list[str]:
-    """Return the files that a path, a URL or a glob names, sorted.
+def match_files(spec: str) -> Mapping[str, FileState | None]:
+    """Return the files that a path, a URL or a glob names, sorted; remote files with their states.
 
     Raises:
         UserError: `spec` is a directory, or matches no file.
@@ -209,12 +209,11 @@ def match_files(spec: str) -> list[str]:
     if not spec:
         raise UserError(f"the name of an input is empty. Sources are {_SUPPORTED}.")
     if is_url(spec):
-        names = match_urls(spec)
-        if not names:
+        if not (found := match_urls(spec)):
             raise UserError(f"there is no file {spec}, or your credentials do not give access.")
-        return names
+        return found
     if path.is_file():
-        return [spec]
+        return {spec: None}
     if path.is_dir():
         some = itertools.islice(path.rglob("*"), 1000)  # the directory may hold millions of files
         kinds = sorted({"".join(p.suffixes[-2:]) for p in some if p.is_file()} - {""})
@@ -222,7 +221,7 @@ def match_files(spec: str) -> list[str]:
         raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")
     names = sorted(n for n in glob.glob(spec, recursive=True) if Path(n).is_file())
     if names:
-        return names
+        return dict.fromkeys(names)
     if glob.has_magic(spec):
         path = Path(os.path.dirname(re.split(r"[*?[]", spec)[0])) / "*"
     folder = path.parent
@@ -237,23 +236,23 @@ def match_files(spec: str) -> list[str]:
     raise UserError(f"there is no file {spec}.{hint}")
 
 
-def _open(name: str, options: ReadOptions) -> Source:
+def _open(name: str, options: ReadOptions, state: FileState | None) -> Source:
     if name == PYTHON_DOCS:
         return PythonDocs()
     if name.startswith("tfds:"):
         return TfdsSource(name, options)
     kind = plain_suffix(name)
     if kind in _WARC_SUFFIXES:
-        return WarcSource(name, options)
+        return WarcSource(name, options, state)
     if kind == ".xml":
-        return WikipediaSource(name, options)
+        return WikipediaSource(name, options, state)
     if kind in _DELIMITED_SUFFIXES:
-        return DelimitedSource(name, options)
+        return DelimitedSource(name, options, state)
     if kind in _JSON_SUFFIXES:
-        return FileSource(name, options, is_json=True)
+        return FileSource(name, options, state, is_json=True)
     if kind == ".parquet" == Path(name).suffix.lower():
-        return ParquetSource(name, options)
+        return ParquetSource(name, options, state)
     is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
-        return FileSource(name, options)
+        return FileSource(name, options, state)
     raise UserError(f"{name}: {kind} files are not supported. Sources are {_SUPPORTED}.")

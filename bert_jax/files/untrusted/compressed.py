@@ -4,6 +4,7 @@ import bz2
 import functools
 import lzma
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
+_KEPT = 32
+"""Number of reads back to which the next stream is looked for after damage, which shows late."""
 
 
 def plain_suffix(name: str) -> str:
@@ -58,29 +61,40 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     kind, magic, new, errors = _decoder(suffix)
     sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
-    fresh, streams, pending, taken = True, 0, b"", 0
+    fresh, streams, pending, taken, ended = True, 0, b"", 0, False
+    kept, reads = deque[bytes](maxlen=_KEPT), 0  # of this stream: a next one may begin in them
     damage: BadRecord | None = None
     while True:
         if not pending and (fresh or getattr(decoder, "needs_input", True)):
             pending = read(sip)
             taken += len(pending)
-            if not pending:
+            ended = not pending
+            if ended and fresh:
                 break
+            kept.append(pending)
+            reads += 1
         if fresh and streams:
             pending = pending.lstrip(b"\0")  # padding between and after streams
             if not pending:
                 continue
-        begins, fresh = fresh, False
+        if fresh:
+            fresh, kept, reads = False, deque([pending], _KEPT), 1
         try:
+            if ended:
+                raise EOFError
             data = decoder.decompress(pending, *(() if suffix == ".zst" else (BLOCK,)))
-        except errors as error:
-            told = (
-                f"{name} is not a sound {kind} file: {error} (near byte {taken}). Fetch or "
-                "compress it again."
-            )
-            damage = damage or BadRecord(told, "damaged")
+        except (EOFError, errors) as error:
+            told = f"is not a sound {kind} file: {error} (near byte {taken}). Fetch or compress it"
+            if ended:
+                told = f"ends in the middle: its {kind} stream is not complete after {taken} bytes."
+                told += " Fetch it"
+            if damage is None:
+                damage = BadRecord(f"{name} {told} again.", "damaged")
+            elif reads <= _KEPT:
+                damage.count += 1
+            pending = b"".join(kept)
             damage.unread += len(pending)
-            pending = pending[1:] if begins else pending
+            pending = pending[reads <= _KEPT :]
             while (at := pending.find(magic)) < 0 and (more := read(sip)):
                 pending = pending[1 - len(magic) :] + more
                 taken += len(more)
@@ -98,9 +112,6 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
         if decoder.eof:
             pending = decoder.unused_data
             decoder, fresh, streams = new(), True, streams + 1
-    if not fresh:
-        told = f"{name} ends in the middle: its {kind} stream is not complete after {taken} bytes. "
-        damage = damage or BadRecord(told + "Fetch it again.", "damaged")
     if damage is not None:
         yield damage
 

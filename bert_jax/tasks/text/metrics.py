@@ -81,6 +81,7 @@ def _pair(
     return truth, guess
 
 
+_MOST_POINTS = 1000  # in the plot of a regression
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -148,6 +149,7 @@ def _of_scores(
     examples: Sequence[TextExample], truth: np.ndarray, predicted: np.ndarray
 ) -> dict[str, Any]:
     errors = predicted - truth
+    step = -(-len(truth) // _MOST_POINTS)
     mistakes = [
         _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4))
         | {"error": round(float(errors[n]), 4)}
@@ -164,6 +166,7 @@ def _of_scores(
                 for each, value in zip(_SHARES, np.quantile(errors, _SHARES), strict=True)
             },
         },
+        "points": np.stack([truth, predicted], axis=1)[::step].round(4).tolist(),
         "mistakes": mistakes,
     }
 

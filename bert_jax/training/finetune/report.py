@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.pictures import write_picture
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
-from bert_jax.tasks.reports.lines import confusion_figure, report_lines
+from bert_jax.tasks.reports.lines import report_figure, report_lines
 from bert_jax.tasks.rows import choose_buckets
 from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -28,6 +28,10 @@ from bert_jax.training.steps import trials
 from bert_jax.training.steps.step import make_eval_step
 
 REPORT_LINES = "report.md"
+_PICTURES = {
+    "confusion": "confusion.png", "points": "scatter.png", "calibration": "calibration.png"
+}  # fmt: skip
+"""Names of picture files, by the part of a report that the picture shows."""
 
 
 @contextlib.contextmanager
@@ -147,21 +151,23 @@ def write_reports(
     *,
     title: str = "",
 ) -> list[Path]:
-    """Write report.md, report.json and, for classes, confusion.png; return their paths.
+    """Write report.md, report.json and pictures, and return their paths.
 
-    `reports` maps split names to reports. `record` adds entries to report.json. The picture shows
-    the last split that has a confusion matrix. `directory` is made if needed, and old files are
-    replaced. Raise a UserError if the directory cannot be written.
+    `reports` maps split names to reports. `record` adds entries to report.json. A picture shows the
+    last split for which it can be drawn. `directory` is made if needed, and old files are replaced.
+    Raise a UserError if the directory cannot be written.
     """
     blocks = ["\n".join(report_lines(name, report)) for name, report in reports.items()]
     text = "\n\n".join([f"# Report on {title}", *blocks]) + "\n"
     content = json.dumps({**record, "splits": reports}, indent=1, allow_nan=False) + "\n"
     files = [directory / REPORT_LINES]
     replace_file(files[0], text.encode())
-    if shown := [name for name, report in reports.items() if report.get("confusion")]:
-        files.append(directory / "confusion.png")
-        confusion = reports[shown[-1]]["confusion"]
-        write_picture(confusion_figure(confusion, f"{title}, {shown[-1]}"), files[-1])
+    for kind, picture in _PICTURES.items():
+        shown = [name for name, report in reports.items() if report.get(kind)]
+        if shown:
+            files.append(directory / picture)
+            figure = report_figure(kind, reports[shown[-1]], title=f"{title}, {shown[-1]}")
+            write_picture(figure, files[-1])
     files.append(directory / REPORT)
     replace_file(files[-1], content.encode())
     return files

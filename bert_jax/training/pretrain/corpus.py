@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
-from bert_jax.files.urls import scheme
+from bert_jax.files.urls import BUCKETS, scheme
 from bert_jax.training.pretrain.config import PretrainConfig
 
 _GOOD_WINDOW = 8
@@ -44,7 +44,8 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     the bucket is out of reach.
 
     Args:
-        path: Local directory, or gs://BUCKET/DIRECTORY, whose shards are read through a cache.
+        path: Local directory, or gs:// or s3://BUCKET/DIRECTORY, whose shards are read through a
+            cache.
         data: Settings of a run, which reads text in windows of shards and checks them in the
             background. If None, there are no windows, and the cache has its default settings.
     """
@@ -54,7 +55,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             "--config.data.corpus=work/corpus"
         )
     background, missing = data is not None, "holds no complete token store"
-    if scheme(path) == "gs":
+    if scheme(path) in BUCKETS:
         bucket = BucketCorpus(path, data or DataConfig())
 
         def opened(part: str) -> TokenStore | None:
@@ -63,7 +64,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     elif scheme(path):
         raise UserError(
             f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
-            "gs://BUCKET/DIRECTORY"
+            "gs://BUCKET/DIRECTORY or s3://BUCKET/DIRECTORY"
         )
     else:
         directory = Path(path)
@@ -208,7 +209,7 @@ class BucketCorpus:
     def __init__(self, url: str, data: DataConfig) -> None:
         """Set up the bucket and the cache; read nothing yet.
 
-        Raise a UserError if gcsfs is not installed.
+        Raise a UserError if the package for the bucket is not installed.
         """
         self.files = BucketFiles(url, data.read_timeout)
         self._data = data

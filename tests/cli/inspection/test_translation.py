@@ -129,6 +129,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     assert found["floors"]["constant"] > 0
     assert found["ceiling"] < 100  # "end" is no word of the tokenizer
     assert (found["loss"], found["loss_swapped"]) == losses(on_device(saved), SOURCES, ids(TARGETS))
+    assert [row["pairs"] for row in found["by_length"]] == [5]
     code, printed, _ = run("--pairs", *pairs, "--num-beams=2", model=trained)
     assert code == 0
     assert f"BLEU          {found['bleu']:.1f}  (no interval: few pairs or errors)" in printed

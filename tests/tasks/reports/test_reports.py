@@ -24,7 +24,7 @@ from bert_jax.tasks.reports.classes import (
     shortened,
 )
 from bert_jax.tasks.reports.intervals import DRAWS, Grounds, intervals, means, weights
-from bert_jax.tasks.reports.lines import confusion_figure, difference_lines, report_lines
+from bert_jax.tasks.reports.lines import difference_lines, report_figure, report_lines
 from bert_jax.tasks.text.metrics import METRICS, text_grounds
 from bert_jax.training.sweep.statistics import student_interval
 
@@ -311,8 +311,9 @@ def test_only_the_middle_of_a_long_text_is_cut_out():
 
 def test_labels_and_texts_stay_text():
     label = "a|b\x1b[31m`<img src=http://x>\u202e![p](http://x)\u200d"
-    plain = {"labels": ["$^$", "$_$"], "counts": np.eye(2)}
-    confusion_figure(plain, "$^$").savefig(io.BytesIO())
+    report_figure(
+        "confusion", {"confusion": {"labels": ["$^$", "$_$"], "counts": np.eye(2)}}, title="$^$"
+    ).savefig(io.BytesIO())
     mistake = {"label": label, "predicted": label, "probability": 1.0, "text": label}
     row = {"label": label, "precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1, "predicted": 1}
     report = {
@@ -345,7 +346,9 @@ def test_a_report_is_json_lines_and_a_picture():
     assert "Mistakes" not in "".join(report_lines("test", report, mistakes=False))
     tables = [line for line in lines if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
-    axis = confusion_figure(report["confusion"], "x").axes[0]
+    axis = report_figure("confusion", report, title="x").axes[0]
     assert [text.get_text() for text in axis.texts] == [
         f"{count}" for row in report["confusion"]["counts"] for count in row
     ]
+    points = {"points": [[0.0, 1.0], [2.0, 3.0]]}
+    assert len(report_figure("points", points).axes[0].lines) == 2

@@ -15,7 +15,7 @@ from bert_jax.tasks.config import (
     TaggingConfig,
 )
 from bert_jax.tasks.overlap import example_key, example_keys, overlap_warning
-from bert_jax.tasks.reports.lines import report_lines
+from bert_jax.tasks.reports.lines import report_figure, report_lines
 
 
 def table(**fields):
@@ -110,6 +110,7 @@ def test_of_scores(tmp_path):
     for name, at in (("pearson", 0), ("spearman", 0)):
         low, high = report["intervals"][name]
         assert low < report["scores"][name] < high, at
+    assert len(report["points"]) == 30
     assert any("root mean square" in line for line in report_lines("dev", report))
 
 
@@ -329,6 +330,11 @@ def test_calibration_of_a_file_by_the_temperature_of_another(tmp_path, kind):
     assert sure == pytest.approx(max(found["after"]["confidence"]), abs=0.05)
     lines = "\n".join(report_lines("dev", report))
     assert f"{found['before']['ece']:.4f} as trained, {found['after']['ece']:.4f}" in lines
+    axes = report_figure("calibration", report).axes
+    heights = [[bar.get_height() for bar in axis.patches] for axis in axes]
+    shown = [[a for n, a in zip(found[part]["counts"], found[part]["accuracy"], strict=True) if n]
+             for part in ("before", "after")]  # fmt: skip
+    assert heights == [*shown, found["before"]["counts"], found["after"]["counts"]]
     other = dev.report(logits, {"temperature": 2.0})
     assert other["calibration"]["temperature"] == other["scores"]["temperature"] == 2
     json.dumps(report, allow_nan=False)

@@ -58,6 +58,7 @@ def test_from_a_table_to_answers(tmp_path, monkeypatch):
     (outcome,) = finetune(config, work, echo=lambda line: None).outcomes
     best = next(each for each in outcome.scores if each["step"] == outcome.best_step)
     assert best["ece"] <= best["ece_uncalibrated"]
+    assert (work / "calibration.png").stat().st_size
 
     # The same texts as other data are scored with what was fitted, and so the same.
     model = read_finetuned(work)

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -28,6 +29,7 @@ _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
 """Numbers of MediaWiki's namespaces."""
 _RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
 """Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
+_Piece = bytes | BadRecord | None
 
 
 class _Archive(FileSource):
@@ -46,13 +48,14 @@ class _Archive(FileSource):
         return needs_package(f"{self.name}: {said}")
 
     def _pieces(self, mark: bytes, most: int) -> Iterator[bytes | BadRecord]:
-        """Yield what comes before, between and after marks, or the error about damage there.
+        """Yield what comes before, between and after marks, and the errors about damage.
 
         A piece of more than `most` bytes is cut, but not below this size.
         """
         rest, lost = b"", False
         for block in self._content():
             if isinstance(block, BadRecord):
+                yield from [rest] * (not lost and bool(rest))  # perhaps a whole record
                 yield block
                 rest, lost = b"", True
                 continue
@@ -93,16 +96,27 @@ class WarcSource(_Archive):
             yield head
         elif head.strip():
             yield BadRecord(f"{self.name} is not a valid WARC file: it begins {head[:40]!r}.")
-        yield from self._read(pieces, functools.partial(self._record, loader, pieces))
+        again = deque[Any]()
+
+        def take() -> _Piece:
+            return again.popleft() if again else next(pieces, None)
+
+        yield from self._read(
+            iter(take, None), functools.partial(self._record, loader, take, again)
+        )
 
     def _record(
-        self, loader: Any, pieces: Iterator[bytes | BadRecord], piece: bytes, number: int
+        self, loader: Any, take: Callable[[], _Piece], again: deque[Any], piece: bytes, number: int
     ) -> Row | None:
-        """Read a record, which `pieces` may continue; return None if it is not plain text."""
+        """Read a record, which the pieces that `take` returns may continue.
+
+        If the record is bad, these pieces are put into `again`, since its length may be wrong. The
+        result is None if the record is not plain text.
+        """
         from warcio.bufferedreaders import ChunkedDataReader
         from warcio.exceptions import ArchiveLoadFailed
 
-        most, count = self.options.max_document_chars, 1
+        most, more = self.options.max_document_chars, list[bytes]()
         head, end, body = (_RECORD + piece).partition(b"\r\n\r\n")
         try:
             self._check_headers(head, number)
@@ -114,9 +128,16 @@ class WarcSource(_Archive):
             if not re.fullmatch("[0-9]{1,18}", length or ""):
                 raise ArchiveLoadFailed(f"Content-Length is {length!r:.40}, not a byte count")
             size = int(length)
-            while len(body) < size <= most and (more := next(pieces, None)) is not None:
-                body += _RECORD + (more if isinstance(more, bytes) else b"")
-                count += 1
+            there = len(body)
+            while there < size <= most and (follows := take()) is not None:
+                if isinstance(follows, BadRecord):
+                    if not more:
+                        raise follows
+                    again.appendleft(follows)
+                    break
+                more.append(follows)
+                there += len(_RECORD) + len(follows)
+            body = _RECORD.join([body, *more])
             if size <= most and (len(body) < size or body[size:].strip()):
                 told = f"Content-Length is {size}, but {len(body)} bytes follow"
                 raise ArchiveLoadFailed(told)
@@ -141,9 +162,8 @@ class WarcSource(_Archive):
         except (ArchiveLoadFailed, EOFError) as error:
             why = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
             told = f"{self.name} is not a valid WARC file: {why} (record {number}). Fetch it again."
-            bad = BadRecord(told, data=head + body)
-            bad.count = count
-            raise bad from error
+            again.extendleft(reversed(more))
+            raise BadRecord(told, data=head + body) from error
         text = data.decode("utf-8", "replace").replace("\0", " ")
         found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
         return paragraphs(text), {k: value for k, value in found.items() if value}
@@ -165,8 +185,9 @@ class WikipediaSource(_Archive):
             from bert_jax.data.corpus.kinds.wikitext import stripped
         pieces = self._pieces(_PAGE, MOST_PAGE)
         head, *first = itertools.islice(pieces, 2)
-        if isinstance(head, BadRecord):
-            raise head
+        if isinstance(head, BadRecord):  # the names of the namespaces are lost
+            yield head
+            head = b"<mediawiki>"
         root = self._element(head + _END * len(first), 1)
         if _name(root) != "mediawiki":
             raise BadRecord(

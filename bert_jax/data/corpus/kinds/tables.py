@@ -16,7 +16,7 @@ from bert_jax.files.checks import digest_of
 from bert_jax.files.tfds import open_tfds
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.files.untrusted.tables import csv_records, open_parquet
-from bert_jax.files.urls import file_state, is_url
+from bert_jax.files.urls import FileState, file_state, is_url
 
 _MOST_LINES = 1_000_000
 
@@ -26,8 +26,8 @@ class ParquetSource(Source):
 
     options: ReadOptions
 
-    def __init__(self, name: str, options: ReadOptions) -> None:
-        self.state = file_state(name)
+    def __init__(self, name: str, options: ReadOptions, state: FileState | None = None) -> None:
+        self.state = state or file_state(name)
         super().__init__(name, self.state.size, options.field)
         self.options = options
 

@@ -16,7 +16,7 @@ from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Row, Source
 from bert_jax.errors import BadRecord
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
 from bert_jax.files.untrusted.compressed import sound_blocks
-from bert_jax.files.urls import file_state, open_binary
+from bert_jax.files.urls import FileState, file_state, open_binary
 
 _MAGIC = {
     b"\x1f\x8b": "gzip-compressed (name it .gz)",
@@ -50,8 +50,10 @@ class FileSource(Source):
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
-    def __init__(self, name: str, options: ReadOptions, *, is_json: bool = False) -> None:
-        self.state = file_state(name)
+    def __init__(
+        self, name: str, options: ReadOptions, state: FileState | None = None, is_json: bool = False
+    ) -> None:
+        self.state = state or file_state(name)
         super().__init__(name, self.state.size)
         self.options, self.is_json = options, is_json
         self._lone = " " if options.newline_only else "\n"  # replaces a \r without \n
@@ -176,9 +178,10 @@ class FileSource(Source):
         size, begin, lost, most = 0, 1, False, self.options.max_document_chars
         for number, lines in blocks:
             if isinstance(lines, BadRecord):
-                if not lost:
+                is_damage = lines.reason == "damaged"  # a document may begin after it
+                if is_damage or not lost:
                     yield lines
-                lost = True
+                done, document, size, lost = [], [], 0, not is_damage
                 continue
             for position, line in enumerate(lines):
                 stripped = line.strip()

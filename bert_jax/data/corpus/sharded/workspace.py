@@ -23,7 +23,7 @@ import fsspec
 from bert_jax.data.corpus.intake import QUARANTINE
 from bert_jax.data.store import is_store
 from bert_jax.errors import UserError
-from bert_jax.files.claims import BucketClaims
+from bert_jax.files.claims import bucket_claims
 from bert_jax.files.lease import Lease, Times
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 from bert_jax.files.untrusted.json_file import parse_json
@@ -62,7 +62,7 @@ class Workspace:
         if not self.local.is_dir():
             raise UserError(
                 f"{self.local} does not exist on the node {socket.gethostname()}. All nodes of a "
-                "cluster need access to it: give an --out in gs:// or on a shared disk."
+                "cluster need access to it: give an --out in a bucket or on a shared disk."
             )
         yield self.local
 
@@ -128,7 +128,7 @@ class Workspace:
 
     def lease(self) -> Lease:
         """Return a lease on the directory of a bucket. The caller acquires it with `take`."""
-        claims = BucketClaims(self._files(), self.place)
+        claims = bucket_claims(self._files(), self.place)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.place, _TIMES, say=say, writer="build", place="directory")
 

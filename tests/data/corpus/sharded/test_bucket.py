@@ -192,7 +192,7 @@ class Place:
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_builder_elsewhere_is_respected_or_has_given_way_in_two_minutes(monkeypatch, alive):
     place = Place(renewals=alive)
-    monkeypatch.setattr(workspace, "BucketClaims", lambda *_: place)
+    monkeypatch.setattr(workspace, "bucket_claims", lambda *_: place)
     monkeypatch.setattr(lease, "time", place)
     mine = workspace.Workspace("gs://bucket/corpus").lease()
 
