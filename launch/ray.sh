@@ -6,8 +6,9 @@ usage() {
   cat <<'HELP'
 ray.sh: build a corpus on many machines.
 
-  ray.sh yaml   NAME [FLAGS] -- bert-jax corpus ...   print a JobSet: a head, which runs the command, and workers
-  ray.sh apply  NAME [FLAGS] -- bert-jax corpus ...   kubectl apply -f -
+  ray.sh yaml   NAME [FLAGS] -- bert-jax corpus ...   print a JobSet: a head, which runs the command, and workers;
+                                                 and a NetworkPolicy, so that only its pods reach Ray
+  ray.sh apply  NAME [FLAGS] -- bert-jax corpus ...   kubectl apply -f -, after the secret NAME-ray with Ray's token
   ray.sh logs   NAME [--follow]                  of the command
   ray.sh status NAME
   ray.sh delete NAME
@@ -111,11 +112,39 @@ YAML
                 limits: *$kind
               env:
               - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+              - {name: RAY_AUTH_MODE, value: token}
+              - {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: $name-ray, key: token}}}
               command: ["bash", "-c", $(yaml "$script"), "ray"$(for word in "${@:4}"; do printf ', %s' "$(yaml "$word")"; done)]
 YAML
 }
 
+# Only the pods of this job reach each other: whoever reaches Ray runs code on its machines.
+policy() {
+  local own="{matchLabels: {jobset.sigs.k8s.io/jobset-name: $name}}"
+  cat <<YAML
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: $name
+YAML
+  [[ -z $namespace ]] || echo "  namespace: $namespace"
+  cat <<YAML
+spec:
+  podSelector: $own
+  policyTypes: [Ingress]
+  ingress:
+  - from:
+    - podSelector: $own
+---
+YAML
+}
+
+new_token() {
+  od -An -N32 -tx1 /dev/urandom | tr -d ' \n'
+}
+
 jobset() {
+  policy
   # Ray counts the cores of the machine; those of the pod are said to it.
   local start="ray start --num-cpus=$cpus --disable-usage-stats"
   cat <<YAML
@@ -144,7 +173,7 @@ YAML
 
 # Ray on every host of a pod, and the command on the first one, apart from the terminal.
 tpu() {
-  local where=(${project:+"--project=$project"} "--zone=$zone") flags head line
+  local where=(${project:+"--project=$project"} "--zone=$zone") flags head line token
   flags=("${where[@]}" ${internal_ip:+--internal-ip} ${dry_run:+--dry-run})
   head=HEAD
   if [[ -z $dry_run ]]; then
@@ -153,7 +182,10 @@ tpu() {
       '--format=value(networkEndpoints[0].ipAddress)') || die "there is no pod $name to be seen" 1
     [[ -n $head ]] || die "the first host of $name has no address" 1
   fi
-  line="cd bert_jax && .venv/bin/python -m pip install --quiet --constraint constraints.txt"
+  token=TOKEN
+  [[ -n $dry_run ]] || token=$(new_token)
+  line="umask 077 && mkdir -p ~/.ray && echo $token >~/.ray/auth_token && export RAY_AUTH_MODE=token"
+  line+=" && cd bert_jax && .venv/bin/python -m pip install --quiet --constraint constraints.txt"
   line+=" --editable '.[cluster,gcs,data]' && { .venv/bin/ray stop >/dev/null || true; }"
   line+=" && if hostname -I | grep -qwF $head; then .venv/bin/ray start --head --port=6379"
   line+=" --node-ip-address=$head --include-dashboard=false --disable-usage-stats;"
@@ -239,9 +271,14 @@ main() {
     yaml) jobset ;;
     apply)
       text=$(jobset)
+      # Pods that join later need the same token, so a secret that is there stays.
       if [[ -n $dry_run ]]; then
+        echo "kubectl create secret generic $name-ray --from-literal=token=TOKEN"
         printf "kubectl apply --filename=- <<'YAML'\n%s\nYAML\n" "$text"
       else
+        if ! kubectl get secret "$name-ray" "${where[@]}" >/dev/null 2>&1; then
+          call kubectl create secret generic "$name-ray" "${where[@]}" "--from-literal=token=$(new_token)"
+        fi
         call kubectl apply --filename=- <<<"$text"
       fi
       ;;
@@ -253,7 +290,10 @@ main() {
       call kubectl get jobset "$name" "${where[@]}"
       call kubectl get pods "${where[@]}" "--selector=jobset.sigs.k8s.io/jobset-name=$name" --output=wide
       ;;
-    delete) call kubectl delete jobset "$name" "${where[@]}" ;;
+    delete)
+      call kubectl delete jobset "$name" "${where[@]}"
+      call kubectl delete --ignore-not-found "networkpolicy/$name" "secret/$name-ray" "${where[@]}"
+      ;;
     tpu) tpu ;;
   esac
 }

@@ -1,5 +1,9 @@
 """launch/ray.sh against kubectl and gcloud that record their calls."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 from stub_commands import Stubs, words
 
@@ -12,7 +16,11 @@ RUN = [*COMMAND, "--engine=ray:auto"]
 @pytest.fixture
 def stubs(tmp_path):
     stubs = Stubs(tmp_path)
-    stubs.add("kubectl", 'if [[ $1 == apply ]]; then cat >"$STUBS/manifest"; fi')
+    stubs.add(
+        "kubectl",
+        'if [[ $1 == apply ]]; then cat >"$STUBS/manifest"; fi; '
+        "[[ $1 != get || -e $STUBS/secret ]]",
+    )
     stubs.add("gcloud", "if [[ $* == *describe* ]]; then echo 10.1.2.3; fi")
     return stubs
 
@@ -20,7 +28,13 @@ def stubs(tmp_path):
 def manifest(stubs, *flags):
     done = stubs.run("ray.sh", "yaml", "corpus", "--image=img:1", *flags, "--", *COMMAND)
     assert done.returncode == 0, done.stderr
-    return yaml.safe_load(done.stdout)
+    policy, jobset = yaml.safe_load_all(done.stdout)
+    own = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "corpus"}}
+    assert policy["kind"] == "NetworkPolicy"
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": own}]}]
+    assert policy["metadata"].get("namespace") == jobset["metadata"].get("namespace")
+    return jobset
 
 
 def pod_of(job):
@@ -48,6 +62,8 @@ def test_a_head_and_workers(stubs):
     assert [word.replace("$$(", "$(") for word in container["command"][4:]] == RUN
     assert container["command"][2].endswith('--include-dashboard=false && exec "$@"')
     (container,) = pod_of(workers)["containers"]
+    secret = {"secretKeyRef": {"name": "corpus-ray", "key": "token"}}
+    assert {"name": "RAY_AUTH_TOKEN", "valueFrom": secret} in container["env"]
     assert "--address=corpus-head-0-0.corpus:6379 --block" in container["command"][2]
 
 
@@ -68,9 +84,17 @@ def test_what_is_started_again(stubs):
 def test_apply_and_other_verbs(stubs):
     done = stubs.run("ray.sh", "apply", "corpus", "--image=img:1", "--", *COMMAND)
     assert done.returncode == 0, done.stderr
-    assert stubs.calls == [["kubectl", "apply", "--filename=-"]]
-    given = yaml.safe_load((stubs.directory / "manifest").read_text())
+    get, create, apply = stubs.calls
+    assert get == ["kubectl", "get", "secret", "corpus-ray"]
+    assert create[:5] == ["kubectl", "create", "secret", "generic", "corpus-ray"]
+    assert re.fullmatch("--from-literal=token=[0-9a-f]{64}", create[5])
+    assert apply == ["kubectl", "apply", "--filename=-"]
+    *_, given = yaml.safe_load_all((stubs.directory / "manifest").read_text())
     assert given == manifest(stubs)
+    (stubs.directory / "calls").unlink()
+    (stubs.directory / "secret").touch()
+    assert stubs.run("ray.sh", "apply", "corpus", "--image=img:1", "--", *COMMAND).returncode == 0
+    assert [call[1] for call in stubs.calls] == ["get", "apply"]  # the token stays
     (stubs.directory / "calls").unlink()
     for verb in ("logs", "status", "delete"):
         dry = stubs.run("ray.sh", verb, "corpus", "--namespace=team", "--dry-run")
@@ -89,6 +113,7 @@ def test_on_the_hosts_of_a_pod(stubs):
     assert "--worker=all" in everywhere
     bash, flag, line = words(everywhere[-1].removeprefix("--command="))
     assert (bash, flag) == ("bash", "-c")
+    assert re.search("echo [0-9a-f]{64} >~/.ray/auth_token && export RAY_AUTH_MODE=token", line)
     assert "hostname -I | grep -qwF 10.1.2.3" in line
     assert "ray start --address=10.1.2.3:6379" in line
     assert "--worker=0" in first
@@ -99,6 +124,42 @@ def test_on_the_hosts_of_a_pod(stubs):
     assert dry.returncode == 0, dry.stderr
     assert len(stubs.calls) == 3
     assert "HEAD:6379" in dry.stdout
+
+
+MACHINES = {"n2-standard-8": (8, 32), "n2-standard-16": (16, 64)}
+"""Cores and GB of the machine types of the page."""
+SYSTEM_CORES, SYSTEM_GIB, GIB = 1.0, 6.0, 1e9 / 2**30
+"""What Kubernetes and its own pods keep of a node, generously."""
+
+
+def test_the_pods_of_the_page_fit_its_nodes(stubs):
+    """No cluster was there: the requests of the pods are added up against the sizes of nodes."""
+    page = Path(__file__).parents[2] / "docs" / "recipes" / "cluster.md"
+    text = page.read_text().replace("\\\n", " ")
+    pools = [
+        shlex.split(line)
+        for line in text.splitlines()
+        if line.startswith("gcloud container") and "--machine-type" in line
+    ]
+    (start,) = (line for line in text.splitlines() if line.startswith("launch/ray.sh apply"))
+    done = stubs.run("ray.sh", "yaml", *shlex.split(start)[2:])
+    assert done.returncode == 0, done.stderr
+    *_, jobset = yaml.safe_load_all(done.stdout)
+    free = {
+        "--spot" in pool: (
+            int(next(word for word in pool if word.startswith("--num-nodes")).partition("=")[2]),
+            *MACHINES[next(w for w in pool if w.startswith("--machine-type")).partition("=")[2]],
+        )
+        for pool in pools
+    }
+    assert set(free) == {True, False}
+    for job in jobset["spec"]["replicatedJobs"]:
+        nodes, cores, gigabytes = free["nodeSelector" in pod_of(job)]
+        requests = pod_of(job)["containers"][0]["resources"]["requests"]
+        memory = int(requests["memory"].removesuffix("Gi"))
+        assert int(requests["cpu"]) <= cores - SYSTEM_CORES
+        assert memory <= gigabytes * GIB - SYSTEM_GIB
+        assert job["template"]["spec"]["parallelism"] <= nodes
 
 
 @pytest.mark.parametrize(
