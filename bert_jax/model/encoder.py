@@ -266,7 +266,6 @@ class Layer(nnx.Module):
         return ended(x, y, *end, site + SITE_MLP_OUTPUT)
 
     def _fuses(self, x: Float[Array, "B L D"], layout: OnMesh) -> bool:
-        """Return true if the kernels of `fused_norm` end the sublayers."""
         if platform(layout) != "gpu":
             return False
         from bert_jax.model import fused_norm  # importing Pallas is slow

@@ -84,8 +84,6 @@ def plans(config: PretrainConfig, topology: Topology) -> list[Plan]:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """The answer for one topology and phase."""
-
     plan: Plan
     """Plan for the configured settings or, if they do not fit, for settings that do."""
     record: dict[str, Any]
@@ -176,14 +174,11 @@ def _fit(planner: Planner) -> _Answer:
         f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
         for rows, s in fit.predicted.items()
     }
-    record |= {
-        "overrides": overrides,
-        "fit": {
-            "largest_rows_per_chip": largest,
-            "best_rows_per_chip": fastest,
-            "predicted_mfu_by_rows_per_chip": mfus,
-        },
-    }
+    record["overrides"] = overrides
+    record["fit"] = {
+        "largest_rows_per_chip": largest, "best_rows_per_chip": fastest,
+        "predicted_mfu_by_rows_per_chip": mfus,
+    }  # fmt: skip
     after = [
         "",
         f"largest batch that fits: {largest:g} rows per chip; highest MFU among the "

@@ -210,10 +210,8 @@ def _from_directory(source: Path) -> Source:
         saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     if huggingface_files.weight_files(directory) == [directory / FLAX_WEIGHTS]:
         notes += (f"the weights are those of {FLAX_WEIGHTS}, under the names of PyTorch's class",)
-    token_config = directory / CONFIG_NAME
-    if token_config.is_file() and "auto_map" in read_json_object(
-        token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
-    ):
+    path, limit = directory / CONFIG_NAME, huggingface_files.MAX_CONFIG_BYTES
+    if path.is_file() and "auto_map" in read_json_object(path, max_bytes=limit):
         notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
     return Source(saved, form.family.name, made_by, directory, notes, form.dropped)
 

@@ -66,10 +66,9 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
-        ranks = parity["format"] == "cross-encoder"
-        fields["pipeline_tag"] = (
-            "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
-        )
+        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        if parity["format"] == "cross-encoder":
+            fields["pipeline_tag"] = "text-ranking"
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -274,18 +273,15 @@ def _contamination(parity: Mapping[str, Any]) -> str:
     reports = parity.get("contamination", [])
     if not reports:
         return ""
-    rows = [
-        (
-            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
-            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} in full, "
-            f"{each['short']:,} too short to be judged",
-        )
-        for each in reports
-    ]
+    rows = [("evaluation", "examples")]
+    for each in reports:
+        seen = f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} in full"
+        name = f"{plain(each['evaluation'])} in {plain(each['corpus'])}"
+        rows.append((name, f"{seen}, {each['short']:,} too short to be judged"))
     return (
         "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
         f"{reports[0]['ngram']}-grams of normalised words: an example counts as seen if the corpus "
-        "has one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
+        "has one of its n-grams.\n\n" + markdown_table(rows)
     )
 
 

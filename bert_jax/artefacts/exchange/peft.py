@@ -47,9 +47,8 @@ def write(saved: SavedModel, out: Path) -> None:
     adapter, outputs = saved.adapter, saved.outputs
     assert adapter is not None
     assert outputs is not None
-    updates = adapters.lora_tensors(
-        adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
-    )
+    entries = files.entries_of(saved)
+    updates = adapters.lora_tensors(adapter.lora, adapter.layers, saved.config, entries)
     alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
@@ -62,15 +61,13 @@ def write(saved: SavedModel, out: Path) -> None:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
     family = FAMILIES[files.family_of(saved)]
-    above = {
-        entry.name for entry in files.entries_of(saved)
-        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
-    }  # fmt: skip
+    above = {e.name for e in entries if e.path[0] != "encoder" or e.path[1] not in _ENCODER}
     heads = {name: array for name, array in files.state_dict_of(saved).items() if name in above}
     tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
     # Modules that PEFT stores in full: the heads, and parts of the encoder such as the pooler.
     kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(outputs) | family.pooling_fields(saved.pooling)
+    tasks = {end: name for name, end in adapters.TASKS.items()}
     files.write_tokenizer(saved, out)
     if labels:
         files.write_json(out / adapters.LABELS, labels)
@@ -78,9 +75,7 @@ def write(saved: SavedModel, out: Path) -> None:
         out / adapters.CONFIG,
         {
             "peft_type": "LORA",
-            "task_type": next(
-                t for t, end in adapters.TASKS.items() if end == files.task_of(saved)
-            ),
+            "task_type": tasks[files.task_of(saved)],
             "base_model_name_or_path": saved.origin.config.get("init"),
             "inference_mode": True,
             "r": adapter.config.rank,

@@ -216,10 +216,9 @@ def exact(network: Network | None) -> Network:
 
 @partial(jax.jit, static_argnums=0)
 def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
-    first, second = (
-        Side(jnp.asarray(a.tokens), jnp.asarray(a.segment_ids)) for a in (source, target)
-    )
-    return network.logits(params, first, second)[..., : network.model.vocab_size]
+    both = (source, target)
+    sides = (Side(jnp.asarray(side.tokens), jnp.asarray(side.segment_ids)) for side in both)
+    return network.logits(params, *sides)[..., : network.model.vocab_size]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
@@ -242,9 +241,8 @@ def outputs_of(
     if "nsp" in params and "pooled" in found:
         found["nsp"] = heads.pair_logits(config, params, hidden)
     if "rtd" in params:
-        found["rtd"] = heads.with_params(params["rtd"], heads.ReplacedHead, config)(hidden)[
-            ..., None
-        ]
+        replaced = heads.with_params(params["rtd"], heads.ReplacedHead, config)
+        found["rtd"] = replaced(hidden)[..., None]
     if head is not None:
         pooled = head.kind == "classification" and config.pooler
         if "pooled" in found or not pooled:

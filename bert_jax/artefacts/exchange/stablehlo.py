@@ -121,8 +121,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
 
     def run(weights, ids, mask, limits):
         params = unflatten_dict(weights, sep="/")
-        # Without this, TPUs and newer GPUs multiply float32 at lower precision.
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"):  # as in `exported`
             found = search(
                 network, params, Side(ids, mask), limits, settings=settings,
                 max_length=shape.target_length, begin=special.cls, end=special.sep,
@@ -160,9 +159,8 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
             size, length = program.in_avals[-2].shape
             translate = partial(_translate, jax.jit(program.call), weights, length)
             some = [row for row in rows if len(row) <= length]
-            compared["translations"] |= compare_searches(
-                saved, some, translate, {name: settings}, size
-            )
+            found = compare_searches(saved, some, translate, {name: settings}, size)
+            compared["translations"] |= found
     versions = {"jax": jax.__version__, "calling_convention": program.calling_convention_version}
     return {**compared, "platforms": list(program.platforms), "versions": versions}
 

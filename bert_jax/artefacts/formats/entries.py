@@ -174,7 +174,6 @@ def read_tensors(
 
 
 def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: Params) -> None:
-    """Write a foreign tensor of all layers into `params`."""
     filled = []
     for entry in tensor.entries:
         shape = lookup(shapes, entry.path).shape
@@ -293,7 +292,6 @@ _STRIP = 32
 
 
 def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
-    """Write a foreign array into our array."""
     if entry.kind == "vocab":
         ours[: len(theirs)], ours[len(theirs) :] = theirs, 0
     elif entry.kind == "kernel":

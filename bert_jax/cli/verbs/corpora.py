@@ -311,10 +311,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     def _check_form(self) -> None:
         """Raise a UserError if an option is missing, or fits only the other kind of corpus."""
         if bool(self.input) == bool(self.pairs):
-            raise UserError(
-                "give --input for text, or --pairs for sources and targets"
-                + ("; not both" if self.input else "")
-            )
+            both = "; not both" if self.input else ""
+            raise UserError(f"give --input for text, or --pairs for sources and targets{both}")
         if (self.out is None) != self.estimate:
             raise UserError(
                 "--estimate writes nothing; leave out either --out or --estimate"

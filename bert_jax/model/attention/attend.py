@@ -91,7 +91,9 @@ def attend(
             "model.attention_impl is 'cudnn', whose window covers only one side of a query, so "
             "local layers use 'xla', block by block"
         )
-    if asked.angles is not None and not _rotates_inside(impl, layout):
+    kind = device_kind(layout) or jax.devices()[0].device_kind.lower()
+    rotates_inside = impl == "fused" and kind not in _SMALL_VMEM
+    if asked.angles is not None and not rotates_inside:
         q, k = (rotate(x, *asked.angles) for x in (q, k))
         asked = asked._replace(angles=None)
     if k.shape[2] != q.shape[2]:
@@ -208,7 +210,6 @@ def _warn_once(message: str) -> None:
 
 
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
-    """Raise a UserError if `impl` does not support `asked` on the platform `here`."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set model.attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
@@ -222,11 +223,3 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
         )
     if reason := _unsupported(impl, asked):
         raise UserError(f"{where} needs {reason}: {instead}")
-
-
-def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
-    """Return true if the implementation itself rotates queries and keys."""
-    if impl != "fused":
-        return False
-    kind = device_kind(layout) or jax.devices()[0].device_kind.lower()
-    return kind not in _SMALL_VMEM

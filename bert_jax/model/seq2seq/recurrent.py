@@ -69,8 +69,7 @@ class Recurrent(nnx.Module):
 
     @property
     def _target_table(self) -> TokenTable:
-        side = self.encoder if self.settings.tying == "all" else self.decoder
-        return side.embeddings
+        return (self.encoder if self.settings.tying == "all" else self.decoder).embeddings
 
     def _embed(self, table: TokenTable, tokens: Array, stream: Stream, site: int) -> Array:
         x = look_up(self.config, table.token[...], tokens).astype(compute_dtype(self.config))

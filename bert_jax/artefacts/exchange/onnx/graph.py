@@ -74,11 +74,8 @@ class Graph:
 
     def norm(self, x: str, path: str, params: Mapping[str, Any], name: str | None = None) -> str:
         """Apply layer or RMS normalisation over the last axis."""
-        parts = [
-            self.weight(f"{path}.{part}", params[part])
-            for part in ("scale", "bias")
-            if part in params
-        ]
+        names = [part for part in ("scale", "bias") if part in params]
+        parts = [self.weight(f"{path}.{part}", params[part]) for part in names]
         eps = self.config.norm_eps
         if self.config.norm == "layer":
             return self.op("LayerNormalization", x, *parts, axis=-1, epsilon=eps, name=name)
