@@ -170,9 +170,8 @@ class SelfAttention(Attention):
             relative=self.relative_of(context, first_site),
         )  # fmt: skip
         # Kernels are slow for the few queries at `places`.
-        return self.attended(
-            asked, context, self.config.attention_impl if places is None else "xla", biased
-        )
+        impl: AttentionImpl = self.config.attention_impl if places is None else "xla"
+        return self.attended(asked, context, impl, biased)
 
     def relative_of(self, context: Context, site: Number = 0) -> Relative | None:
         """Make this layer's keys and queries of distances, if the context has any."""

@@ -134,20 +134,15 @@ def _as_configured(planner: Planner) -> _Answer:
         place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
         return _nothing_fits(plan, record, f"{plan.rows} rows per step do not fit on {place}")
     overrides = planner.overrides(found.settings)
-    before = [
-        output.as_text(plan),
-        "",
-        "the fastest settings found that fit, with the same rows per step; add to the command:",
-        "  " + " ".join(overrides),
-        "tried on the way:",
+    tried = [
+        f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
+        f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
+        f"per device, {guess.seconds * 1e3:.1f} ms ({how})"
+        for settings, guess, how in found.tried
     ]
-    for settings, guess, how in found.tried:
-        before.append(
-            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
-            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
-            f"per device, {guess.seconds * 1e3:.1f} ms ({how})"
-        )
-    before.append("")
+    head = "the fastest settings found that fit, with the same rows per step; add to the command:"
+    added = "  " + " ".join(overrides)
+    before = [output.as_text(plan), "", head, added, "tried on the way:", *tried, ""]
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
@@ -275,11 +270,8 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     counts = next(row for row in table.values() if row)
-    lines = [
-        "",
-        "MFU by rows per chip and micro-batches per step, from compilations of 1 and 2 layers:",
-        "          " + "".join(f"{count:>8}" for count in counts),
-    ]
+    said = "MFU by rows per chip and micro-batches per step, from compilations of 1 and 2 layers:"
+    lines = ["", said, "          " + "".join(f"{count:>8}" for count in counts)]
     for rows, row in table.items():
         cells = "".join(f"{share:8.1%}" for share in row.values()) or "does not fit"
         lines.append(f"  {rows:>6}  {cells}")

@@ -242,11 +242,9 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     unlike = isinstance(ours, SentencePieceTokenizer)  # its offsets have another convention
     if unlike or any(isinstance(each, str) or not each.is_fast for each in tokenizers):
         return {"texts_with_equal_offsets": "not compared"}
-    compared = 0
+    compared, how = 0, {"add_special_tokens": False, "return_offsets_mapping": True}
     for text in plain_texts(found.saved):
-        first, second = (
-            each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
-        )
+        first, second = (each(text, **how) for each in tokenizers)
         if first["input_ids"] != second["input_ids"]:
             continue
         spans, compared = ours.encode(text).offsets.tolist(), compared + 1

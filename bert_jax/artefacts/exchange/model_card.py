@@ -251,21 +251,16 @@ def _metrics(saved: SavedModel) -> str:
 def _scores(split: str, report: Mapping[str, Any]) -> str:
     """Return a table of the scores on a split, with their intervals where the run has them."""
     ends = {key: "{:.4g} to {:.4g}".format(*each) for key, each in report["intervals"].items()}
-    rows = [
-        (plain(key), _value(value), ends.get(key, ""))
-        for key, value in report["scores"].items()
-        if value is not None
-    ]
+    rows = [("metric", "value", "95% interval")]
+    for key, value in report["scores"].items():
+        if value is not None:
+            shown = f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+            rows.append((plain(key), shown, ends.get(key, "")))
     count = f"{report['examples']:,} examples, " if "examples" in report else ""
     chose = (
         "the set that chose the epoch" if report.get("chose", True) else "data that chose nothing"
     )
-    head = ("metric", "value", "95% interval")
-    return f"On {split}, {count}{chose}.\n\n{markdown_table([head, *rows])}"
-
-
-def _value(value: float) -> str:
-    return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+    return f"On {split}, {count}{chose}.\n\n{markdown_table(rows)}"
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:

@@ -71,22 +71,19 @@ def write(saved: SavedModel, out: Path) -> None:
     files.write_tokenizer(saved, out)
     if labels:
         files.write_json(out / adapters.LABELS, labels)
-    files.write_json(
-        out / adapters.CONFIG,
-        {
-            "peft_type": "LORA",
-            "task_type": tasks[files.task_of(saved)],
-            "base_model_name_or_path": saved.origin.config.get("init"),
-            "inference_mode": True,
-            "r": adapter.config.rank,
-            "lora_alpha": alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": modules,
-            "modules_to_save": sorted(kept),
-            **patterns,
-        },
-    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": tasks[files.task_of(saved)],
+        "base_model_name_or_path": saved.origin.config.get("init"),
+        "inference_mode": True,
+        "r": adapter.config.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "modules_to_save": sorted(kept),
+    }
+    files.write_json(out / adapters.CONFIG, config | patterns)
     files.write_arrays(out / adapters.WEIGHTS, tensors, format="pt")
 
 
@@ -122,11 +119,7 @@ def without_adapter(saved: SavedModel) -> SavedModel:
     }
     assert saved.adapter is not None
     encoder["layers"] = saved.adapter.layers
-    heads = {
-        name: jax.tree.map(np.zeros_like, part)
-        for name, part in saved.params.items()
-        if name != "encoder"
-    }
+    heads = jax.tree.map(np.zeros_like, {**saved.params, "encoder": {}})
     return dataclasses.replace(saved, params={**heads, "encoder": encoder}, adapter=None)
 
 

@@ -146,10 +146,8 @@ def proof_rows(saved: SavedModel) -> list[list[int]]:
     half = (length - num_special(tokenizer, pair=True)) // 2
     ids = tokenizer.encode_batch(PROOF_TEXTS)
     rows = [make_row(tokenizer, found[:room]) for found in ids]
-    rows += [
-        make_row(tokenizer, first[:half], second[:half])
-        for first, second in zip(ids[0::2], ids[1::2], strict=False)
-    ]
+    pairs = zip(ids[0::2], ids[1::2], strict=False)
+    rows += [make_row(tokenizer, first[:half], second[:half]) for first, second in pairs]
     return [row.ids.tolist() for row in rows]
 
 

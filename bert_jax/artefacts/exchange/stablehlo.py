@@ -87,11 +87,9 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = (
-            _params(found, entries, saved.params, config)
-            if classed
-            else unflatten_dict(weights, sep="/")
-        )
+        params = unflatten_dict(weights, sep="/")
+        if classed:
+            params = _params(found, entries, saved.params, config)
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # small enough for constants
             params["pooling"] = saved.params["pooling"]

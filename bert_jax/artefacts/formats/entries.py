@@ -264,9 +264,8 @@ def _folded(names: Iterable[str]) -> list[str]:
     layers: dict[str, list[str]] = {}
     for name in names:
         number = _LAYER_NUMBER.search(name)
-        layers.setdefault(_LAYER_NUMBER.sub("{}", name, count=1), []).append(
-            number[0] if number else ""
-        )
+        pattern = _LAYER_NUMBER.sub("{}", name, count=1)
+        layers.setdefault(pattern, []).append(number[0] if number else "")
     return [pattern.replace("{}", ",".join(numbers)) for pattern, numbers in layers.items()]
 
 

@@ -181,9 +181,8 @@ class _Walk:
 
     def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
         listed = instruction.attribute(r"branch_computations=\{([^}]*)\}") or ""
-        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(
-            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.attributes
-        )
+        either = r"(?:true|false)_computation=%?([\w.\-]+)"
+        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(either, instruction.attributes)
         if not names:
             return 0
         tried = []

@@ -95,19 +95,14 @@ class Graph:
         """Build the ONNX model from all nodes and weights."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types]
-        ids = [make.make_tensor_value_info(name, kinds.INT64, _ROWS) for name in names]
-        results = [
-            make.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in outputs.items()
-        ]
+        info = make.make_tensor_value_info
+        ids = [info(name, kinds.INT64, _ROWS) for name in names]
+        results = [info(name, kinds.FLOAT, shape) for name, shape in outputs.items()]
         weights = list(self.weights.values())
         graph = make.make_graph(self.nodes, "bert", ids, results, initializer=weights)
-        return make.make_model(
-            graph,
-            opset_imports=[make.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="bert_jax",
-            doc_string=self.saved.name,
-        )
+        formats = {"opset_imports": [make.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
+        about = {"producer_name": "bert_jax", "doc_string": self.saved.name}
+        return make.make_model(graph, **formats, **about)
 
     def outputs(self) -> Outputs:
         """Add all nodes of the encoder and its heads; return the outputs."""
