@@ -215,8 +215,8 @@ def exact(network: Network | None) -> Network:
 @partial(jax.jit, static_argnums=0)
 def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
     both = (source, target)
-    sides = (Side(jnp.asarray(side.tokens), jnp.asarray(side.segment_ids)) for side in both)
-    return network.logits(params, *sides)[..., : network.model.vocab_size]
+    first, second = (Side(jnp.asarray(x.tokens), jnp.asarray(x.segment_ids)) for x in both)
+    return network.logits(params, first, second)[..., : network.model.vocab_size]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
