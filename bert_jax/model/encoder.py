@@ -286,7 +286,6 @@ class Layer(nnx.Module):
         return *both, self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
-        """Return the attention's input: `x`, normalised if the layer begins with a norm."""
         starts_with_norm = self.config.norm_order == "pre" and not kind.first
         return self.attention_norm(x) if starts_with_norm else x
 

@@ -234,9 +234,8 @@ def _fast(planner: Planner) -> _Answer:
     before = _batch_lines(batches)
     if plan is None:
         shards = planner.topology.num_devices // configured.tensor
-        before.insert(
-            0, f"the configured {configured.rows} rows per step do not divide over {shards} shards"
-        )
+        said = f"the configured {configured.rows} rows per step do not divide over {shards} shards"
+        before.insert(0, said)
     return _Answer(planner.plan(lead), record, before, _table_lines(table))
 
 

@@ -297,9 +297,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
 
         some = {"heldout_rate": self.heldout_rate, "num_workers": self.num_workers}
         given: dict[str, Any] = {name: value for name, value in some.items() if value is not None}
-        sources, heldout = (
-            self.opened(*files, swap=self.swap) for files in (self.pairs, self.heldout_pairs)
-        )
+        both = self.pairs, self.heldout_pairs
+        sources, heldout = (self.opened(*files, swap=self.swap) for files in both)
         built = build_pairs(
             sources, load_tokenizer(self.tokenizer), out, heldout=heldout,
             drop_duplicates=bool(self.drop_duplicates), overwrite=self.overwrite,

@@ -193,7 +193,6 @@ def _fell_back(platform: str, asked: Asked) -> str | None:
 
 
 def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
-    """Return the warning that `xla` computes scores in float32 and keeps them in memory."""
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"

@@ -185,9 +185,8 @@ def _call(
     )
     # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
     params = plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages)
-    return jax.lax.platform_dependent(
-        names, operands, cuda=call(compiler_params=params), default=call(interpret=True)
-    )
+    on_cuda, elsewhere = call(compiler_params=params), call(interpret=True)
+    return jax.lax.platform_dependent(names, operands, cuda=on_cuda, default=elsewhere)
 
 
 def _forward_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, out_ref, log_sum_ref):

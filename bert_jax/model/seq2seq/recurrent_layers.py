@@ -301,9 +301,8 @@ class RecurrentDecoder(nnx.Module):
         """Make the initial carry of a segment from the summary of the segment's source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
-        states = tuple(
-            tuple(next(vectors) for _ in range(cell.kind.num_parts)) for cell in self.cells
-        )
+        counts = (cell.kind.num_parts for cell in self.cells)
+        states = tuple(tuple(next(vectors) for _ in range(count)) for count in counts)
         fed = jnp.zeros((*summary.shape[:-1], self.config.embedding_width), jnp.float32)
         return Carry(states, fed if self.settings.feeds else None)
 

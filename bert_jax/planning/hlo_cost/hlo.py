@@ -201,11 +201,10 @@ class _Walk:
     ) -> tuple[int, list[str]]:  # fmt: skip
         """Record a fusion, which may start, advance or end an asynchronous collective."""
         called = self.module.computations[instruction.calls or ""]
-        inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
+        parts = called.instructions.values()
+        inner = [i for i in parts if i.opcode in COLLECTIVES]
         keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
-        targets = {
-            i.attribute(r'custom_call_target="([^"]*)"') for i in called.instructions.values()
-        }
+        targets = {i.attribute(r'custom_call_target="([^"]*)"') for i in parts}
         if inner and "AsyncCollectiveStart" in targets:
             for key, i in zip(keys, inner, strict=True):
                 exchange = self._exchange(i, called, instruction, runs)
