@@ -170,9 +170,8 @@ class SelfAttention(Attention):
             relative=self.relative_of(context, first_site),
         )  # fmt: skip
         # Kernels are slow for the few queries at `places`.
-        return self.attended(
-            asked, context, self.config.attention_impl if places is None else "xla", biased
-        )
+        impl: AttentionImpl = self.config.attention_impl if places is None else "xla"
+        return self.attended(asked, context, impl, biased)
 
     def relative_of(self, context: Context, site: Number = 0) -> Relative | None:
         """Make this layer's keys and queries of distances, if the context has any."""
@@ -266,7 +265,6 @@ class Layer(nnx.Module):
         return ended(x, y, *end, site + SITE_MLP_OUTPUT)
 
     def _fuses(self, x: Float[Array, "B L D"], layout: OnMesh) -> bool:
-        """Return true if the kernels of `fused_norm` end the sublayers."""
         if platform(layout) != "gpu":
             return False
         from bert_jax.model import fused_norm  # importing Pallas is slow
@@ -288,7 +286,6 @@ class Layer(nnx.Module):
         return *both, self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
-        """Return the attention's input: `x`, normalised if the layer begins with a norm."""
         starts_with_norm = self.config.norm_order == "pre" and not kind.first
         return self.attention_norm(x) if starts_with_norm else x
 

@@ -68,15 +68,10 @@ def grow_params(
         ]
         return array[np.ix_(*sources)]
 
-    def grow(tree: Params, shapes: Params, axes: Params) -> Params:
-        return {
-            name: (
-                grow(entry, shapes[name], axes[name])
-                if isinstance(entry, dict)
-                else tiled(np.asarray(entry), shapes[name].shape, axes[name])
-            )
-            for name, entry in tree.items()
-        }
+    def grow(entry: Any, shape: Any, axes: Any) -> Any:
+        if isinstance(entry, dict):
+            return {name: grow(part, shape[name], axes[name]) for name, part in entry.items()}
+        return tiled(np.asarray(entry), shape.shape, axes)
 
     grown = grow(params, shapes, axes)
     if not old.first_norm:

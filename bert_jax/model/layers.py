@@ -31,10 +31,7 @@ def truncated_normal(key: Array, shape: tuple[int, ...], std: float) -> Float[Ar
 def parameter(value: Float[Array, "..."], *axes: str | None) -> nnx.Param:
     """Make a parameter that records the logical name of each axis."""
     if len(axes) != value.ndim:
-        raise ValueError(
-            f"{len(axes)} axis names {axes} for {value.ndim} axes of an array of shape "
-            f"{value.shape}"
-        )
+        raise ValueError(f"{len(axes)} axis names {axes} for an array of shape {value.shape}")
     return nnx.Param(value, axes=axes)
 
 

@@ -103,9 +103,8 @@ def product(pair: Params) -> Array:
     """Return the product A B (N, inputs, outputs), in float32, of one target in every layer."""
     a, b = pair["a"], pair["b"]
     count, rank = b.shape[:2]
-    return jnp.matmul(
-        a.reshape(count, -1, rank), b.reshape(count, rank, -1), precision=jax.lax.Precision.HIGHEST
-    )
+    a, b = a.reshape(count, -1, rank), b.reshape(count, rank, -1)
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def updates(lora: Params) -> Iterator[tuple[str, Params]]:

@@ -46,9 +46,8 @@ def make_context(
     rotations = {}
     if config.positions == "rope":
         at = restarting_positions(segment_ids) if positions is None else positions
-        rotations = {
-            letter: rotation(at, theta, config.head_dim) for letter, theta in thetas(config).items()
-        }
+        bases = thetas(config).items()
+        rotations = {letter: rotation(at, theta, config.head_dim) for letter, theta in bases}
     return Context(segment_ids, positions, rotations, stream, layout)
 
 

@@ -25,19 +25,11 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.config.bounds import Bounded, Count, Rate
 from bert_jax.errors import UserError
+from bert_jax.model import heads
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, dropout
 from bert_jax.model.embedding import Pooled, pool_tokens
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import (
-    MASKED_LM,
-    Build,
-    LinearHead,
-    Params,
-    init_params,
-    pool,
-    with_params,
-)
 from bert_jax.model.layers import ACTIVATIONS, Affine, Norm, einsum_float32, output_std
 
 ARC_WIDTH, RELATION_WIDTH = 512, 128
@@ -79,8 +71,8 @@ class BiaffineHead(nnx.Module):
 
 
 HeadNetwork = Literal["classification", "tagging", "span", "parsing"]
-NETWORKS: Mapping[HeadNetwork, Build] = {
-    "classification": LinearHead, "tagging": LinearHead, "span": LinearHead,
+NETWORKS: Mapping[HeadNetwork, heads.Build] = {
+    "classification": heads.LinearHead, "tagging": heads.LinearHead, "span": heads.LinearHead,
     "parsing": BiaffineHead,
 }  # fmt: skip
 """Network classes, constructed with (config, num_labels, rngs). A network maps states (B, L, D), or
@@ -149,14 +141,16 @@ class TaskModel(nnx.Module):
 
 
 def init_task_params(
-    config: ModelConfig, head: TaskHeadConfig, key: Array, *, encoder: Params | None = None
-) -> Params:
+    config: ModelConfig, head: TaskHeadConfig, key: Array, *, encoder: heads.Params | None = None
+) -> heads.Params:
     """Make fresh parameters; the entries of a pretrained `encoder` replace the fresh entries."""
-    params = init_params(config, key, TaskModel, head)
+    params = heads.init_params(config, key, TaskModel, head)
     return {**params, "encoder": {**params["encoder"], **(encoder or {})}}
 
 
-def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -> Params:
+def starting_params(
+    config: ModelConfig, head: TaskHeadConfig, params: heads.Params
+) -> heads.Params:
     """Select the entries of a model's parameters from which the training of a new head starts.
 
     The entries are `encoder` and, if the new head has a transform that `params` can fill,
@@ -167,15 +161,15 @@ def starting_params(config: ModelConfig, head: TaskHeadConfig, params: Params) -
     maps = config.head_transform and not config.projects_embeddings
     if has_transform(config, head) and "transform" in params:
         start["transform"] = params["transform"]
-    elif has_transform(config, head) and MASKED_LM in params and maps:
-        start["transform"] = {part: params[MASKED_LM][part] for part in ("dense", "norm")}
+    elif has_transform(config, head) and heads.MASKED_LM in params and maps:
+        start["transform"] = {part: params[heads.MASKED_LM][part] for part in ("dense", "norm")}
     return start
 
 
 def head_logits(
     config: ModelConfig,
     head: TaskHeadConfig,
-    params: Params,
+    params: heads.Params,
     hidden: Float[Array, "B P D"],
     segment_ids: Integer[Array, "B L"],
     stream: Stream = None,
@@ -187,14 +181,16 @@ def head_logits(
     """
     x, pooling = hidden, head.pooling if head.kind == "classification" else None
     if pooling and config.pooler:
-        x = pool(config, params, hidden)
+        x = heads.pool(config, params, hidden)
     elif pooling == "cls":
         x = hidden[:, 0]
     elif pooling == "mean":
         x = pool_tokens("mean", hidden, segment_ids > 0).astype(hidden.dtype)
     if has_transform(config, head):
-        x = with_params(params["transform"], TaskTransform, config)(x)
+        x = heads.with_params(params["transform"], TaskTransform, config)(x)
     x = dropout(x, head.dropout_rate, stream, _SITE)
-    logits: Array = with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)(x)
+    logits: Array = heads.with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)(
+        x
+    )
     late = pooling == "late" and not config.pooler
     return pool_tokens("mean", logits, segment_ids > 0) if late else logits

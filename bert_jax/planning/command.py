@@ -84,8 +84,6 @@ def plans(config: PretrainConfig, topology: Topology) -> list[Plan]:
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """The answer for one topology and phase."""
-
     plan: Plan
     """Plan for the configured settings or, if they do not fit, for settings that do."""
     record: dict[str, Any]
@@ -136,20 +134,15 @@ def _as_configured(planner: Planner) -> _Answer:
         place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
         return _nothing_fits(plan, record, f"{plan.rows} rows per step do not fit on {place}")
     overrides = planner.overrides(found.settings)
-    before = [
-        output.as_text(plan),
-        "",
-        "the fastest settings found that fit, with the same rows per step; add to the command:",
-        "  " + " ".join(overrides),
-        "tried on the way:",
+    tried = [
+        f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
+        f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
+        f"per device, {guess.seconds * 1e3:.1f} ms ({how})"
+        for settings, guess, how in found.tried
     ]
-    for settings, guess, how in found.tried:
-        before.append(
-            f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
-            f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
-            f"per device, {guess.seconds * 1e3:.1f} ms ({how})"
-        )
-    before.append("")
+    head = "the fastest settings found that fit, with the same rows per step; add to the command:"
+    added = "  " + " ".join(overrides)
+    before = [output.as_text(plan), "", head, added, "tried on the way:", *tried, ""]
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
 
@@ -176,14 +169,11 @@ def _fit(planner: Planner) -> _Answer:
         f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
         for rows, s in fit.predicted.items()
     }
-    record |= {
-        "overrides": overrides,
-        "fit": {
-            "largest_rows_per_chip": largest,
-            "best_rows_per_chip": fastest,
-            "predicted_mfu_by_rows_per_chip": mfus,
-        },
-    }
+    record["overrides"] = overrides
+    record["fit"] = {
+        "largest_rows_per_chip": largest, "best_rows_per_chip": fastest,
+        "predicted_mfu_by_rows_per_chip": mfus,
+    }  # fmt: skip
     after = [
         "",
         f"largest batch that fits: {largest:g} rows per chip; highest MFU among the "
@@ -244,9 +234,8 @@ def _fast(planner: Planner) -> _Answer:
     before = _batch_lines(batches)
     if plan is None:
         shards = planner.topology.num_devices // configured.tensor
-        before.insert(
-            0, f"the configured {configured.rows} rows per step do not divide over {shards} shards"
-        )
+        said = f"the configured {configured.rows} rows per step do not divide over {shards} shards"
+        before.insert(0, said)
     return _Answer(planner.plan(lead), record, before, _table_lines(table))
 
 
@@ -280,11 +269,8 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
 
 def _table_lines(table: dict[str, dict[str, float]]) -> list[str]:
     counts = next(row for row in table.values() if row)
-    lines = [
-        "",
-        "MFU by rows per chip and micro-batches per step, from compilations of 1 and 2 layers:",
-        "          " + "".join(f"{count:>8}" for count in counts),
-    ]
+    said = "MFU by rows per chip and micro-batches per step, from compilations of 1 and 2 layers:"
+    lines = ["", said, "          " + "".join(f"{count:>8}" for count in counts)]
     for rows, row in table.items():
         cells = "".join(f"{share:8.1%}" for share in row.values()) or "does not fit"
         lines.append(f"  {rows:>6}  {cells}")

@@ -361,7 +361,6 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Read a cached result. Return None if the file is missing or unreadable."""
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
         path.touch()  # the least recently used are removed first

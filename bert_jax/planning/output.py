@@ -79,9 +79,7 @@ def as_text(plan: Plan) -> str:
         *_memory_lines(plan),
     ]
     if plan.cost is not None:
-        head = (
-            "collectives per step                  over            devices  times  bytes a device"
-        )
+        head = f"{'collectives per step':37} {'over':15} devices  times  bytes a device"
         exchanges = [
             f"  {e.kind:22} {e.network:10}  {','.join(e.axes):15} {e.group_size:7} {e.runs:6}  "
             f"{_size(e.bytes)}"
@@ -134,11 +132,10 @@ def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
 
 def comparison(plans: Sequence[Plan]) -> str:
     """Return a table with one line per plan."""
-    head = (
+    lines = [
         "topology           chips  phase     L    rows  rows/chip  accum  fits    peak/HBM      "
         "step ms      tokens/s    MFU"
-    )
-    lines = [head]
+    ]
     for plan in plans:
         chip = plan.topology.chip
         peak = plan.peak * chip.devices_per_chip / 2**30

@@ -292,7 +292,6 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
 
 @lru_cache(maxsize=8)
 def _num_params(config: PretrainConfig) -> tuple[int, int]:
-    """Count the trained parameters, and the parameters of a teacher."""
     objective = objective_of(config)
     return num_params(objective), num_frozen(objective)
 

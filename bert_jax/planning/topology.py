@@ -129,11 +129,8 @@ def devices(topology: Topology) -> list[Any]:
         if "libtpu" in str(error) and "INVALID_ARGUMENT" not in str(error):
             raise UserError(_NO_LIBTPU) from error
         raise UserError(f"--topology {topology.name}: libtpu says {error}") from error
-    if len(found) != topology.num_devices:
-        raise AssertionError(
-            f"{topology.name}: libtpu describes {len(found)} devices; expected "
-            f"{topology.num_devices}"
-        )
+    if len(found) != (wanted := topology.num_devices):
+        raise AssertionError(f"{topology.name}: {len(found)} devices in libtpu, not {wanted}")
     return list(found)
 
 

@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import bert_jax
+from bert_jax.artefacts.exchange import exported_files as files
 from bert_jax.artefacts.exchange.conformance import cases
-from bert_jax.artefacts.exchange.exported_files import (
-    class_name,
-    untrained_parts,
-    without_pairs,
-    write_json,
-)
 from bert_jax.artefacts.exchange.model_card import model_card
 from bert_jax.artefacts.exchange.onnx import runtime
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, TOLERANCE, check_differences, proof_rows
@@ -153,7 +148,7 @@ def export(
         cases.write(saved, directory, format, proven)
         parity = {
             "format": format,
-            "class": class_name(saved),
+            "class": files.class_name(saved),
             "source": {"name": name, "kind": saved.origin.kind, "step": saved.origin.step},
             RECORD: [ancestor_entry("source", source, saved.origin.step)],
             "spent": spent(open_workdir(source).local / "goodput.json"),
@@ -163,7 +158,7 @@ def export(
             "rows": len(rows),
             "tokens": sum(map(len, rows)),
             **proven,
-            "untrained_parts": untrained_parts(saved) if has_parts else [],
+            "untrained_parts": files.untrained_parts(saved) if has_parts else [],
             "left_out": left_out,
             "sha256": digests_of(directory, "sha256"),
             DIGESTS: digests_of(directory),
@@ -175,7 +170,7 @@ def export(
                 **proven["versions"],
             },
         }
-        write_json(directory / "parity.json", parity)
+        files.write_json(directory / "parity.json", parity)
         loading = module.loading(saved) if hasattr(module, "loading") else ""
         card = model_card(saved, parity, license=license, name=name, loading=loading)
         (directory / "README.md").write_text(card, encoding="utf-8")
@@ -215,7 +210,7 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     """Return the parts of a model that a format holds; see `as_trained` and `without_pairs`."""
     if saved.network is not None:
         return saved
-    heads, saved = FORMATS[format].heads, without_pairs(as_trained(saved))
+    heads, saved = FORMATS[format].heads, files.without_pairs(as_trained(saved))
     if format == "huggingface" and kind_of(saved.config) in MODERN:
         saved = saved.without({"rtd"})  # only ELECTRA has a class with this head
     if format == "cross-encoder":

@@ -68,16 +68,11 @@ def fetch(name: str, cache: Path | None = None) -> Path:
             if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
                 raise
             offline = True
-        return Path(
-            huggingface_hub.snapshot_download(
-                repo,
-                revision=revision,
-                cache_dir=cache,
-                allow_patterns=patterns,
-                ignore_patterns=_ELSEWHERE,
-                local_files_only=offline,
-            )
-        )
+        fetched = huggingface_hub.snapshot_download(
+            repo, revision=revision, cache_dir=cache, local_files_only=offline,
+            allow_patterns=patterns, ignore_patterns=_ELSEWHERE,
+        )  # fmt: skip
+        return Path(fetched)
     except failures as error:
         raise UserError(f"{name} was not fetched: {_reason(error, repo)}") from error
 
@@ -99,7 +94,6 @@ def _has_safetensors(name: str, files: list[str]) -> bool:
 
 
 def _reason(error: Exception, repo: str) -> str:
-    """Explain in one line why a model was not fetched."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT

@@ -210,10 +210,8 @@ def _from_directory(source: Path) -> Source:
         saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     if huggingface_files.weight_files(directory) == [directory / FLAX_WEIGHTS]:
         notes += (f"the weights are those of {FLAX_WEIGHTS}, under the names of PyTorch's class",)
-    token_config = directory / CONFIG_NAME
-    if token_config.is_file() and "auto_map" in read_json_object(
-        token_config, max_bytes=huggingface_files.MAX_CONFIG_BYTES
-    ):
+    path, limit = directory / CONFIG_NAME, huggingface_files.MAX_CONFIG_BYTES
+    if path.is_file() and "auto_map" in read_json_object(path, max_bytes=limit):
         notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
     return Source(saved, form.family.name, made_by, directory, notes, form.dropped)
 
@@ -244,11 +242,9 @@ def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
     unlike = isinstance(ours, SentencePieceTokenizer)  # its offsets have another convention
     if unlike or any(isinstance(each, str) or not each.is_fast for each in tokenizers):
         return {"texts_with_equal_offsets": "not compared"}
-    compared = 0
+    compared, how = 0, {"add_special_tokens": False, "return_offsets_mapping": True}
     for text in plain_texts(found.saved):
-        first, second = (
-            each(text, add_special_tokens=False, return_offsets_mapping=True) for each in tokenizers
-        )
+        first, second = (each(text, **how) for each in tokenizers)
         if first["input_ids"] != second["input_ids"]:
             continue
         spans, compared = ours.encode(text).offsets.tolist(), compared + 1

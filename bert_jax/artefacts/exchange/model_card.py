@@ -66,10 +66,9 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
         task = "" if parity["class"] == "none" else files.task_of(saved)
-        ranks = parity["format"] == "cross-encoder"
-        fields["pipeline_tag"] = (
-            "text-ranking" if ranks else PIPELINES.get(task, "feature-extraction")
-        )
+        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        if parity["format"] == "cross-encoder":
+            fields["pipeline_tag"] = "text-ranking"
         fields["tags"] = ["bert", "jax", "bert_jax"]
         if saved.embedding is not None:
             fields["pipeline_tag"] = "sentence-similarity"
@@ -252,21 +251,16 @@ def _metrics(saved: SavedModel) -> str:
 def _scores(split: str, report: Mapping[str, Any]) -> str:
     """Return a table of the scores on a split, with their intervals where the run has them."""
     ends = {key: "{:.4g} to {:.4g}".format(*each) for key, each in report["intervals"].items()}
-    rows = [
-        (plain(key), _value(value), ends.get(key, ""))
-        for key, value in report["scores"].items()
-        if value is not None
-    ]
+    rows = [("metric", "value", "95% interval")]
+    for key, value in report["scores"].items():
+        if value is not None:
+            shown = f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+            rows.append((plain(key), shown, ends.get(key, "")))
     count = f"{report['examples']:,} examples, " if "examples" in report else ""
     chose = (
         "the set that chose the epoch" if report.get("chose", True) else "data that chose nothing"
     )
-    head = ("metric", "value", "95% interval")
-    return f"On {split}, {count}{chose}.\n\n{markdown_table([head, *rows])}"
-
-
-def _value(value: float) -> str:
-    return f"{value:.4g}" if value % 1 else f"{value:,.0f}"
+    return f"On {split}, {count}{chose}.\n\n{markdown_table(rows)}"
 
 
 def _contamination(parity: Mapping[str, Any]) -> str:
@@ -274,18 +268,15 @@ def _contamination(parity: Mapping[str, Any]) -> str:
     reports = parity.get("contamination", [])
     if not reports:
         return ""
-    rows = [
-        (
-            f"{plain(each['evaluation'])} in {plain(each['corpus'])}",
-            f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} in full, "
-            f"{each['short']:,} too short to be judged",
-        )
-        for each in reports
-    ]
+    rows = [("evaluation", "examples")]
+    for each in reports:
+        seen = f"{each['seen']:,} of {each['examples']:,} seen, {each['whole']:,} in full"
+        name = f"{plain(each['evaluation'])} in {plain(each['corpus'])}"
+        rows.append((name, f"{seen}, {each['short']:,} too short to be judged"))
     return (
         "## Contamination\n\nEvaluation texts in the pretraining corpus, by "
         f"{reports[0]['ngram']}-grams of normalised words: an example counts as seen if the corpus "
-        "has one of its n-grams.\n\n" + markdown_table([("evaluation", "examples"), *rows])
+        "has one of its n-grams.\n\n" + markdown_table(rows)
     )
 
 

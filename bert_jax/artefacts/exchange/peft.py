@@ -47,9 +47,8 @@ def write(saved: SavedModel, out: Path) -> None:
     adapter, outputs = saved.adapter, saved.outputs
     assert adapter is not None
     assert outputs is not None
-    updates = adapters.lora_tensors(
-        adapter.lora, adapter.layers, saved.config, files.entries_of(saved)
-    )
+    entries = files.entries_of(saved)
+    updates = adapters.lora_tensors(adapter.lora, adapter.layers, saved.config, entries)
     alpha, modules = adapter.config.alpha, list[str]()
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
@@ -62,36 +61,29 @@ def write(saved: SavedModel, out: Path) -> None:
             patterns["rank_pattern"][module] = len(update.a)
             patterns["alpha_pattern"][module] = alpha * update.maps
     family = FAMILIES[files.family_of(saved)]
-    above = {
-        entry.name for entry in files.entries_of(saved)
-        if entry.path[0] != "encoder" or entry.path[1] not in _ENCODER
-    }  # fmt: skip
+    above = {e.name for e in entries if e.path[0] != "encoder" or e.path[1] not in _ENCODER}
     heads = {name: array for name, array in files.state_dict_of(saved).items() if name in above}
     tensors |= {f"{adapters.PREFIX}{name}": array for name, array in heads.items()}
     # Modules that PEFT stores in full: the heads, and parts of the encoder such as the pooler.
     kept = {".".join(n.split(".")[: 1 + n.startswith(family.prefix)]) for n in heads}
     labels = head_to_huggingface(outputs) | family.pooling_fields(saved.pooling)
+    tasks = {end: name for name, end in adapters.TASKS.items()}
     files.write_tokenizer(saved, out)
     if labels:
         files.write_json(out / adapters.LABELS, labels)
-    files.write_json(
-        out / adapters.CONFIG,
-        {
-            "peft_type": "LORA",
-            "task_type": next(
-                t for t, end in adapters.TASKS.items() if end == files.task_of(saved)
-            ),
-            "base_model_name_or_path": saved.origin.config.get("init"),
-            "inference_mode": True,
-            "r": adapter.config.rank,
-            "lora_alpha": alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": modules,
-            "modules_to_save": sorted(kept),
-            **patterns,
-        },
-    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": tasks[files.task_of(saved)],
+        "base_model_name_or_path": saved.origin.config.get("init"),
+        "inference_mode": True,
+        "r": adapter.config.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "modules_to_save": sorted(kept),
+    }
+    files.write_json(out / adapters.CONFIG, config | patterns)
     files.write_arrays(out / adapters.WEIGHTS, tensors, format="pt")
 
 
@@ -127,11 +119,7 @@ def without_adapter(saved: SavedModel) -> SavedModel:
     }
     assert saved.adapter is not None
     encoder["layers"] = saved.adapter.layers
-    heads = {
-        name: jax.tree.map(np.zeros_like, part)
-        for name, part in saved.params.items()
-        if name != "encoder"
-    }
+    heads = jax.tree.map(np.zeros_like, {**saved.params, "encoder": {}})
     return dataclasses.replace(saved, params={**heads, "encoder": encoder}, adapter=None)
 
 

@@ -146,10 +146,8 @@ def proof_rows(saved: SavedModel) -> list[list[int]]:
     half = (length - num_special(tokenizer, pair=True)) // 2
     ids = tokenizer.encode_batch(PROOF_TEXTS)
     rows = [make_row(tokenizer, found[:room]) for found in ids]
-    rows += [
-        make_row(tokenizer, first[:half], second[:half])
-        for first, second in zip(ids[0::2], ids[1::2], strict=False)
-    ]
+    pairs = zip(ids[0::2], ids[1::2], strict=False)
+    rows += [make_row(tokenizer, first[:half], second[:half]) for first, second in pairs]
     return [row.ids.tolist() for row in rows]
 
 
@@ -216,9 +214,8 @@ def exact(network: Network | None) -> Network:
 
 @partial(jax.jit, static_argnums=0)
 def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.Array:
-    first, second = (
-        Side(jnp.asarray(a.tokens), jnp.asarray(a.segment_ids)) for a in (source, target)
-    )
+    both = (source, target)
+    first, second = (Side(jnp.asarray(x.tokens), jnp.asarray(x.segment_ids)) for x in both)
     return network.logits(params, first, second)[..., : network.model.vocab_size]
 
 
@@ -242,9 +239,8 @@ def outputs_of(
     if "nsp" in params and "pooled" in found:
         found["nsp"] = heads.pair_logits(config, params, hidden)
     if "rtd" in params:
-        found["rtd"] = heads.with_params(params["rtd"], heads.ReplacedHead, config)(hidden)[
-            ..., None
-        ]
+        replaced = heads.with_params(params["rtd"], heads.ReplacedHead, config)
+        found["rtd"] = replaced(hidden)[..., None]
     if head is not None:
         pooled = head.kind == "classification" and config.pooler
         if "pooled" in found or not pooled:

@@ -6,14 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.artefacts.exchange.proof import (
-    Batch,
-    ProofFailedError,
-    Sides,
-    batch_of,
-    exact,
-    logits_of,
-)
+from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.model.seq2seq.network import Side
 from bert_jax.model.seq2seq.search import SearchConfig, search
@@ -25,18 +18,18 @@ MAX_STEPS = 32
 TIE = 1e-5
 """Log-probabilities that differ by less than this are a tie: rounding decides between them."""
 
-Translate = Callable[[Batch, SearchConfig, int], list[list[int]]]
+Translate = Callable[[proof.Batch, SearchConfig, int], list[list[int]]]
 """Function from sources, a search and a length limit to the tokens of the best translations."""
 
 
 def translated(
-    saved: SavedModel, source: Batch, settings: SearchConfig, steps: int
+    saved: SavedModel, source: proof.Batch, settings: SearchConfig, steps: int
 ) -> list[list[int]]:
     """Translate in float32 like `bert-jax translate`; return the best translations as token ids."""
     special = saved.tokenizer.special_ids
     with jax.default_matmul_precision("highest"):
         found = search(
-            exact(saved.network), saved.params,
+            proof.exact(saved.network), saved.params,
             Side(jnp.asarray(source.tokens), jnp.asarray(source.segment_ids)),
             jnp.full(len(source.tokens), steps),
             settings=settings, max_length=steps, begin=special.cls, end=special.sep,
@@ -68,7 +61,7 @@ def compare_searches(
             some = rows[start : start + size]
             # Repeat the first row to fill the last batch, so that only one shape is compiled.
             full = [*some, *[some[0]] * (size - len(some))]
-            source = batch_of(saved, full, max(map(len, rows)))
+            source = proof.batch_of(saved, full, max(map(len, rows)))
             ours = translated(saved, source, settings, steps)
             theirs = translate(source, settings, steps)
             for row, first, second in zip(some, ours, theirs, strict=False):
@@ -77,7 +70,7 @@ def compare_searches(
                 elif _is_tie(saved, row, first, second, greedy=settings.num_beams == 1):
                     ties += 1
                 else:
-                    raise ProofFailedError(
+                    raise proof.ProofFailedError(
                         f"{name} search translates {_shown(row)} to {_shown(second)}, but the "
                         f"source model translates it to {_shown(first)}"
                     )
@@ -102,8 +95,8 @@ def _is_tie(
 
 def _log_probs(saved: SavedModel, row: Sequence[int], tokens: list[int]) -> np.ndarray:
     inputs = [saved.tokenizer.special_ids.cls, *tokens[:-1]]
-    sides = Sides(batch_of(saved, [row]), batch_of(saved, [inputs]))
-    logs = jax.nn.log_softmax(logits_of(saved, sides)["logits"][0].astype(np.float32))
+    sides = proof.Sides(proof.batch_of(saved, [row]), proof.batch_of(saved, [inputs]))
+    logs = jax.nn.log_softmax(proof.logits_of(saved, sides)["logits"][0].astype(np.float32))
     return np.asarray(logs, np.float64)[np.arange(len(tokens)), tokens]
 
 

@@ -87,11 +87,9 @@ def exported(saved: SavedModel, weights: Mapping[str, Any]) -> export.Exported:
 
     def run(weights, tokens, type_ids, segment_ids):
         found = {name: weights[theirs] for name, theirs in names.items()}
-        params = (
-            _params(found, entries, saved.params, config)
-            if classed
-            else unflatten_dict(weights, sep="/")
-        )
+        params = unflatten_dict(weights, sep="/")
+        if classed:
+            params = _params(found, entries, saved.params, config)
         params |= {part: {} for part, tree in saved.params.items() if not tree}
         if "pooling" in saved.params:  # small enough for constants
             params["pooling"] = saved.params["pooling"]
@@ -121,8 +119,7 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
 
     def run(weights, ids, mask, limits):
         params = unflatten_dict(weights, sep="/")
-        # Without this, TPUs and newer GPUs multiply float32 at lower precision.
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"):  # as in `exported`
             found = search(
                 network, params, Side(ids, mask), limits, settings=settings,
                 max_length=shape.target_length, begin=special.cls, end=special.sep,
@@ -160,9 +157,8 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
             size, length = program.in_avals[-2].shape
             translate = partial(_translate, jax.jit(program.call), weights, length)
             some = [row for row in rows if len(row) <= length]
-            compared["translations"] |= compare_searches(
-                saved, some, translate, {name: settings}, size
-            )
+            found = compare_searches(saved, some, translate, {name: settings}, size)
+            compared["translations"] |= found
     versions = {"jax": jax.__version__, "calling_convention": program.calling_convention_version}
     return {**compared, "platforms": list(program.platforms), "versions": versions}
 

@@ -235,9 +235,8 @@ def compare_with_source(
     except Exception as error:  # any type: the model may need a later version of Transformers
         return f"not compared: Transformers cannot load the source ({error})"[:300]
     others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
-    (gaps,) = proof.compare(
-        saved, proof.row_batches(proof.proof_rows(saved)), theirs, optional=others
-    )
+    batches = proof.row_batches(proof.proof_rows(saved))
+    (gaps,) = proof.compare(saved, batches, theirs, optional=others)
     proof.check_differences(gaps, tolerance, f"{saved.name} has other outputs in Transformers")
     tokens = _compare_tokens(saved, source_tokenizer(directory, saved.tokenizer))
     versions = {name: metadata.version(name) for name in PACKAGES}
@@ -290,7 +289,5 @@ def _read_alike(ours: Any, theirs: Any, text: str) -> bool:
 
 def plain_texts(saved: SavedModel) -> list[str]:
     """Return the proof's texts that do not spell any of the five special tokens."""
-    names = specials_of(saved)
-    return [
-        text for text in proof.texts_for(saved.tokenizer) if not any(name in text for name in names)
-    ]
+    names, texts = specials_of(saved), proof.texts_for(saved.tokenizer)
+    return [text for text in texts if not any(name in text for name in names)]

@@ -174,7 +174,6 @@ def read_tensors(
 
 
 def _fill(tensor: Tensor, arrays: Sequence[np.ndarray], params: Params, shapes: Params) -> None:
-    """Write a foreign tensor of all layers into `params`."""
     filled = []
     for entry in tensor.entries:
         shape = lookup(shapes, entry.path).shape
@@ -265,9 +264,8 @@ def _folded(names: Iterable[str]) -> list[str]:
     layers: dict[str, list[str]] = {}
     for name in names:
         number = _LAYER_NUMBER.search(name)
-        layers.setdefault(_LAYER_NUMBER.sub("{}", name, count=1), []).append(
-            number[0] if number else ""
-        )
+        pattern = _LAYER_NUMBER.sub("{}", name, count=1)
+        layers.setdefault(pattern, []).append(number[0] if number else "")
     return [pattern.replace("{}", ",".join(numbers)) for pattern, numbers in layers.items()]
 
 
@@ -293,7 +291,6 @@ _STRIP = 32
 
 
 def _import(entry: Entry, theirs: np.ndarray, ours: np.ndarray) -> None:
-    """Write a foreign array into our array."""
     if entry.kind == "vocab":
         ours[: len(theirs)], ours[len(theirs) :] = theirs, 0
     elif entry.kind == "kernel":

@@ -304,12 +304,11 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
 def plain(config: ModelConfig) -> ModelConfig:
     """Normalise a configuration, so that configurations that mean the same become equal."""
     letters = [config.layer_kind(n).letter for n in range(config.num_layers)]
+    kv_heads, activation = config.num_kv_heads, config.head_activation
     return replace(
         config,
-        num_kv_heads=0 if config.num_kv_heads == config.num_heads else config.num_kv_heads,
-        head_activation=(
-            "" if config.head_activation == config.activation else config.head_activation
-        ),
+        num_kv_heads=0 if kv_heads == config.num_heads else kv_heads,
+        head_activation="" if activation == config.activation else activation,
         embedding_dim=0 if not config.projects_embeddings else config.embedding_dim,
         attention_pattern=_period(letters),  # of all layers: the last cycle may be incomplete
     )

@@ -131,9 +131,8 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
     steps: list[normalizers.Normalizer] = []
     if normalize("e\u0301") == "\u00e9":
         kana = [chr(first) + mark for first in range(0xFF66, 0xFF9E) for mark in "\uff9e\uff9f"]
-        steps += [
-            normalizers.Replace(pair, made) for pair in kana if len(made := normalize(pair)) == 1
-        ]
+        made = ((pair, normalize(pair)) for pair in kana)
+        steps += [normalizers.Replace(*each) for each in made if len(each[1]) == 1]
         steps += [normalizers.Replace(Regex(_uncomposed()), _DROPPED), normalizers.NFC()]
     return [
         *steps,
@@ -215,10 +214,6 @@ def _bpe(model: Any) -> models.BPE:
     if lost:
         raise _refusal(f"it has pieces with {min(lost)!r}, but no piece of only that character")
     unknown = next(piece.piece for piece in model.pieces if piece.type == _UNKNOWN)
-    return models.BPE(
-        vocab=ids,
-        merges=[pair for _, _, pair in sorted(merges, key=lambda found: found[:2])],
-        unk_token=unknown,
-        fuse_unk=True,
-        byte_fallback=model.trainer_spec.byte_fallback,
-    )
+    ordered = [pair for _, _, pair in sorted(merges, key=lambda found: found[:2])]
+    fallback = {"fuse_unk": True, "byte_fallback": model.trainer_spec.byte_fallback}
+    return models.BPE(vocab=ids, merges=ordered, unk_token=unknown, **fallback)

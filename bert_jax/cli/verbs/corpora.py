@@ -308,9 +308,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
 
         some = {"heldout_rate": self.heldout_rate, "num_workers": self.num_workers}
         given: dict[str, Any] = {name: value for name, value in some.items() if value is not None}
-        sources, heldout = (
-            self.opened(*files, swap=self.swap) for files in (self.pairs, self.heldout_pairs)
-        )
+        both = self.pairs, self.heldout_pairs
+        sources, heldout = (self.opened(*files, swap=self.swap) for files in both)
         built = build_pairs(
             sources, load_tokenizer(self.tokenizer), out, heldout=heldout,
             drop_duplicates=bool(self.drop_duplicates), overwrite=self.overwrite,
@@ -322,10 +321,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
     def _check_form(self) -> None:
         """Raise a UserError if an option is missing, or fits only the other kind of corpus."""
         if bool(self.input) == bool(self.pairs):
-            raise UserError(
-                "give --input for text, or --pairs for sources and targets"
-                + ("; not both" if self.input else "")
-            )
+            both = "; not both" if self.input else ""
+            raise UserError(f"give --input for text, or --pairs for sources and targets{both}")
         if (self.out is None) != self.estimate:
             raise UserError(
                 "--estimate writes nothing; leave out either --out or --estimate"

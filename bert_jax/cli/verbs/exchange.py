@@ -54,17 +54,14 @@ class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolera
         print(f"  largest differences from the source: {', '.join(gaps) or 'none, bit for bit'}")
         translations = parity.get("translations", {})
         for name, proof in parity.get("proofs", {}).items():
-            print(
-                f"  proof by {name}: {'passed' if proof['ran'] else 'did not run, ' + proof['why']}"
-            )
+            how = "passed" if proof["ran"] else f"did not run, {proof['why']}"
+            print(f"  proof by {name}: {how}")
             translations = proof.get("translations", translations)
         for name, found in translations.items():
             print(f"  {name} search: {found['equal']} equal translations, {found['ties']} ties")
         if (found := parity.get("quantized")) is not None:
-            sizes = found["bytes"]
-            print(
-                f"  int8: {sizes['before']:,} bytes became {sizes['after']:,}; against the source:"
-            )
+            sizes = "{before:,} bytes became {after:,}".format_map(found["bytes"])
+            print(f"  int8: {sizes}; against the source:")
             for name, gap, equal, cosine in table(found):
                 more = f", {equal} equal predictions" if equal else ""
                 more += f", least cosine {cosine}" if cosine else ""
@@ -109,13 +106,10 @@ class Average(groups.IntoDirectory, groups.StoreRows):
         )  # fmt: skip
         total = sum(each["weight"] for each in made["sources"])
         print(f"{self.out}: {made['method']} of {len(made['sources'])} checkpoints")
-        for each in made["sources"]:
-            share = each["weight"] / total
-            print(
-                f"  {each['workdir']}@{each['step']}  digest {each['digest']}  weight {share:.4f}"
-            )
+        names = [f"{each['workdir']}@{each['step']}" for each in made["sources"]]
+        for name, each in zip(names, made["sources"], strict=True):
+            print(f"  {name}  digest {each['digest']}  weight {each['weight'] / total:.4f}")
         if self.evaluate:
-            names = [f"{each['workdir']}@{each['step']}" for each in made["sources"]]
             for line in compared_lines([*names, str(self.out)], corpus=corpus, max_rows=rows):
                 print(line, flush=True)
         return 0

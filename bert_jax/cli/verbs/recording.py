@@ -44,10 +44,8 @@ class Record(Verb):
             line = _line(self.recipe)
             home.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home, prefix="again") as runs:
-                steps = line["steps"]
-                made = attempt(
-                    track, line["path"], self.input, home, Path(runs), line["seed"], steps
-                )
+                again = line["path"], self.input, home, Path(runs), line["seed"], line["steps"]
+                made = attempt(track, *again)
             for said in differences(line, made):
                 print(f"differs  {said}")
             equal = made["loss"] == line["loss"]
@@ -66,7 +64,6 @@ class Record(Verb):
 
 
 def _line(place: str) -> dict[str, Any]:
-    """Read the line that FILE:LINE names."""
     name, _, number = place.rpartition(":")
     try:
         found = json.loads(Path(name).read_text("utf-8").splitlines()[int(number) - 1])

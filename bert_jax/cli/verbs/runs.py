@@ -371,18 +371,15 @@ class Replay(groups.OfRun, groups.StoreRows):
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.runs import is_finetuning
+        from bert_jax.cli.inspection.replay import replay_batch, replay_task
         from bert_jax.files.remote import open_workdir
 
         if is_finetuning(open_workdir(self.workdir).local):
-            from bert_jax.cli.inspection.replay import replay_task
-
             if self.corpus is not None:
                 raise UserError(
                     f"--corpus is for pretraining, but {self.workdir} holds a fine-tuning run"
                 )
             print(replay_task(self.workdir, self.step, max_rows=self.rows))
             return 0
-        from bert_jax.cli.inspection.replay import replay_batch
-
         print(replay_batch(self.workdir, self.step, corpus=self.corpus, max_rows=self.rows))
         return 0

@@ -91,7 +91,9 @@ def attend(
             "model.attention_impl is 'cudnn', whose window covers only one side of a query, so "
             "local layers use 'xla', block by block"
         )
-    if asked.angles is not None and not _rotates_inside(impl, layout):
+    kind = device_kind(layout) or jax.devices()[0].device_kind.lower()
+    rotates_inside = impl == "fused" and kind not in _SMALL_VMEM
+    if asked.angles is not None and not rotates_inside:
         q, k = (rotate(x, *asked.angles) for x in (q, k))
         asked = asked._replace(angles=None)
     if k.shape[2] != q.shape[2]:
@@ -191,7 +193,6 @@ def _fell_back(platform: str, asked: Asked) -> str | None:
 
 
 def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str:
-    """Return the warning that `xla` computes scores in float32 and keeps them in memory."""
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
@@ -208,7 +209,6 @@ def _warn_once(message: str) -> None:
 
 
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
-    """Raise a UserError if `impl` does not support `asked` on the platform `here`."""
     where = f"model.attention_impl is {impl!r}, which"
     instead = "set model.attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
@@ -222,11 +222,3 @@ def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
         )
     if reason := _unsupported(impl, asked):
         raise UserError(f"{where} needs {reason}: {instead}")
-
-
-def _rotates_inside(impl: AttentionImpl, layout: OnMesh) -> bool:
-    """Return true if the implementation itself rotates queries and keys."""
-    if impl != "fused":
-        return False
-    kind = device_kind(layout) or jax.devices()[0].device_kind.lower()
-    return kind not in _SMALL_VMEM

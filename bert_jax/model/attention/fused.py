@@ -76,14 +76,11 @@ def fused_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Arra
     q_ids, kv_ids = (x.astype(jnp.int32)[:, None, :] for x in (q_segment_ids, kv_segment_ids))
     # One vector of words for the scalar memory: [seed, site, heads..., rows...].
     words = [stream.seed[None], jnp.asarray(site)[None], head_index, stream.row_index]
-    out = _attention(
-        plan,
-        *(jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v)),
-        q_ids,
-        fused_long.framed_ids(plan, kv_ids) if plan.is_long else kv_ids,
-        jnp.concatenate(words).astype(jnp.uint32),
-        *(x.swapaxes(1, 2) for x in angles if plan.rotates),
-    )
+    packed = jnp.concatenate(words).astype(jnp.uint32)
+    kv_ids = fused_long.framed_ids(plan, kv_ids) if plan.is_long else kv_ids
+    arrays = (jnp.moveaxis(x, 1, 3).reshape(plan.rows, -1, x.shape[1]) for x in (q, k, v))
+    turns = (x.swapaxes(1, 2) for x in angles if plan.rotates)
+    out = _attention(plan, *arrays, q_ids, kv_ids, packed, *turns)
     return jnp.moveaxis(out.reshape(plan.rows, plan.num_heads, plan.head_dim, -1), 3, 1)
 
 
@@ -135,36 +132,25 @@ def _call(
         return pl.BlockSpec((1, plan.heads * plan.head_dim, shape[2]), lambda b, g, _: (b, g, 0))
 
     scores = plan.rows * plan.num_heads * plan.scores
-    call = partial(
-        pl.pallas_call,
-        partial(kernel, plan),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
-            grid=(plan.rows, plan.num_heads // plan.heads),
-            in_specs=[spec(x.shape) for x in operands],
-            out_specs=[spec(x.shape) for x in out_shapes],
-            scratch_shapes=scratch,
-        ),
-        out_shape=out_shapes,
-        name=name,
-        cost_estimate=pl.CostEstimate(
-            flops=2 * num_products * scores * plan.head_dim,
-            transcendentals=scores,
-            bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
-        ),
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(plan.rows, plan.num_heads // plan.heads),
+        in_specs=[spec(x.shape) for x in operands],
+        out_specs=[spec(x.shape) for x in out_shapes],
+        scratch_shapes=scratch,
     )
+    cost = pl.CostEstimate(
+        flops=2 * num_products * scores * plan.head_dim,
+        transcendentals=scores,
+        bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shapes, words)),
+    )
+    about = {"grid_spec": grid, "out_shape": out_shapes, "name": name, "cost_estimate": cost}
+    call = partial(pl.pallas_call, partial(kernel, plan), **about)
     # Choose at lowering, because a step compiled ahead of time for a TPU is traced elsewhere.
-    return jax.lax.platform_dependent(
-        words,
-        *operands,
-        tpu=call(
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel"),
-                vmem_limit_bytes=_LONG_VMEM if plan.is_long else None,
-            )
-        ),
-        default=call(interpret=True),
-    )
+    limit = _LONG_VMEM if plan.is_long else None
+    params = pltpu.CompilerParams(dimension_semantics=("parallel",) * 2, vmem_limit_bytes=limit)
+    on_tpu, elsewhere = call(compiler_params=params), call(interpret=True)
+    return jax.lax.platform_dependent(words, *operands, tpu=on_tpu, default=elsewhere)
 
 
 def _visible(plan: Plan, start: int, q_ids_ref, kv_ids_ref):

@@ -90,9 +90,8 @@ class Plan(NamedTuple):
     def heads(self) -> int:
         """Number of heads per program: 1 for a long row, else limited by the number of scores."""
         limit = 1 if self.is_long else max(1, 2 * SCORES_PER_CHUNK // self.scores)
-        return max(
-            n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0 and n <= limit
-        )
+        divisors = (n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0)
+        return max(n for n in divisors if n <= limit)
 
     @property
     def scores(self) -> int:

@@ -136,13 +136,8 @@ def splash_attention(asked: Asked) -> Float[Array, "B L H K"]:
     mask = splash_attention_mask.MultiHeadMask([one_head] * heads)
 
     def run(q, k, v, q_ids, kv_ids, *, interpret: bool):
-        kernel = splash_attention_kernel.make_splash_mha(
-            mask,
-            block_sizes=block_sizes(*shape, window),
-            head_shards=1,
-            q_seq_shards=1,
-            interpret=interpret,
-        )
+        make, blocks = splash_attention_kernel.make_splash_mha, block_sizes(*shape, window)
+        kernel = make(mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=interpret)
         segments = splash_attention_kernel.SegmentIds(q=q_ids, kv=kv_ids)
         # The kernel expects heads before positions, and queries that are already scaled.
         q, k, v = (x.swapaxes(1, 2) for x in (q * (1 / math.sqrt(head_dim)), k, v))

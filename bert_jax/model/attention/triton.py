@@ -1,9 +1,8 @@
 """Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-BERT applies dropout to attention probabilities. Here, the dropout mask must be a pure function of
-seed and positions (see `model.dropout`). cuDNN would draw different masks, and plain XLA writes
-several (B, H, L, S) arrays to memory. In these kernels, each program holds a block of queries or a
-block of keys of one head, and scores, probabilities and masks stay in registers.
+The reasons are those of `fused`, and cuDNN's dropout masks are not a pure function of seed and
+positions (see `model.dropout`). Each program holds a block of queries or a block of keys of one
+head, and scores, probabilities and masks stay in registers.
 
 Queries, keys and values are read as the projections write them, (B, L, H, K), without a transpose.
 Sums over blocks have a fixed order, without atomic additions, so that the same inputs give the same
@@ -109,7 +108,6 @@ def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Arr
 
 
 def _forward(plan: Plan, q, k, v, q_ids, kv_ids, names: Names):
-    """Return the attended values and the residuals."""
     shapes = [
         jax.ShapeDtypeStruct(q.shape, v.dtype),
         jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32),
@@ -187,9 +185,8 @@ def _call(
     )
     # Choose at lowering, because a step compiled ahead of time is traced elsewhere.
     params = plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages)
-    return jax.lax.platform_dependent(
-        names, operands, cuda=call(compiler_params=params), default=call(interpret=True)
-    )
+    on_cuda, elsewhere = call(compiler_params=params), call(interpret=True)
+    return jax.lax.platform_dependent(names, operands, cuda=on_cuda, default=elsewhere)
 
 
 def _forward_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, out_ref, log_sum_ref):
@@ -221,7 +218,6 @@ def _forward_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, out_
 
 
 def _key_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dk_ref, dv_ref):
-    """Compute the gradients of one block of keys and values."""
     k, v, ids = refs["k"][...], refs["v"][...], refs["kv_ids"][...]
     first = pl.program_id(0) // heads * tile.own
 
@@ -247,7 +243,6 @@ def _key_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dk_ref, 
 
 
 def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref):
-    """Compute the gradients of one block of queries."""
     q, gradient, ids = refs["q"][...], refs["gradient"][...], refs["q_ids"][...]
     first, log_sum = pl.program_id(0) // heads * tile.own, refs["log_sum"][...]
     mean = _row_products(gradient, refs["out"][...])

@@ -99,9 +99,8 @@ class Cell(nnx.Module):
             self.input.bias = parameter(forget.astype(jnp.float32), None)
         if context:
             self.context = Affine(config, {"embed": context}, gates, rngs, bias=False)
-        self.recurrent = Affine(
-            config, {"embed": width}, gates, rngs, bias=self.kind.recurrent_bias
-        )
+        bias = self.kind.recurrent_bias
+        self.recurrent = Affine(config, {"embed": width}, gates, rngs, bias=bias)
         square = jax.nn.initializers.orthogonal()
         keys = jax.random.split(rngs.params(), self.kind.num_gates)
         kernels = [square(key, (width, width), jnp.float32) for key in keys]

@@ -149,13 +149,10 @@ class DecoderLayer(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Apply the layer to all positions. `index`, counted from 0, sets the dropout sites."""
         site = SITE_DECODER + index * SITES_PER_LAYER
-        return self._joined(
-            x,
-            lambda y: self.attention(y, context, site, _GLOBAL),
-            lambda y: self.cross(y, context, source, site + SITE_CROSS_WEIGHTS),
-            context.stream,
-            site,
-        )
+        cross_site = site + SITE_CROSS_WEIGHTS
+        attend_target = partial(self.attention, context=context, first_site=site, letter=_GLOBAL)
+        attend_source = partial(self.cross, context=context, source=source, site=cross_site)
+        return self._joined(x, attend_target, attend_source, context.stream, site)
 
     def step(
         self,

@@ -69,8 +69,7 @@ class Recurrent(nnx.Module):
 
     @property
     def _target_table(self) -> TokenTable:
-        side = self.encoder if self.settings.tying == "all" else self.decoder
-        return side.embeddings
+        return (self.encoder if self.settings.tying == "all" else self.decoder).embeddings
 
     def _embed(self, table: TokenTable, tokens: Array, stream: Stream, site: int) -> Array:
         x = look_up(self.config, table.token[...], tokens).astype(compute_dtype(self.config))
@@ -167,12 +166,8 @@ class RecurrentNetwork(Network):
         states, segment_ids = module.read(source, stream), target.segment_ids
         summary = by_place(module.encoder.summary(states, source.segment_ids, segment_ids))
         index = restarting_positions(segment_ids)
-        fresh = module.decoder.begin(summary)
-        return module.decoder(
-            by_place(module.embed_target(target.tokens, stream)),
-            module.memory(states, source, summary),
-            Places(by_place(segment_ids), by_place(index)),
-            jax.tree.map(lambda x: x[0], fresh),
-            Restart(by_place(index == 0), fresh),
-            stream,
-        )
+        places = Places(by_place(segment_ids), by_place(index))
+        x = by_place(module.embed_target(target.tokens, stream))
+        memory, fresh = module.memory(states, source, summary), module.decoder.begin(summary)
+        carry, restart = jax.tree.map(lambda x: x[0], fresh), Restart(by_place(index == 0), fresh)
+        return module.decoder(x, memory, places, carry, restart, stream)

@@ -21,17 +21,10 @@ from jaxtyping import Array, Float, Integer
 
 from bert_jax.config.bounds import AtLeast, Bounded, Natural, Or
 from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.attention.xla import MASKED_SCORE
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream, keep_at
-from bert_jax.model.layers import (
-    Affine,
-    compute_dtype,
-    einsum_float32,
-    parameter,
-    token_table,
-    truncated_normal,
-)
 from bert_jax.model.rotation import restarting_positions
 from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped, run
 from bert_jax.model.seq2seq.network import Tying
@@ -116,7 +109,7 @@ class TokenTable(nnx.Module):
     """Table of token embeddings."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.token = token_table(config, rngs)
+        self.token = layers.token_table(config, rngs)
 
 
 class RecurrentEncoder(nnx.Module):
@@ -207,13 +200,13 @@ class Alignment(nnx.Module):
 
     def __init__(self, config: ModelConfig, score: Score, window: int, rngs: nnx.Rngs):
         width = config.hidden_dim
-        self.score, self.window, self.dtype = score, window, compute_dtype(config)
+        self.score, self.window, self.dtype = score, window, layers.compute_dtype(config)
         if score != "dot":
-            self.key = Affine(config, {"embed": width}, {None: width}, rngs, bias=False)
+            self.key = layers.Affine(config, {"embed": width}, {None: width}, rngs, bias=False)
         if score == "additive":
-            self.query = Affine(config, {"embed": width}, {None: width}, rngs)
-            scale = truncated_normal(rngs.params(), (width,), config.init_std)
-            self.vector = parameter(scale, None)
+            self.query = layers.Affine(config, {"embed": width}, {None: width}, rngs)
+            scale = layers.truncated_normal(rngs.params(), (width,), config.init_std)
+            self.vector = layers.parameter(scale, None)
 
     def remember(self, states: Float[Array, "B S D"], segment_ids: Integer[Array, "B S"]) -> Memory:
         """Compute, once per source, the arrays that attention reads at all target positions."""
@@ -233,7 +226,7 @@ class Alignment(nnx.Module):
                 sums = memory.keys[:, None] + project(states)[:, :, None]
                 return jnp.tanh(sums) @ vector
             used = states.astype(self.dtype), memory.keys.astype(self.dtype)
-            return einsum_float32("BKD,BSD->BKS", *used)
+            return layers.einsum_float32("BKD,BSD->BKS", *used)
 
         def attend(states: Array, places: Places) -> tuple[Array, Array]:
             visible = places.segment_ids[..., None] == memory.segment_ids[:, None]
@@ -245,7 +238,7 @@ class Alignment(nnx.Module):
                 visible &= jnp.abs(memory.places[:, None] - centre) <= self.window
             weights = jax.nn.softmax(jnp.where(visible, scores(states), MASKED_SCORE), axis=-1)
             used = weights.astype(self.dtype), memory.states.astype(self.dtype)
-            return einsum_float32("BKS,BSD->BKD", *used), weights
+            return layers.einsum_float32("BKS,BSD->BKD", *used), weights
 
         return jax.checkpoint(attend, prevent_cse=False)
 
@@ -293,11 +286,11 @@ class RecurrentDecoder(nnx.Module):
             cell = Cell(config, settings.cell, inputs, width, rngs, context)
             setattr(self, f"layer{n + 1}", cell)
         vectors = self.count * cell.kind.num_parts
-        self.start = Affine(config, {"embed": width}, {None: vectors * width}, rngs)
+        self.start = layers.Affine(config, {"embed": width}, {None: vectors * width}, rngs)
         if settings.attends:
             self.attention = Alignment(config, settings.attention, settings.window, rngs)
         read = readout_inputs(config, settings)
-        self.readout = Affine(config, {"embed": read}, {None: table}, rngs)
+        self.readout = layers.Affine(config, {"embed": read}, {None: table}, rngs)
 
     @property
     def cells(self) -> list[Cell]:
@@ -308,9 +301,8 @@ class RecurrentDecoder(nnx.Module):
         """Make the initial carry of a segment from the summary of the segment's source."""
         made = jnp.tanh(self.start(summary).astype(jnp.float32))
         vectors = iter(jnp.split(made, made.shape[-1] // self.config.hidden_dim, axis=-1))
-        states = tuple(
-            tuple(next(vectors) for _ in range(cell.kind.num_parts)) for cell in self.cells
-        )
+        counts = (cell.kind.num_parts for cell in self.cells)
+        states = tuple(tuple(next(vectors) for _ in range(count)) for count in counts)
         fed = jnp.zeros((*summary.shape[:-1], self.config.embedding_width), jnp.float32)
         return Carry(states, fed if self.settings.feeds else None)
 

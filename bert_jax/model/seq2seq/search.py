@@ -142,32 +142,20 @@ def search(
         ended = (tokens == end) & (step >= forced.lengths)[:, None]
         stops = ended | (step + 1 >= limits)[:, None]
         length = step + 1 - forced.lengths
-        found = _best(
-            state.found,
-            Found(
-                written,
-                jnp.full_like(tokens, step + 1),
-                jnp.where(
-                    stops & state.open[:, None],
-                    sums / settings.penalty(jnp.maximum(length, 1).astype(jnp.float32))[:, None],
-                    -jnp.inf,
-                ),
-                ended,
-            ),
-            beams,
-        )
+        penalty = settings.penalty(jnp.maximum(length, 1).astype(jnp.float32))[:, None]
+        scores = jnp.where(stops & state.open[:, None], sums / penalty, -jnp.inf)
+        new = Found(written, jnp.full_like(tokens, step + 1), scores, ended)
+        found = _best(state.found, new, beams)
         sums, kept = jax.lax.top_k(jnp.where(stops, -jnp.inf, sums), beams)
         is_open = state.open & (sums[:, 0] / greatest > found.scores[:, -1])
         if beams == 1:  # greedy search ends with its first end token
             is_open &= ~stops[:, 0]
         else:
             parents = _picked(parents, kept)
-            cache = cache._replace(
-                beams=jax.tree.map(lambda leaf: _picked(leaf, parents), cache.beams)
-            )
-        return _State(
-            step + 1, cache, _picked(tokens, kept), _picked(written, kept), sums, found, is_open
-        )
+            continued = jax.tree.map(lambda leaf: _picked(leaf, parents), cache.beams)
+            cache = cache._replace(beams=continued)
+        last, written = _picked(tokens, kept), _picked(written, kept)
+        return _State(step + 1, cache, last, written, sums, found, is_open)
 
     none = Found(
         jnp.zeros((count, beams, max_length), jnp.int32),
@@ -220,12 +208,10 @@ def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
 
 def _best(found: Found, new: Found, beams: int) -> Found:
     """Return the best `beams` hypotheses among `found` and the first `beams` entries of `new`."""
-    both = Found(
-        *(jnp.concatenate([old, more[:, :beams]], 1) for old, more in zip(found, new, strict=True))
-    )
+    pairs = zip(found, new, strict=True)
+    both = Found(*(jnp.concatenate([old, more[:, :beams]], 1) for old, more in pairs))
     scores, chosen = jax.lax.top_k(both.scores, beams)
     tokens, lengths, _, ended = (_picked(part, chosen) for part in both)
     there = scores > -jnp.inf
-    return Found(
-        jnp.where(there[..., None], tokens, 0), jnp.where(there, lengths, 0), scores, there & ended
-    )
+    tokens, lengths = jnp.where(there[..., None], tokens, 0), jnp.where(there, lengths, 0)
+    return Found(tokens, lengths, scores, there & ended)

@@ -75,14 +75,11 @@ class TransformerNetwork(Network):
     @property
     def decoder(self) -> ModelConfig:
         """Architecture of the decoder: the encoder's, but all layers global and no token types."""
+        layers, tied = self.num_decoder_layers or self.model.num_layers, self.tying != "none"
         return dataclasses.replace(
-            self.model,
-            num_layers=self.num_decoder_layers or self.model.num_layers,
-            num_types=0,
-            attention_pattern="G",
-            first_norm=True,
-            tied=self.tying != "none",
-        )
+            self.model, num_layers=layers, tied=tied,
+            num_types=0, attention_pattern="G", first_norm=True,
+        )  # fmt: skip
 
     def parts(self) -> tuple[Build, "TransformerNetwork"]:
         """Return the class of the module that holds all parameters, and the module's settings."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bert_jax.chips import Chip
-from bert_jax.planning.hlo_cost.kernels import Work, work_of
+from bert_jax.planning.hlo_cost.kernels import work_of
 
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
@@ -186,7 +186,7 @@ def op_seconds(op: Op, device: Chip) -> float:
     if op.cycles is not None:
         return op.runs * op.cycles / device.clock_hz
     seconds = op.bytes / device.hbm_bytes_per_s
-    work = _work(op)
+    work = work_of(op.kernel)
     if work is not None:
         memory = op.hbm_bytes / device.hbm_bytes_per_s
         arrays = work.mxu_flops(device.mxu_side) / device.bf16_flops
@@ -199,10 +199,6 @@ def op_seconds(op: Op, device: Chip) -> float:
     elif op.flops is not None:
         seconds = max(seconds, op.flops / (device.bf16_flops * STATED_EFFICIENCY))
     return op.runs * seconds
-
-
-def _work(op: Op) -> Work | None:
-    return work_of(op.kernel) if op.kernel else None
 
 
 def collective_seconds(
@@ -256,7 +252,7 @@ def _how(program: Program, chip: Chip) -> dict[str, str]:
         "copies exposed": "time by which DMA between HBM and core memory outlasts all other work",
     }
     kernels = [op for op in program.ops if op.kind == "pallas"]
-    unread = {op.name for op in kernels if not ((work := _work(op)) and work.exact)}
+    unread = {op.name for op in kernels if not ((work := work_of(op.kernel)) and work.exact)}
     if unread:
         names = ", ".join(sorted(unread))
         how["kernels not counted"] = (

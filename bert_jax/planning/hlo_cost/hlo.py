@@ -181,9 +181,8 @@ class _Walk:
 
     def _conditional(self, instruction: Instruction, scope: Scope, runs: int) -> int:
         listed = instruction.attribute(r"branch_computations=\{([^}]*)\}") or ""
-        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(
-            r"(?:true|false)_computation=%?([\w.\-]+)", instruction.attributes
-        )
+        either = r"(?:true|false)_computation=%?([\w.\-]+)"
+        names = re.findall(r"%?([\w.\-]+)", listed) or re.findall(either, instruction.attributes)
         if not names:
             return 0
         tried = []
@@ -202,13 +201,10 @@ class _Walk:
     ) -> tuple[int, list[str]]:  # fmt: skip
         """Record a fusion, which may start, advance or end an asynchronous collective."""
         called = self.module.computations[instruction.calls or ""]
-        inner = [i for i in called.instructions.values() if i.opcode in COLLECTIVES]
+        parts = called.instructions.values()
+        inner = [i for i in parts if i.opcode in COLLECTIVES]
         keys = ["channel " + (i.attribute(r"channel_id=(\d+)") or i.name) for i in inner]
-        targets = {
-            i.attribute(r'custom_call_target="([^"]*)"')
-            for i in called.instructions.values()
-            if i.opcode == "custom-call"
-        }
+        targets = {i.attribute(r'custom_call_target="([^"]*)"') for i in parts}
         if inner and "AsyncCollectiveStart" in targets:
             for key, i in zip(keys, inner, strict=True):
                 exchange = self._exchange(i, called, instruction, runs)
@@ -308,25 +304,22 @@ class _Walk:
         if cycles is None and all(shape_bytes(shape) <= 8 for shape in shapes):
             return 0
         # A gather reads only what it returns.
-        gathers = instruction.opcode in ("gather", "fusion") and instruction.op_name.endswith(
-            "/gather"
-        )
+        gathers = instruction.op_name.endswith("/gather")
+        gathers &= instruction.opcode in ("gather", "fusion")
         touched = [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
         kernel = target == "tpu_custom_call"
-        self.ops.append(
-            Op(
-                name=(kernel and instruction.attribute(r"kernel_name\W+([\w.\-]+)"))
-                or instruction.name,
-                kind="pallas" if kernel else "copy" if instruction.opcode == "copy" else "xla",
-                cycles=None if kernel else cycles,
-                runs=runs,
-                bytes=(instruction.number("bytes_accessed") if kernel else None)
-                or sum(map(shape_bytes, touched)),
-                hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
-                source=self.module.source(instruction),
-                phase=phase_of(instruction.op_name),
-                flops=instruction.number("flops") if kernel else None,
-                kernel=(instruction.attribute(r'"body":"([^"]*)"') or "") if kernel else "",
-            )
-        )
-        return 0 if kernel else cycles or 0
+        op = Op(
+            name=instruction.name, kind="copy" if instruction.opcode == "copy" else "xla",
+            cycles=cycles, runs=runs, bytes=sum(map(shape_bytes, touched)),
+            hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
+            source=self.module.source(instruction), phase=phase_of(instruction.op_name),
+        )  # fmt: skip
+        if kernel:
+            op = replace(
+                op, name=instruction.attribute(r"kernel_name\W+([\w.\-]+)") or op.name,
+                kind="pallas", cycles=None, bytes=instruction.number("bytes_accessed") or op.bytes,
+                flops=instruction.number("flops"),
+                kernel=instruction.attribute(r'"body":"([^"]*)"') or "",
+            )  # fmt: skip
+        self.ops.append(op)
+        return op.cycles or 0

@@ -70,6 +70,8 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 @lru_cache(maxsize=256)
 def work_of(body: str) -> Work | None:
     """Count a kernel's work from its Mosaic bytecode in base64; None if it cannot be read."""
+    if not body:  # an operation of XLA
+        return None
     from jax._src.lib import tpu  # type: ignore[attr-defined]
     from jaxlib.mlir import ir
 

@@ -91,11 +91,8 @@ class Scope:
 
     def called(self, instruction: Instruction, name: str, depth: int = 0) -> "Scope":
         """Return the scope of computation `name`, called with the operands of `instruction`."""
-        return Scope(
-            self.module,
-            self.module.computations[name],
-            lambda number: self.value(instruction.operands[number], depth),
-        )
+        computation, operands = self.module.computations[name], instruction.operands
+        return Scope(self.module, computation, lambda n: self.value(operands[n], depth))
 
     def _compute(self, instruction: Instruction, depth: int) -> Any:
         opcode, operands = instruction.opcode, instruction.operands

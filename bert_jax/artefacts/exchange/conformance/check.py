@@ -96,17 +96,15 @@ def by_sentence_transformers(directory, cases):
 
     settings = (directory / "config_sentence_transformers.json").read_text("utf-8")
     name = json.loads(settings).get("model_type", "SentenceTransformer")
-    model, sparse = (
-        getattr(sentence_transformers, name)(str(directory), device="cpu"),
-        "Sparse" in name,
-    )
+    model = getattr(sentence_transformers, name)(str(directory), device="cpu")
     model.max_seq_length = cases["max_length"]
 
     def run(batch):
         texts, prompt = [text for (text,) in batch["texts"]], batch["prompt"] and batch["name"]
         task = {"task": batch["task"]} if "task" in batch else {}
         found = model.encode(texts, prompt_name=prompt or None, **task)
-        found = np.stack([each.to_dense() for each in found]) if sparse else found
+        if name == "SparseEncoder":
+            found = np.stack([each.to_dense() for each in found])
         return {"sentence_embedding": found}
 
     return model.tokenizer, run

@@ -74,11 +74,8 @@ class Graph:
 
     def norm(self, x: str, path: str, params: Mapping[str, Any], name: str | None = None) -> str:
         """Apply layer or RMS normalisation over the last axis."""
-        parts = [
-            self.weight(f"{path}.{part}", params[part])
-            for part in ("scale", "bias")
-            if part in params
-        ]
+        names = [part for part in ("scale", "bias") if part in params]
+        parts = [self.weight(f"{path}.{part}", params[part]) for part in names]
         eps = self.config.norm_eps
         if self.config.norm == "layer":
             return self.op("LayerNormalization", x, *parts, axis=-1, epsilon=eps, name=name)
@@ -98,19 +95,14 @@ class Graph:
         """Build the ONNX model from all nodes and weights."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types]
-        ids = [make.make_tensor_value_info(name, kinds.INT64, _ROWS) for name in names]
-        results = [
-            make.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in outputs.items()
-        ]
+        info = make.make_tensor_value_info
+        ids = [info(name, kinds.INT64, _ROWS) for name in names]
+        results = [info(name, kinds.FLOAT, shape) for name, shape in outputs.items()]
         weights = list(self.weights.values())
         graph = make.make_graph(self.nodes, "bert", ids, results, initializer=weights)
-        return make.make_model(
-            graph,
-            opset_imports=[make.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="bert_jax",
-            doc_string=self.saved.name,
-        )
+        formats = {"opset_imports": [make.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
+        about = {"producer_name": "bert_jax", "doc_string": self.saved.name}
+        return make.make_model(graph, **formats, **about)
 
     def outputs(self) -> Outputs:
         """Add all nodes of the encoder and its heads; return the outputs."""

@@ -89,8 +89,7 @@ def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, n
             raise proof.ProofFailedError(f"onnxruntime cannot run {GRAPH}: {error}") from error
         arrays = dict(zip(names, found, strict=True))
         if "start_logits" in arrays:
-            ends = arrays["start_logits"], arrays["end_logits"]
-            arrays["logits"] = np.stack(ends, axis=-1)
+            arrays["logits"] = np.stack([arrays["start_logits"], arrays["end_logits"]], axis=-1)
         return {ours: arrays[theirs] for ours, theirs in names_of.items() if theirs in arrays}
 
     return run
@@ -187,10 +186,11 @@ def cost(
                 outputs[name].append((first[read], second[read]))
     objective = "" if saved.outputs is None else saved.outputs.objective
     several, scores, span = (objective == k for k in ("multi_label", "regression", "span"))
-    equal, cosines = {}, {}
+    gaps, equal, cosines = {}, {}, {}
     for name, pairs in sorted(outputs.items()):
+        gaps[name] = max(float(np.abs(a - b).max()) for a, b in pairs)
         if name in ("hidden", "embedding", "pooled"):
-            cosines[name] = min(_cosine(first, second) for first, second in pairs)
+            cosines[name] = min(float((unit(a) * unit(b)).sum(-1).min()) for a, b in pairs)
             if name == "embedding":
                 ours, theirs = (_nearest(np.stack(side)) for side in zip(*pairs, strict=True))
                 equal[name] = float((ours == theirs).mean())
@@ -199,25 +199,18 @@ def cost(
         elif not (name == "head" and scores):
             axis = 0 if name == "head" and span else -1
             equal[name] = _share((a.argmax(axis), b.argmax(axis)) for a, b in pairs)
-    gaps = {
-        name: max(float(np.abs(a - b).max()) for a, b in pairs)
-        for name, pairs in sorted(outputs.items())
-    }
     return {"differences": gaps, "equal_predictions": equal, "cosine": cosines}
 
 
 def table(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return a row per output: its name, largest difference, equal predictions, smallest cosine."""
     equal, cosines = found["equal_predictions"], found["cosine"]
-    return [
-        (
-            name,
-            f"{gap:.2g}",
-            f"{equal[name]:.1%}" if name in equal else "",
-            f"{cosines[name]:.5f}" if name in cosines else "",
-        )
-        for name, gap in found["differences"].items()
-    ]
+    rows = []
+    for name, gap in found["differences"].items():
+        share = f"{equal[name]:.1%}" if name in equal else ""
+        cosine = f"{cosines[name]:.5f}" if name in cosines else ""
+        rows.append((name, f"{gap:.2g}", share, cosine))
+    return rows
 
 
 def said_of(found: Mapping[str, Any]) -> str:
@@ -234,10 +227,6 @@ def said_of(found: Mapping[str, Any]) -> str:
 def _share(pairs: Any) -> float:
     equal = [np.ravel(first == second) for first, second in pairs]
     return float(np.concatenate(equal).mean())
-
-
-def _cosine(first: np.ndarray, second: np.ndarray) -> float:
-    return float((unit(first) * unit(second)).sum(-1).min())
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:
