@@ -44,10 +44,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
     `spec` is PATH or PATH:ARG. PATH is a Python file that defines `get_config(arg) -> ConfigDict`.
     If the path does not exist, the configurations of the package are searched. For them, NAME_ARG
-    can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m.
-
-    Raises:
-        UserError: The file is missing or raises an error, or a field is unknown or wrong.
+    can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m. Raise a
+    UserError if the file is missing or raises an error, or a field is unknown or wrong.
     """
     name, _, argument = spec.partition(":")
     path, named_argument = find_config(name)
@@ -123,8 +121,7 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
 def find_config(named: str) -> tuple[Path, str]:
     """Return the configuration file for a name, and the argument at the end of the name.
 
-    Raises:
-        UserError: There is no such file.
+    Raise a UserError if there is no such file.
     """
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel and of a clone

@@ -61,9 +61,7 @@ def with_lora(config: LoraConfig, key: Array, params: Params, axes: Params) -> P
 
     A is drawn from a normal distribution with standard deviation 1 / sqrt(3 * inputs), like PEFT's
     uniform distribution. B starts as zeros. A target's A does not depend on the other targets.
-
-    Raises:
-      UserError: the layers have no matrix with the name of a target.
+    Raise a UserError if the layers have no matrix with the name of a target.
     """
     if not config.rank:
         return params

@@ -198,10 +198,8 @@ def compile_step(
     """Lower and compile the train step of one phase, and estimate its time, without running it.
 
     `config` must have a vocabulary size (see `with_vocabulary`). `cache` is the directory in which
-    the compiler's results are looked up and stored. If `cache` is None, nothing is cached.
-
-    Raises:
-        UserError: The mesh or the batch does not fit the devices, or libtpu is missing.
+    the compiler's results are looked up and stored. If `cache` is None, nothing is cached. Raise a
+    UserError if the mesh or the batch does not fit the devices, or libtpu is missing.
     """
     mesh = make_mesh(config.mesh, devices(topology))
     shape = config.training.phases[phase]

@@ -108,8 +108,7 @@ def parse_topology(name: str) -> Topology:
 def devices(topology: Topology) -> list[Any]:
     """Return descriptions of the slice's devices in libtpu's order, for compilation.
 
-    Raises:
-        UserError: libtpu is missing, or does not know the slice.
+    Raise a UserError if libtpu is missing, or does not know the slice.
     """
     prepare_environment()
     from jax.experimental import topologies  # imports jax: set the environment first
@@ -137,8 +136,7 @@ def devices(topology: Topology) -> list[Any]:
 def prepare_environment() -> None:
     """Set the environment variables that libtpu reads when it loads, and keep JAX on the CPU.
 
-    Raises:
-        UserError: libtpu is not installed.
+    Raise a UserError if libtpu is not installed.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

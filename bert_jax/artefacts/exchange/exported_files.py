@@ -226,10 +226,8 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     The files are `model.safetensors`, `config.json` and the tokenizer's files. A translation model
     also has `generation_config.json`, and an embedding model files of sentence-transformers (see
     `write_description`). The class is `class_of(saved)`. The directory must exist without them.
-
-    Raises:
-        UserError: No class of Transformers computes the model, or Hugging Face's format cannot
-            express the tokenizer.
+    Raise a UserError if no class of Transformers computes the model, or Hugging Face's format
+    cannot express the tokenizer.
     """
     class_of(saved)
     if saved.network is None:

@@ -161,8 +161,7 @@ def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]
 def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
     """Load a directory with `transformers`.
 
-    Raises:
-        ProofFailedError: The class is wrong, or tensors are missing or unexpected.
+    Raise a ProofFailedError if the class is wrong, or tensors are missing or unexpected.
     """
     name = files.class_of(saved)
     model = TheirModel(out, auto_class(name) if saved.network is None else name)

@@ -81,10 +81,8 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def compare(saved: SavedModel, out: Path) -> dict[str, Any]:
     """Compare vectors of texts in many scripts, or scores of pairs, with sentence-transformers.
 
-    Texts that spell a special token are left out, because bert_jax reads them as plain text.
-
-    Raises:
-        ProofFailedError: The vectors or scores have another shape.
+    Texts that spell a special token are left out, because bert_jax reads them as plain text. Raise
+    a ProofFailedError if the vectors or scores have another shape.
     """
     texts: list[tuple[str, ...]] = [(text,) for text in plain_texts(saved)]
     prompts, format, load = {"": ""}, "cross-encoder", by_cross_encoder

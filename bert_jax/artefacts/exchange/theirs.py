@@ -218,11 +218,9 @@ def compare_with_source(
 ) -> dict[str, Any] | str:
     """Compare `saved`, our reading of a model, with the same model in its class of Transformers.
 
-    Returns the largest differences with the versions, or the reason why nothing was compared.
-
-    Raises:
-        ProofFailedError: The class `made_by`, loaded from `directory`, computes different outputs,
-            or the tokenizer there gives different token ids.
+    Returns the largest differences with the versions, or the reason why nothing was compared. Raise
+    a ProofFailedError if the class `made_by`, loaded from `directory`, computes different outputs,
+    or the tokenizer there gives different token ids.
     """
     family = known_family(saved.origin.config)
     if family is not None and not family.native:

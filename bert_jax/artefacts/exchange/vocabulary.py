@@ -141,9 +141,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, its
     row in an untied decoder, and its masked-LM bias are means over these pieces. New ids follow the
     old ids, and so first use spare rows of the tables. `tokenizer_files` still has the old files.
-
-    Raises:
-        UserError: The vocabulary would be too large.
+    Raise a UserError if the vocabulary would be too large.
     """
     old = saved.tokenizer
     if not new.tokens:

@@ -212,9 +212,8 @@ class Parser(argparse.ArgumentParser):
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     """Make a verb from the command-line arguments that follow its name.
 
-    Raises:
-        UserError: An option is unknown (the message suggests one), an argument is missing or
-            unexpected, or a value has the wrong type or is out of bounds.
+    Raise a UserError if an option is unknown (the message suggests one), an argument is missing or
+    unexpected, or a value has the wrong type or is out of bounds.
     """
     parser = Parser(verb, prog=f"bert-jax {name}")
     for argument in argv[: argv.index("--") if "--" in argv else None]:

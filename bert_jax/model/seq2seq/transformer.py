@@ -98,8 +98,7 @@ class TransformerNetwork(Network):
     def start(self, params: Any, source: Side, num_beams: int, max_length: int) -> Cache:
         """Encode one source per row, and allocate `max_length` tokens per beam.
 
-        Raises:
-          UserError: `max_length` is beyond `num_positions`.
+        Raise a UserError if `max_length` is beyond `num_positions`.
         """
         decoder = self.decoder
         if max_length > decoder.num_positions:

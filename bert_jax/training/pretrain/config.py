@@ -121,8 +121,7 @@ class PretrainConfig(Bounded):
     def check_thetas(self) -> None:
         """Check that no phase sets a rotary base (theta) that the model does not use.
 
-        Raises:
-            UserError: A phase sets an unused base. The message names the phase and the field.
+        Raise a UserError if a phase sets an unused base. The message names the phase and the field.
         """
         for number, phase in enumerate(self.training.phases):
             given = {name: getattr(phase, name) for name in THETAS}
@@ -256,8 +255,7 @@ class PretrainConfig(Bounded):
     def with_vocabulary(self, vocab_size: int) -> "PretrainConfig":
         """Return this configuration for a tokenizer of `vocab_size` tokens.
 
-        Raises:
-            UserError: `model.vocab_size` is set to another number.
+        Raise a UserError if `model.vocab_size` is set to another number.
         """
         if self.model.vocab_size not in (0, vocab_size):
             raise UserError(

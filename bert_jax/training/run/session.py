@@ -79,10 +79,8 @@ def hold_workdir(
     """Open a work directory, and keep other runs from writing to it during the `with` block.
 
     All processes must call this function; process 0 holds the lease for all of them. A missing
-    directory is made. In process 0, `echo` receives lines to print; the default is `print`.
-
-    Raises:
-        UserError: Another run uses the directory, or the directory cannot be written.
+    directory is made. In process 0, `echo` receives lines to print; the default is `print`. Raise a
+    UserError if another run uses the directory, or the directory cannot be written.
     """
     work, times = open_workdir(path), times or Times()
     lease = Lease(work.claims(), work.name, times, say=echo or functools.partial(print, flush=True))
@@ -120,8 +118,7 @@ class Session:
     ):
         """Prepare a session. If `stall_seconds` is 0, the watchdog never ends the process.
 
-        Raises:
-            UserError: A package in `track` is not installed.
+        Raise a UserError if a package in `track` is not installed.
         """
         check_installed(track)
         self._track = track

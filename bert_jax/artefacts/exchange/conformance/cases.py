@@ -29,10 +29,8 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
 
     `proven` is the result of the proof. An output's tolerance is 1e-4, times its largest number if
     that exceeds 1, or twice the proof's largest difference if that is more. Orbax, adapters, the
-    searches of StableHLO, and NeoBERT, whose class Transformers lacks, get no check.py.
-
-    Raises:
-        ProofFailedError: `tokenizer.json` gives other token ids than the model's tokenizer.
+    searches of StableHLO, and NeoBERT, whose class Transformers lacks, get no check.py. Raise a
+    ProofFailedError if `tokenizer.json` gives other token ids than the model's tokenizer.
     """
     directory, arrays, outputs = out / "conformance", dict[str, np.ndarray](), dict[str, Any]()
     directory.mkdir()

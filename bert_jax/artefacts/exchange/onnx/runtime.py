@@ -39,10 +39,8 @@ def write(saved: SavedModel, out: Path) -> None:
     """Write `model.onnx` and the files of `write_description`.
 
     The graph needs input rows that are padded on the right, because a token's position is its index
-    in the row. If the weights exceed 1.8 GB, they go to `model.onnx.data` beside the graph.
-
-    Raises:
-        UserError: A package is missing, or Hugging Face's format cannot express the tokenizer.
+    in the row. If the weights exceed 1.8 GB, they go to `model.onnx.data` beside the graph. Raise a
+    UserError if a package is missing, or Hugging Face's format cannot express the tokenizer.
     """
     onnx, _ = _packages()  # fail now if the proof's package is missing
     write_description(saved, out)
