@@ -17,6 +17,7 @@ import json
 import lzma
 import os
 import random
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -332,8 +333,11 @@ def main(directory: str, seed: str, count: str, per_file: str, seconds: str) -> 
     archives.PARSE_SECONDS = float(seconds)
     for made in make(int(seed), int(count), int(per_file)):
         print(json.dumps(read(made, Path(directory) / made.name)), flush=True)
-    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    print(json.dumps({"memory": max(resource.getrusage(each).ru_maxrss << 10 for each in whose)}))
+    # `ru_maxrss` of this process would have the memory of the process that started it.
+    own = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert own is not None
+    kilobytes = max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    print(json.dumps({"memory": kilobytes << 10}))
 
 
 if __name__ == "__main__":

@@ -200,7 +200,8 @@ def read_field(name: str, ours: str, value: Any, wrong: list[str]) -> Any:
     """
     result: Any
     if (known := _VALUES.get(ours)) is not None:
-        value = "|".join(map(str, value)) if isinstance(value, list) else value
+        if ours == "relative_terms" and isinstance(value, list):
+            value = "|".join(map(str, value))
         fits = isinstance(value, str) and value in known
         wanted, result = f"one of {', '.join(known)}", known.get(f"{value}")
     elif ours in _FLAGS:

@@ -134,8 +134,10 @@ def _masked_sentences(store: TokenStore, tokenizer: Tokenizer) -> Iterator[tuple
         ids = np.asarray(shard.tokens[offsets[sentence] : offsets[sentence + 1]])
         tokens = [tokenizer.id_to_token(int(i)) for i in ids]
         whole = [
-            n for n, (word, after) in enumerate(itertools.pairwise(tokens))
-            if n and word.isalpha() and len(word) > 2 and after[:2] != "##"
+            word
+            for word in range(1, len(tokens) - 1)
+            if tokens[word].isalpha() and len(tokens[word]) > 2
+            and tokens[word + 1][:2] != "##"
         ]  # fmt: skip
         if not whole:
             continue
@@ -161,8 +163,13 @@ def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
         "frequent answer)"
     )
     learned_pairs = accuracy >= recipe.least_pair_accuracy and accuracy > majority
-    run = Path(result.workdir)
-    commands = [
+    commands = _next_commands(Path(result.workdir), corpus, recipe)
+    learned = gain >= recipe.least_gain and learned_pairs
+    return verdict(learned, commands, "To use your own text, see the README.")
+
+
+def _next_commands(run: Path, corpus: Path, recipe: Recipe) -> list[list[str]]:
+    return [
         ["fill-mask", str(run), f"This function returns a {MASK} of integers."],
         ["replay", str(run), "--step", "0", "--rows", "4"],
         [
@@ -170,5 +177,3 @@ def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
             f"--config.data.corpus={corpus}", "--config.training.num_steps=10000",
         ],
     ]  # fmt: skip
-    learned = gain >= recipe.least_gain and learned_pairs
-    return verdict(learned, commands, "To use your own text, see the README.")

@@ -50,7 +50,8 @@ def test_every_field_of_the_architecture_is_carried():
         "norm_order", "embedding_norm", "first_norm", "positions", "rope_theta",
         "local_rope_theta", "local_window", "attention_pattern", "attention_bias", "mlp_bias",
         "init", "pooler", "head_transform", "head_bias", "head_activation", "decoder_bias", "tied",
-        "scale_embeddings",
+        "scale_embeddings", "relative_terms", "relative_buckets", "relative_distance",
+        "relative_shared", "relative_norm",
     }  # fmt: skip
     for field in dataclasses.fields(ModelConfig):
         if field.name not in computed:

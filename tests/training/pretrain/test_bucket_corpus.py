@@ -178,8 +178,8 @@ def test_what_is_not_there(url, tmp_path):
         open_corpus("gs://corpora/none", config)
     with pytest.raises(UserError, match="there is no bucket nowhere"):
         open_corpus("gs://nowhere/c", config)
-    with pytest.raises(UserError, match="s3:// is not supported"):
-        open_corpus("s3://bucket/c", config)
+    with pytest.raises(UserError, match="az:// is not supported"):
+        open_corpus("az://bucket/c", config)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
