@@ -118,16 +118,16 @@ YAML
 YAML
 }
 
+# The head of an object of Kubernetes: its version, its kind, its name.
+object() {
+  printf 'apiVersion: %s\nkind: %s\nmetadata:\n  name: %s\n' "$1" "$2" "$name"
+  [[ -z $namespace ]] || echo "  namespace: $namespace"
+}
+
 # Only the pods of this job reach each other: whoever reaches Ray runs code on its machines.
 policy() {
   local own="{matchLabels: {jobset.sigs.k8s.io/jobset-name: $name}}"
-  cat <<YAML
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata:
-  name: $name
-YAML
-  [[ -z $namespace ]] || echo "  namespace: $namespace"
+  object networking.k8s.io/v1 NetworkPolicy
   cat <<YAML
 spec:
   podSelector: $own
@@ -147,13 +147,7 @@ jobset() {
   policy
   # Ray counts the cores of the machine; those of the pod are said to it.
   local start="ray start --num-cpus=$cpus --disable-usage-stats"
-  cat <<YAML
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata:
-  name: $name
-YAML
-  [[ -z $namespace ]] || echo "  namespace: $namespace"
+  object jobset.x-k8s.io/v1alpha2 JobSet
   cat <<YAML
 spec:
   successPolicy: {operator: All, targetReplicatedJobs: [head]}

@@ -4,13 +4,14 @@ python records/page.py
 """
 
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
+import numpy as np
+
+from bert_jax.training.sweep.statistics import student_interval
 
 HOME = Path(__file__).parent
 PAGE, RULES = HOME.parent / "docs" / "record.md", HOME / "rules.md"
@@ -29,8 +30,8 @@ def gain(lines: Lines, base: Lines) -> str:
     mean = statistics.mean(gains)
     if len(gains) == 1:
         return f"{mean:+.3f} (one seed)"
-    half = t.ppf(0.975, len(gains) - 1) * statistics.stdev(gains) / math.sqrt(len(gains))
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    low, high = student_interval(np.array(gains))
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def table(lines: Lines, baseline: str) -> Iterator[str]:

@@ -230,10 +230,10 @@ class S3Claims(Claims):
         self._s3.delete(self._store, f"lease-{number}.json")
 
     def _write(self, number: int, content: bytes, mode: Any) -> bool:
-        missing = self._s3.exceptions
+        errors = self._s3.exceptions
         try:
             put = self._s3.put(self._store, f"lease-{number}.json", content, mode=mode)
-        except (missing.AlreadyExistsError, missing.PreconditionError, FileNotFoundError):
+        except (errors.AlreadyExistsError, errors.PreconditionError, FileNotFoundError):
             return False
         self._etag = put["e_tag"]
         return True

@@ -19,10 +19,16 @@ BUCKETS = ("gs", "s3")
 """Schemes of buckets that hold corpora."""
 _VERSIONS = ("generation", "blob_id", "e_tag", "etag", "ETag", "mtime", "last_modified")
 _REMEDIES = {
-    "gs": "gcloud storage buckets create gs://{}; Run `gcloud auth application-default login`, or "
-    "give this machine's service account the role roles/storage.objectAdmin on the bucket",
-    "s3": "aws s3 mb s3://{}; Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL "
-    "for another store than Amazon's), or give this machine a role that may use the bucket",
+    "gs": (
+        "gcloud storage buckets create gs://",
+        "Run `gcloud auth application-default login`, or "
+        "give this machine's service account the role roles/storage.objectAdmin on the bucket",
+    ),
+    "s3": (
+        "aws s3 mb s3://",
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL "
+        "for another store than Amazon's), or give this machine a role that may use the bucket",
+    ),
 }
 """For each kind of bucket: the command that makes a bucket, and what to do about denied access."""
 
@@ -177,12 +183,11 @@ def bucket_failures(what: str, url: str) -> Iterator[None]:
     except failures as error:
         text = (str(error).strip().splitlines() or [""])[0][:200]
         bucket = url.partition("://")[2].partition("/")[0]
-        remedies = _REMEDIES["s3" if scheme(url) == "s3" else "gs"]
-        create, access = remedies.format(bucket).split("; ")
+        create, access = _REMEDIES["s3" if scheme(url) == "s3" else "gs"]
         if isinstance(error, FileNotFoundError) or "NoSuchBucket" in str(error):
             raise UserError(
                 f"{what}: there is no bucket {bucket}, or these credentials cannot see it. "
-                f"Create it with `{create}`"
+                f"Create it with `{create}{bucket}`"
             ) from error
         denied = getattr(error, "code", None) in (401, 403) or text.startswith("Forbidden")
         denied |= type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")

@@ -10,13 +10,7 @@ Usage: python gcs_emulator.py PORT
 import contextlib
 import logging
 import re
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
 from http.server import HTTPServer
@@ -26,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import google.cloud.storage
 import pytest
+from emulators import serving
 from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
@@ -80,39 +75,16 @@ class ConditionalHandler(RequestHandler):
         self.end_headers()
 
 
-@contextlib.contextmanager
-def running_emulator(log: Path) -> Iterator[str]:
-    """An emulator in a process of its own, which this process and its children use.
+def running_emulator(log: Path) -> contextlib.AbstractContextManager[str]:
+    """Run an emulator in a process of its own; the value of the `with` block is its address."""
+    return serving(__file__, log, use_gcs)
 
-    Args:
-        log: Where what it prints goes.
 
-    Yields:
-        Its address.
-    """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    address = f"http://localhost:{port}"
-    with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", address)  # gcsfs, google-cloud-storage
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
-        # gcsfs asks for the type of a bucket by gRPC, and says so at each call where that fails.
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(port)], stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            while process.poll() is None:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                    urllib.request.urlopen(address).close()
-                    break
-                time.sleep(0.05)
-            assert process.poll() is None, log.read_text()
-            yield address
-        finally:
-            process.terminate()
-            process.wait()
+def use_gcs(patch: pytest.MonkeyPatch, address: str) -> None:
+    patch.setenv("STORAGE_EMULATOR_HOST", address)  # gcsfs, google-cloud-storage
+    patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+    # gcsfs asks for the type of a bucket by gRPC, and says so at each call where that fails.
+    patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 def make_bucket(name: str) -> None:
@@ -127,5 +99,5 @@ if __name__ == "__main__":
     logging.disable()
     storage = Storage(use_memory_fs=True)
     HTTPServer(
-        ("localhost", int(sys.argv[1])), partial(ConditionalHandler, storage)
+        ("127.0.0.1", int(sys.argv[1])), partial(ConditionalHandler, storage)
     ).serve_forever()

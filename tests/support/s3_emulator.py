@@ -10,14 +10,11 @@ begins with "bucket".
 import contextlib
 import email.utils
 import hashlib
-import socket
-import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+from emulators import serving
 
 
 class S3Handler(BaseHTTPRequestHandler):
@@ -130,33 +128,9 @@ def etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
-@contextlib.contextmanager
-def running_s3(log: Path, *options: str) -> Iterator[str]:
-    """An emulator in a process of its own, which this process and its children use.
-
-    Yields:
-        Its address.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
-        use_s3(patch, address)
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(port), *options], stdout=output, stderr=output
-        )
-        try:
-            while process.poll() is None:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                    urllib.request.urlopen(f"{address}/bucket/requests").close()
-                    break
-                time.sleep(0.05)
-            assert process.poll() is None, log.read_text()
-            yield address
-        finally:
-            process.terminate()
-            process.wait()
+def running_s3(log: Path, *options: str) -> contextlib.AbstractContextManager[str]:
+    """Run an emulator in a process of its own; the value of the `with` block is its address."""
+    return serving(__file__, log, use_s3, *options, probe="/bucket/requests")
 
 
 def use_s3(patch: pytest.MonkeyPatch, address: str) -> None:

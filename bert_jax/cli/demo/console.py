@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bert_jax.data.corpus.build import build_corpus, is_corpus
+from bert_jax.data.corpus.documents import Source
 from bert_jax.errors import UserError
+from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.saves import read_config
 
@@ -25,6 +28,18 @@ def make_once(
     """Call `make` and print the line that it returns, or only print that `path` exists already."""
     if line := f"{path} is there already" if is_there(path) else make():
         print(line)
+
+
+def build_once(
+    sources: Sequence[Source | str], vocabulary: Path, corpus: Path, heldout_rate: float
+) -> None:
+    """Build a corpus with the saved tokenizer `vocabulary`, unless the corpus exists."""
+
+    def build() -> str:
+        tokenizer = load_tokenizer(vocabulary)
+        return build_corpus(sources, tokenizer, corpus, heldout_rate=heldout_rate).summary()
+
+    make_once(corpus, build, is_corpus)
 
 
 def verdict(learned: bool, commands: Sequence[Sequence[str]], guide: str) -> int:

@@ -4,16 +4,15 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.artefacts.saved.reading import read_model
-from bert_jax.cli.demo.console import config_there, heading, make_once, verdict
+from bert_jax.cli.demo.console import build_once, config_there, heading, make_once, verdict
 from bert_jax.config.command_line import load_config
-from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.data.corpus.build import iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
 from bert_jax.errors import UserError
@@ -70,9 +69,8 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     heading(2, f"A WordPiece vocabulary of {VOCAB_SIZE:,} tokens, and the token store")
     documents = iter_texts([str(text)])
     make_once(vocabulary, lambda: train_wordpiece(documents, VOCAB_SIZE).save(vocabulary))
+    build_once([str(text)], vocabulary, corpus, HELDOUT_RATE)
     tokenizer = load_tokenizer(vocabulary)
-    build = partial(build_corpus, [str(text)], tokenizer, corpus, heldout_rate=HELDOUT_RATE)
-    make_once(corpus, lambda: build().summary(), is_corpus)
 
     heading(3, "Pretraining: masked words and next sentences")
     data = dataclasses.replace(config.data, corpus=str(corpus))

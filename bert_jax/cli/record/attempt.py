@@ -1,6 +1,7 @@
 """Attempts on a track: a recipe's run for the track's time, and the line that describes the run."""
 
 import ast
+import hashlib
 import json
 import os
 import platform
@@ -11,8 +12,8 @@ from typing import Any
 
 import jax
 
-from bert_jax.cli.record.track import Track, code_digest, prepare
-from bert_jax.config.command_line import find_config, load_config
+from bert_jax.cli.record.track import Track, prepare
+from bert_jax.config.command_line import find_config, load_config, overridden
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
@@ -55,16 +56,14 @@ def attempt(
     if argument := recipe.partition(":")[2]:
         name += f"-{argument}"
     digests = {
-        "recipe": code_digest([path.parent]),
-        "code": code_digest([Path(__file__).parents[2]]),
+        "recipe": _code_digest(path.parent),
+        "code": _code_digest(Path(__file__).parents[2]),
     }
     run = runs / f"{name}-{digests['recipe'][:8]}"
     fields = [f"--config.{field}" for field in (*track.fields(home / "corpus"), f"seed={seed}")]
     config = load_config(PretrainConfig, recipe, fields)
     timed = {"steps": steps, "step_seconds": None} if steps else _timed(track, config, corpus, run)
-    config = load_config(
-        PretrainConfig, recipe, [*fields, f"--config.training.num_steps={timed['steps']}"]
-    )
+    config = overridden(config, [f"--config.training.num_steps={timed['steps']}"])
     result = train(config, run / f"seed{seed}-{timed['steps']}")
     if not result.finished:
         raise KeyboardInterrupt
@@ -100,6 +99,14 @@ def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> d
         run.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps({"steps": steps, "step_seconds": seconds}).encode())
     return read_json_object(path, max_bytes=1 << 16)
+
+
+def _code_digest(directory: Path) -> str:
+    """Return the SHA-256 digest of the names and contents of all Python files in a directory."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*.py")):
+        digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _first_line(recipe: Path) -> str:

@@ -1,20 +1,17 @@
 """Tracks: fixed text, vocabulary, evaluation and budget, so that losses of recipes compare."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from bert_jax.cli.demo.console import make_once
+from bert_jax.cli.demo.console import build_once, make_once
 from bert_jax.config.bounds import Above, AtLeast, Below, Bounded
 from bert_jax.config.mapping import build
-from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.data.corpus.build import is_corpus, iter_texts
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.json_file import read_json_object
-from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 
@@ -82,9 +79,7 @@ def prepare(track: Track, texts: Path, home: Path) -> Corpus:
             return f"vocabulary  {track.vocab_size:,} tokens"
 
         make_once(vocabulary, learn)
-        rate, tokenizer = track.heldout_rate, load_tokenizer(vocabulary)
-        built = partial(build_corpus, files, tokenizer, corpus, heldout_rate=rate)
-        make_once(corpus, lambda: built().summary())
+        build_once(files, vocabulary, corpus, track.heldout_rate)
     return open_corpus(str(corpus))
 
 
@@ -99,12 +94,3 @@ def _checked(track: Track, texts: Path) -> Iterator[str]:
                 "text do not compare"
             )
         yield str(path)
-
-
-def code_digest(directories: list[Path]) -> str:
-    """Return the SHA-256 digest of the Python files in the directories, by name."""
-    digest = hashlib.sha256()
-    for directory in directories:
-        for path in sorted(directory.rglob("*.py")):
-            digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.cli.demo.console import make_once
+from bert_jax.cli.demo.console import build_once, make_once
 from bert_jax.cli.start import law
 from bert_jax.cli.start.choose import Choice, Speed, choices
 from bert_jax.cli.start.look import look_at, machine, vocabulary_size
 from bert_jax.cli.start.recipe import Size, as_file, recipe, tokens_per_step
 from bert_jax.config.mapping import build
-from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.data.corpus.build import iter_texts
 from bert_jax.data.corpus.documents import Source
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
@@ -146,10 +146,8 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
         return f"vocabulary  {learned.vocab_size:,} {kind}"
 
     make_once(vocabulary, learn)
-    tokenizer = load_tokenizer(vocabulary)
     rate = min(0.1, max(0.005, _HELDOUT_BYTES / max(size, 1)))
-    built = partial(build_corpus, sources, tokenizer, corpus, heldout_rate=rate)
-    make_once(corpus, lambda: built().summary(), is_corpus)
+    build_once(sources, vocabulary, corpus, rate)
     found = open_corpus(str(corpus))
     if found.heldout is None:
         for made in (vocabulary, corpus):
