@@ -1,8 +1,10 @@
 """Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-The reasons are those of `fused`, and cuDNN's dropout masks are not a pure function of seed and
-positions (see `model.dropout`). Each program holds a block of queries or a block of keys of one
-head, and scores, probabilities and masks stay in registers.
+The module `fused` gives the reasons for kernels. cuDNN does not serve here: its dropout masks are
+not a pure function of seed and positions (see `model.dropout`).
+
+Each program holds a block of queries or a block of keys of one head. Scores, probabilities and
+masks stay in registers.
 
 Queries, keys and values are read as the projections write them, (B, L, H, K), without a transpose.
 Sums over blocks have a fixed order, without atomic additions, so that the same inputs give the same

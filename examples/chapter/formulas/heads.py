@@ -4,7 +4,7 @@ import numpy as np
 
 
 def entropy(weights):
-    """Return how spread the weights of a place are, in nats, on average over the places (rows)."""
+    """Return the mean entropy, in nats, of the weights of the places (rows)."""
     return -(weights * np.log(np.maximum(weights, 1e-30))).sum(-1).mean()
 
 
