@@ -85,7 +85,10 @@ class Guard:
     """A process for calls that may take too much time or memory, which end the process."""
 
     def __init__(self, seconds: float, most_bytes: int) -> None:
-        """Limit each call to a time on a processor, and the process to an amount of memory."""
+        """Limit the memory of the process and, for each call, its time on a processor.
+
+        A call also ends after ten times as long by the clock, since some systems do not count.
+        """
         self._seconds, self._most_bytes = seconds, most_bytes
         self._process: SpawnProcess | None = None
 
@@ -96,11 +99,14 @@ class Guard:
             self._connection, its = context.Pipe()
             limit = (self._most_bytes, self._most_bytes)
             limited = (its, resource.setrlimit, (resource.RLIMIT_AS, limit))
-            self._process = context.Process(target=_work, args=limited)
-            self._process.start()
+            process = context.Process(target=_work, args=limited)
+            process.start()
+            self._process = process
             its.close()
         try:
             self._connection.send((_timed, (self._seconds, function, item)))
+            if not self._connection.poll(10 * self._seconds):
+                raise TimeoutError
             result, error = self._connection.recv()
         except (EOFError, OSError) as ended:
             error = ended
@@ -120,6 +126,9 @@ class Guard:
 
 def _timed(given: tuple[float, Callable[[T], R], T]) -> R:
     seconds, function, item = given
+    # A process inherits which signals are ignored or blocked.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
     result = function(item)
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,5 +1,6 @@
 """Worker processes that die, at any moment: the map ends with a message and leaves nothing."""
 
+import contextlib
 import os
 import random
 import signal
@@ -8,17 +9,26 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import psutil
 import pytest
 from made_texts import make_text
 
-from bert_jax.data.corpus.workers import map_ordered
+from bert_jax.data.corpus.workers import Guard, map_ordered
 from bert_jax.errors import UserError
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", "20"))
 PATIENCE = 10.0
 """Seconds in which a build ends when one of its workers died."""
+IGNORING = """
+import signal
+from test_workers import check_guard
+if __name__ == "__main__":
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
+    check_guard()
+"""
 BUILD = """
 import sys
 from bert_jax.cli.main import main
@@ -26,6 +36,21 @@ from bert_jax.data.corpus import passes
 passes.BLOCK_BYTES = 100_000  # results of many sizes, most larger than what a pipe holds
 sys.exit(main(sys.argv[1:]))
 """
+
+
+def count(limit: int) -> int:
+    """Count to a limit without a look at the clock."""
+    return sum(1 for _ in range(limit))
+
+
+def check_guard() -> None:
+    """Assert that a guard ends calls that count, or sleep, for too long, and no others."""
+    with contextlib.closing(Guard(0.1, 4 << 30)) as guard:
+        for function, ended in ((count, EOFError), (time.sleep, TimeoutError)):
+            assert guard.call(count, 10) == 10
+            with pytest.raises(ChildProcessError, match=r"or takes over 0.1 s") as raised:
+                guard.call(function, 10**9)
+            assert isinstance(raised.value.__cause__, ended)
 
 
 def die_while_writing(item: int) -> int:
@@ -58,6 +83,14 @@ def test_results_in_order_whatever_their_size():
     items = [os.urandom(size) for size in (1, 300_000, 5, 3_000_000, 0, 70_000, 9)]
     assert list(map_ordered(double, items, 2)) == [item * 2 for item in items]
     assert list(map_ordered(double, [], 2)) == []
+
+
+def test_calls_have_limits_whatever_signals_the_parent_ignores(tmp_path):
+    check_guard()
+    script = tmp_path / "ignoring.py"
+    script.write_text(IGNORING)
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    subprocess.run([sys.executable, script], env=found, check=True)
 
 
 def test_errors_of_a_worker_name_where_they_were_raised():
