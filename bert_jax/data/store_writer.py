@@ -21,10 +21,9 @@ _SUMS = ("num_tokens", "num_sentences", "num_documents")
 
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check the ids `tokens` (n,) before they are stored, since jax would not report wrong ids.
+    """Raise a UserError if an id of `tokens` (n,) is special, except [UNK], or out of range.
 
-    Raises:
-        UserError: An id is outside the vocabulary, or belongs to a special token except [UNK].
+    Without this check, jax would silently read other ids.
     """
     if not tokens.size:
         return
@@ -44,12 +43,11 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
-    """Writer of a shard, block by block, with constant memory.
+    """Writer of a shard, block by block, with constant memory; a context manager.
 
-    Use it as a context manager. The shard is built in `path.tmp-<process>` beside `path`. `finish`
-    renames it, replacing an older shard. If the context ends without `finish`, the unfinished shard
-    is removed. `write_manifest` makes a store from shards. Raise a UserError if `path` holds
-    something other than a shard, or cannot be written.
+    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard; if
+    the context ends without `finish`, the unfinished shard is removed. Raise a UserError if `path`
+    holds something other than a shard, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -121,10 +119,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             raise disk_full(self.path, error) from error
 
     def finish(self) -> ShardEntry:
-        """Complete the shard, rename it to `path`, and return its entry for the manifest.
-
-        Raise a UserError if there are no documents, or the disk is full.
-        """
+        """Rename the shard to `path`; return its entry. Raise a UserError if empty, or disk full."""
         if not self.num_documents:
             raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
         try:
@@ -163,10 +158,9 @@ def write_manifest(
 ) -> None:
     """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
-    `corpus.json` is written last, because a directory without it is not a store. Rename a temporary
-    directory (`StagedDirectory`) only afterwards. `counts` has the content of each shard's file
-    `unigram_counts.bin`, or None if it is missing. By default, the files are read. Raise a
-    UserError if there are no shards, a shard's counts are missing or wrong, or the disk is full.
+    `corpus.json` is written last, because a directory without it is not a store. `counts` has the
+    content of each shard's `unigram_counts.bin`, or None if missing; by default, they are read.
+    Raise a UserError if there are no shards, a shard's counts are wrong, or the disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")
