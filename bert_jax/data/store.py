@@ -142,7 +142,7 @@ class TokenStore:
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
-        """Entropy in nats of ordinary tokens: the masked-LM loss of a model of their frequencies."""
+        """Entropy in nats of ordinary tokens: the masked-LM loss of a model of frequencies."""
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
         return entropy(counts)

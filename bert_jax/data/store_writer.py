@@ -119,7 +119,10 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             raise disk_full(self.path, error) from error
 
     def finish(self) -> ShardEntry:
-        """Rename the shard to `path`; return its entry. Raise a UserError if empty, or disk full."""
+        """Rename the shard to `path`; return its entry.
+
+        Raise a UserError if there are no documents, or the disk is full.
+        """
         if not self.num_documents:
             raise UserError(f"no documents to write to {self.path}: the corpus is empty.")
         try:
