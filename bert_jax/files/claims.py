@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 
-CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
-"""Pattern of the file name of a claim. Later claims have higher numbers."""
+CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # later claims have higher numbers
 _MAX_BYTES = 4096
 
 
@@ -43,14 +42,13 @@ class Claims(Protocol):
 
 
 class LocalClaims(Claims):
-    """Claims in a local directory or on NFS.
+    """Claims in a local directory or on NFS; `create` makes a missing directory.
 
     A version is the modification time set by the file server. Versions are only compared for
     equality, so clocks need not agree. Every read opens the file: NFS clients then ask the server.
     """
 
     def __init__(self, directory: Path):
-        """Take a directory, which `create` makes if it is missing."""
         self._directory = directory
         self._made: list[Path] = []
 
@@ -122,10 +120,10 @@ class BucketClaims(Claims):
     """Claims as objects of Cloud Storage. The version of a claim is the generation of the object.
 
     Every write names the generation that it replaces, so only one of concurrent writes succeeds.
+    The gcsfs file system must not cache listings.
     """
 
     def __init__(self, files: Any, url: str):
-        """Take a gcsfs file system that does not cache listings, and gs://BUCKET/DIRECTORY."""
         self._files = files
         self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
         self._generation = ""
@@ -187,7 +185,6 @@ class S3Claims(Claims):
     """
 
     def __init__(self, url: str):
-        """Take s3://BUCKET/DIRECTORY."""
         import obstore
 
         self._s3: Any = obstore

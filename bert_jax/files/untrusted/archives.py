@@ -1,8 +1,4 @@
-"""Unpacking of untrusted zip and tar archives.
-
-`zipfile` and `tarfile` parse the archives. This module limits how much they read, and checks the
-name, kind and declared size of each entry before it writes. The target appears only when complete.
-"""
+"""Unpacking, within limits, of untrusted archives, which `zipfile` and `tarfile` parse."""
 
 import contextlib
 import errno
@@ -51,7 +47,6 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The files may have `max_bytes` bytes and, above 16 MiB, `max_ratio` times the archive's bytes.
     Raise a UserError if an entry is damaged, unsafe or too large. `target` is then not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))

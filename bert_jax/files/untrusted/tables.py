@@ -18,18 +18,11 @@ def csv_records(
     hint: str = "",
     first: int = 1,
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each CSV record. Fields may be double-quoted.
+    """Yield the number of the first line and the fields, perhaps double-quoted, of each CSV record.
 
-    A record has the line number of its first line. The limit `max_field` is global in the
-    csv module, so it applies to all CSV readers of the process until the generator ends.
-
-    Args:
-        name: Name of the file, for messages.
-        lines: Lines of the file, without line ends.
-        max_field: Largest number of characters in a field.
-        delimiter: Character between two fields.
-        hint: Text that ends the message about a stray quote.
-        first: Number of the first line.
+    Lines, without line ends, are numbered from `first`. `hint` ends the message about a stray
+    quote. The limit `max_field`, in characters, is global in the csv module, so it applies to all
+    CSV readers of the process until the generator ends.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, above = csv.field_size_limit(max_field), first
