@@ -37,7 +37,7 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """Return the language (ISO 639 code) of a text's first 1,000 characters, and its probability."""
+    """Return the language (ISO 639 code) of a text's first 1,000 characters and its probability."""
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
 

@@ -108,10 +108,9 @@ class WarcSource(_Archive):
     def _record(
         self, loader: Any, take: Callable[[], _Piece], again: deque[Any], piece: bytes, number: int
     ) -> Row | None:
-        """Read a record, which the pieces that `take` returns may continue.
+        """Read a record, which the pieces of `take` may continue; return None without plain text.
 
-        If the record is bad, these pieces are put into `again`, since its length may be wrong. The
-        result is None if the record is not plain text.
+        If the record is bad, these pieces are put into `again`, since its length may be wrong.
         """
         from warcio.bufferedreaders import ChunkedDataReader
         from warcio.exceptions import ArchiveLoadFailed
