@@ -134,7 +134,7 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
-    for number, value in _fields(raw, where):
+    for number, value in fields_of(raw, where):
         if number == 2 and isinstance(value, bytes):
             shape = _shape(value, where)
         elif number == 7:
@@ -149,7 +149,7 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
     return shape, kind, slices, shard, offset, size, crc, where
 
 
-def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
+def fields_of(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
     """Yield the field numbers and values of a protobuf message. Nested messages stay bytes."""
     at = 0
     while at < len(raw):
@@ -173,10 +173,10 @@ def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _num_shards(raw: bytes, where: str) -> int:
-    fields = dict(_fields(raw, where))
+    fields = dict(fields_of(raw, where))
     shards, big_endian = fields.get(1, 0), fields.get(2, 0)
-    version = fields.get(3, b"")
-    needs = dict(_fields(version, where)).get(2, 0) if isinstance(version, bytes) else _VERSION + 1
+    stamp = fields.get(3, b"")
+    needs = dict(fields_of(stamp, where)).get(2, 0) if isinstance(stamp, bytes) else _VERSION + 1
     if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
         raise UserError(f"{where}: {shards!r:.40} data files; there must be 1 to {_MAX_SHARDS:,}")
     if big_endian != 0:
@@ -190,9 +190,9 @@ def _num_shards(raw: bytes, where: str) -> int:
 
 def _shape(raw: bytes, where: str) -> tuple[int, ...]:
     sizes = []
-    for number, value in _fields(raw, where):
+    for number, value in fields_of(raw, where):
         if number == 2 and isinstance(value, bytes):
-            size = dict(_fields(value, where)).get(1, 0)
+            size = dict(fields_of(value, where)).get(1, 0)
             if not isinstance(size, int) or size > _MAX_BYTES:
                 raise UserError(f"{where}: invalid size in the shape: {size!r:.40}")
             sizes.append(size)
