@@ -17,8 +17,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, crc_of, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 
-_SUMS = ("num_tokens", "num_sentences", "num_documents")
-
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
     """Raise a UserError if an id of `tokens` (n,) is special, except [UNK], or out of range.
@@ -184,7 +182,7 @@ def write_manifest(
             **meta,
             "format": FORMAT,
             "version": VERSION,
-            **{name: sum(getattr(each, name) for each in shards) for name in _SUMS},
+            **{name: sum(getattr(s, name) for s in shards) for name in ShardEntry._fields[1:4]},
             "token_dtype": token_dtype(tokenizer.vocab_size).name,
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),
