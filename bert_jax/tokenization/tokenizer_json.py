@@ -1,10 +1,7 @@
 """Reading of a `tokenizer.json` with byte-level BPE, or with BPE or Unigram and "▁" for spaces.
 
 RoBERTa, GPT-NeoX (ModernBERT, Ettin) and Llama 3 (EuroBERT) have byte-level tokenizers; XLM-R and
-Gemma (mmBERT) use "▁" for spaces.
-
-A `tokenizer.json` can describe any pipeline, and the library would run it. This module accepts only
-the parts that `tokenizer_parts` allows, and builds the tokenizer from their canonical forms.
+Gemma (mmBERT) use "▁" for spaces. Only the parts that `tokenizer_parts` allows are accepted.
 """
 
 from collections.abc import Mapping
