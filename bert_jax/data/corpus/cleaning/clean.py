@@ -150,13 +150,6 @@ class Drops(NamedTuple):
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
-    def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task and index of the document kept); None if not a duplicate."""
-        for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
-            task, first = self.firsts[at].tolist()
-            return bool(self.exact[at]), task, first
-        return None
-
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
     """Return the slice in which the ascending `numbers` equal `number`."""
@@ -224,8 +217,8 @@ class Cleaner:
         is_filtered = drops.filtered[_rows(drops.filtered, number)].size
         if is_filtered and (unwanted := self._unwanted(text)):
             return unwanted
-        if duplicate := drops.duplicate(number):
-            exact, task, first = duplicate
+        same = _rows(drops.duplicates, number)  # one document or none
+        for exact, (task, first) in zip(drops.exact[same], drops.firsts[same], strict=True):
             reason = "duplicate" if exact else "near-duplicate"
             return Dropped(reason, f"document {first} of task {task} is kept instead")
         paragraphs = text.split("\n")

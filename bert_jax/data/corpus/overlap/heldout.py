@@ -74,8 +74,7 @@ def heldout_twins(
 ) -> HeldoutReport:
     """Find held-out documents with a similarity of `threshold` or more to a training document.
 
-    `show` adds a progress bar, as tqdm does. Raise a UserError if a store is missing or damaged, or
-    rensa is not installed.
+    `show` is like tqdm. Raise a UserError if a store is damaged, or a store or rensa is missing.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):

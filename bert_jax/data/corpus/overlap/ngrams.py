@@ -126,9 +126,8 @@ class NgramTable:
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Find n-grams of the texts in a document, which is given as the hashes (n,) of its words.
 
-        Returns:
-            For each n-gram size with k > 0 matches: the positions (k,) of the matches' first words
-            in the document, and the indices (k,) of the matching n-grams in `_grams`.
+        Return, for each size with k > 0 matches: the positions (k,) of the matches' first words,
+        and the indices (k,) of the matching n-grams in `_grams`.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -146,13 +145,8 @@ class NgramTable:
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return the initial `seen` for `mark`: for each size, False for each distinct n-gram."""
+        """Return the initial marks of n-grams: for each size, False for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
-
-    def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Mark in `seen` the n-grams that occur in a document, given as its word hashes (n,)."""
-        for size, (_, numbers) in self.find(hashes).items():
-            seen[size][numbers] = True
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Count all n-grams and the marked n-grams of each text, (num_texts,) int64; 0 if short."""
@@ -191,10 +185,7 @@ class Signatures(NamedTuple):
 
 @functools.cache
 def banding(threshold: float) -> tuple[int, int]:
-    """Return the number of bands, and of rows in each, that find documents of a similarity.
-
-    Rows, which spare comparisons of other documents, are as many as `_MAX_HASHES` allow.
-    """
+    """Return the number of bands, and of rows (the most possible), that find a similarity."""
 
     def bands(rows: int) -> int:
         return math.ceil(math.log(_MISSED) / math.log1p(-(min(threshold, 0.99) ** rows)))

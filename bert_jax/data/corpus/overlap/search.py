@@ -245,7 +245,9 @@ def _search_texts(table: ngrams.NgramTable, texts: Iterable[str]) -> dict[int, n
     """Return, for each n-gram size, the indices of the table's n-grams that occur in the texts."""
     seen = table.nothing_seen()
     for text in texts:
-        table.mark(seen, ngrams.word_hashes(ngrams.normalised_words(text)))
+        found = table.find(ngrams.word_hashes(ngrams.normalised_words(text)))
+        for size, (_, numbers) in found.items():
+            seen[size][numbers] = True
     return {size: np.flatnonzero(marks) for size, marks in seen.items()}
 
 
