@@ -125,10 +125,6 @@ class ExampleStream:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
-    def store(self, phase: int) -> TokenStore:
-        """Return the store that a phase reads, or the first store of its mixture."""
-        return self._texts[phase].stores[0]
-
     def plan(self, phase: int) -> ExamplePlan:
         """Return the plan of shard 0 of the first corpus that a phase reads."""
         return self.corpora(phase)[0].rows.plan(0)
