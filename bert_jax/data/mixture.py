@@ -67,11 +67,9 @@ class ShardOrder:
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
         self.quotas = np.array(quotas, np.int64)
-        self.num_rows = int(self.quotas.sum())
-        """Number of rows in an epoch."""
+        self.num_rows = int(self.quotas.sum())  # in an epoch
         self.window = min(window or len(self.quotas), len(self.quotas))
-        self.num_windows = -(-len(self.quotas) // self.window)
-        """Number of windows in an epoch."""
+        self.num_windows = -(-len(self.quotas) // self.window)  # in an epoch
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
 

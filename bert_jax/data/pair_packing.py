@@ -124,10 +124,7 @@ def check_pairs(shard: Shard) -> None:
 
 
 def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard.
-
-    Raise a UserError if the documents of the shard are not pairs.
-    """
+    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard."""
     check_pairs(shard)
     ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
     return [

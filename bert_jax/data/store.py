@@ -276,8 +276,7 @@ def _verify(store: TokenStore) -> None:
 def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     """Make the store that a header describes, without its shards and its counts of ids.
 
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: The header is malformed.
+    Raise an AttributeError, KeyError, TypeError or ValueError if the header is malformed.
     """
     shards = tuple(map(ShardEntry.read, header["shards"]))
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])

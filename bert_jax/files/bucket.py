@@ -55,10 +55,7 @@ class BucketFiles:
             raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Download a small file to `target`, unless `target` exists.
-
-        Raise a UserError if the file is missing or too large. Other errors are as in `read`.
-        """
+        """Download a file, unless `target` exists; if missing or too large, raise a UserError."""
         if target.is_file():
             return
         size = self.size(name)
@@ -104,10 +101,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """A cache of `most_bytes` of bucket files in the directory `root`, shared by processes.
-
-    The least recently used files are removed.
-    """
+    """A cache of the most recent `most_bytes` of bucket files in `root`, shared by processes."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         self._root, self._most = root, most_bytes

@@ -179,10 +179,7 @@ class BucketClaims(Claims):
 
 
 class S3Claims(Claims):
-    """Claims as objects of S3 or of a store with its interface that has conditional writes.
-
-    The version of a claim is the time of its last write, in whole seconds.
-    """
+    """Claims as objects of S3 or a store like S3; a version is the time of a write, in seconds."""
 
     def __init__(self, url: str):
         import obstore

@@ -1,7 +1,4 @@
-"""TensorFlow Datasets without TensorFlow: prepare a data set, and read a prepared data set.
-
-The library unpacks archives with TensorFlow, so this module unpacks them first, within limits.
-"""
+"""TensorFlow Datasets without TensorFlow, which the library would need to unpack archives."""
 
 import contextlib
 import io

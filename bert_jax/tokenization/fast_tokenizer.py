@@ -213,10 +213,7 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return the contents of the files by name.
-
-        `AutoTokenizer` can load them, but encodes special tokens' names in texts as special tokens.
-        """
+        """Return files for `AutoTokenizer`, which finds special tokens in text by their names."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space

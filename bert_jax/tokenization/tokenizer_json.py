@@ -29,7 +29,6 @@ class Pipeline:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
         scores: Log-probability of each token if `kind` is `unigram`, else empty.
         merges: Pairs in the order of their priority; empty for `unigram`.
-        pre_tokenizer: Parts that split a text.
         byte_fallback: Whether characters without a token become their bytes.
         fuse_unk: Whether consecutive characters without a token become one unknown token.
         ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
@@ -38,7 +37,6 @@ class Pipeline:
             may also have the first three roles.
         specials: Other added tokens, which are not split where they occur in a text.
         eats_space: Tokens of `roles` that include the space before them in Transformers.
-        num_between: Number of separators between two texts.
         trim_offsets: Whether offsets exclude spaces in Transformers; here they always do.
     """
 
@@ -74,10 +72,7 @@ class Pipeline:
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
-    """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files of the directory.
-
-    Raise a UserError if a file is invalid or has a part that is not allowed.
-    """
+    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`); refuse parts not allowed."""
     two_files = reading.path.name == "vocab.json"
     if two_files:
         reading.whole = _from_two_files(reading)

@@ -43,10 +43,7 @@ _SPACES = r"\s{2,}|[\n\r\t]"
 
 
 class Reading:
-    """A file of a tokenizer, and the other files in its directory.
-
-    The methods check fields and raise a UserError with the file, the field and what is expected.
-    """
+    """A tokenizer's file and the files beside it; methods refuse fields with what is expected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -109,10 +109,7 @@ def build_corpus(
     num_workers: int | None = None,
     **options: Any,
 ) -> BuiltCorpus:
-    """Build one corpus from the fields of a `Recipe`; see `build_corpora` for `options` and errors.
-
-    `num_workers` is the number of processes, by default one per core.
-    """
+    """Build one corpus, in local processes, from the fields of a `Recipe` (see `build_corpora`)."""
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
     (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
@@ -203,8 +200,7 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of about this size, evenly spread over all sources, which are
-    read once.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)

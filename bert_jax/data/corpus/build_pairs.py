@@ -1,7 +1,4 @@
-"""Build of a corpus of text pairs: token stores `train` and `heldout`, and a report on the pairs.
-
-Each pair becomes a document of two sentences, the source and the target.
-"""
+"""Build of a corpus of text pairs, documents of source and target, with a report on the pairs."""
 
 import contextlib
 import time

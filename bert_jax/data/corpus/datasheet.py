@@ -79,10 +79,7 @@ def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
 
 
 def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
-    """Tokenize texts and count words, tokens, [UNK] and byte fallback by script.
-
-    A token belongs to the script of its first letter in the text.
-    """
+    """Tokenize texts; count words, tokens, [UNK] and bytes by script of a token's first letter."""
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
@@ -94,10 +91,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Count tokens by script, from how often each id occurs, (vocab_size,), without their text.
-
-    [UNK] and parts of characters have no script and are counted separately.
-    """
+    """Count tokens by script (or [UNK], or parts of characters) from ids' counts, (vocab_size,)."""
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
         one = counts_of(id)

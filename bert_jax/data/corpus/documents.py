@@ -98,10 +98,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[Row]:
-        """Yield the records; also set `_sha256` and `bytes_read`.
-
-        A raised `BadRecord` means that the rest of the source cannot be read.
-        """
+        """Yield records; set `_sha256` and `bytes_read`. A raised `BadRecord` ends the source."""
 
     def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning, and count its records in `bad`.
