@@ -13,8 +13,7 @@ from bert_jax.files.checks import DIGESTS, differing, json_crc
 from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
-MAX_HEADER_BYTES = 256 << 20
-"""Largest size of corpus.json in bytes. It suffices for about a million sources or shards."""
+MAX_HEADER_BYTES = 256 << 20  # of corpus.json, enough for about a million sources or shards
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Number of offsets that are checked when a shard is opened. `verify` checks all offsets."""

@@ -1,8 +1,7 @@
 """Claims: small files with which a process marks a directory as its own (see `lease`).
 
-If several processes create a claim at once, exactly one succeeds. Local disks, NFS and Cloud
-Storage all guarantee this. The owner renews its claim regularly and removes it at the end. Each
-renewal gives the claim a new version, by which other processes see that the owner is alive.
+If several processes create a claim at once, exactly one succeeds: local disks, NFS and buckets all
+guarantee this. Each renewal gives the claim a new version, which shows that the owner is alive.
 """
 
 import contextlib

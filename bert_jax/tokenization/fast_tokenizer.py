@@ -32,8 +32,7 @@ from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")
-"""Byte-level forms of space, line feed, tab and carriage return."""
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # byte-level space, line feed, tab and carriage return
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
 """Texts that a new tokenizer encodes, so that a faulty pipeline raises an error early."""
 

@@ -24,10 +24,8 @@ from bert_jax.tokenization.special_ids import SpecialIds
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens, in the order of the fields of `SpecialIds`."""
 
-SPACE = "▁"
-"""Character that stands for a space in SentencePiece pieces."""
-MAX_TOKENS = 1_000_000
-"""Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
+SPACE = "▁"  # stands for a space in SentencePiece pieces
+MAX_TOKENS = 1_000_000  # the largest published BERT vocabulary has 501,153
 MAX_FILE_BYTES = 64 << 20
 """Largest tokenizer file that is read, in bytes; Gemma's, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
@@ -38,19 +36,16 @@ KIND_FILES = {
 }
 
 MAX_SPECIAL = 4  # largest number of special tokens in a `TokenRow`
-MAX_TOKEN_CHARS = 1000
-"""Largest number of characters in a token, and the largest `max_input_chars_per_word`."""
+MAX_TOKEN_CHARS = 1000  # also the largest `max_input_chars_per_word`
 
 _log = logging.getLogger(__name__)
 
-Id = int | np.integer
-"""Types of token ids that callers may pass."""
+Id = int | np.integer  # a token id that callers may pass
 
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
-ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Fields of an added token, except its content."""
+ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:

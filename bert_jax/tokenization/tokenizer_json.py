@@ -15,8 +15,7 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, SPACE, SPECIAL_T
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
-MARKERS = ("ByteLevel", "Metaspace")
-"""Types of pre-tokenizers that write spaces as other characters."""
+MARKERS = ("ByteLevel", "Metaspace")  # pre-tokenizers that write spaces as other characters
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _ROBERTAS_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 

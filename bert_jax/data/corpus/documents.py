@@ -16,10 +16,8 @@ from bert_jax.errors import BadRecord, UserError, suggestion
 from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
-NO_FIELDS: Mapping[str, Any] = {}
-"""Empty mapping, for documents that have no field but their text."""
-_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")
-"""Pieces of a long text, which are cut at line ends."""
+NO_FIELDS: Mapping[str, Any] = {}  # for documents that have no field but their text
+_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")  # of a long text, cut at line ends
 
 
 class Document(NamedTuple):

@@ -147,8 +147,7 @@ def _unknown(spec: str, what: str, name: str, present: Sequence[str]) -> str:
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
-_LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")
-"""Suffix that is a language code, as in train.en, train.zh_tw and test.en-de."""
+_LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")  # train.en, train.zh_tw, test.en-de
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
 _WARC_SUFFIXES = (".warc", ".wet")

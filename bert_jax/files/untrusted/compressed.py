@@ -21,8 +21,7 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
-_KEPT = 32
-"""Number of reads back to which the next stream is looked for after damage, which shows late."""
+_KEPT = 32  # reads in which the next stream is looked for after damage, which shows late
 
 
 def plain_suffix(name: str) -> str:

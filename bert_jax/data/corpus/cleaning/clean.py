@@ -157,8 +157,7 @@ def _rows(numbers: np.ndarray, number: int) -> slice:
 
 
 NO_LINES = "no-lines-left"
-EVALUATION = "evaluation-text"
-"""Reason for leaving out paragraphs or documents that share an n-gram with evaluation texts."""
+EVALUATION = "evaluation-text"  # the text shares an n-gram with evaluation texts
 
 
 class Dropped(NamedTuple):

@@ -204,7 +204,6 @@ FILTERS: dict[str, Filter] = {
     ),
     "braces": Filter(lambda p: p.text.count("{"), "curly braces", _C4, high=0),
 }  # fmt: skip
-"""Filters of documents by name."""
 
 EDITS: dict[str, Edit] = {
     "citation-marks": Edit(
@@ -235,7 +234,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gopher-repetition": _REPEATING,
     "c4": (*EDITS, *(name for name, each in FILTERS.items() if each.source == _C4)),
 }
-"""Named groups of filters and edits."""
 
 
 def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:

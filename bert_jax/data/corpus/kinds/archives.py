@@ -25,8 +25,7 @@ _HEADERS = {
     "lang": "WARC-Identified-Content-Language",
 }
 """WARC header from which each field of a document is read."""
-_ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"
-"""Numbers of MediaWiki's namespaces."""
+_ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"  # MediaWiki's namespaces
 _RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
 """Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
 _Piece = bytes | BadRecord | None

@@ -15,8 +15,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-MAX_DOCUMENTS = 1 << 15
-"""Largest number of held-out documents to compare. Each process needs 4 KB for each document."""
+MAX_DOCUMENTS = 1 << 15  # held-out documents to compare, for each of which a process needs 4 KB
 _SHOWN = 10
 _SHOWN_CHARS = 60
 

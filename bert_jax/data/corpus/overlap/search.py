@@ -23,10 +23,8 @@ from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-DIRECTORY = "contamination"
-"""Name of the directory in a token store that holds the reports."""
-HELDOUT = "heldout.json"
-"""Name of the file with the report on held-out documents; see `heldout`."""
+DIRECTORY = "contamination"  # in a token store, with the reports
+HELDOUT = "heldout.json"  # the report on held-out documents (see `heldout`)
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
