@@ -1,4 +1,4 @@
-"""TensorFlow Datasets without TensorFlow, which the library would need to unpack archives."""
+"""TensorFlow Datasets without TensorFlow: this module unpacks the archives, within limits."""
 
 import contextlib
 import io

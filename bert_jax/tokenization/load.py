@@ -25,7 +25,7 @@ from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, Word
 def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
     """Read `vocab.txt` or `tokenizer.json`, and other files of the directory.
 
-    If no file says whether text is lower-cased, it is if the vocabulary has no upper-case words.
+    Unless a file says otherwise, text is lower-cased if the vocabulary has no upper-case words.
     Raise a UserError if the file is invalid, or two files contradict each other.
     """
     path = reading.path

@@ -42,7 +42,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
 
     A stream is a member of a .gz file or a frame of a .zst file. Its error stands in its place.
-    The suffix of `name` determines the format. `read` reads up to a number of bytes.
+    The suffix of `name` gives the format, by default plain. `read` reads up to a number of bytes.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
