@@ -11,10 +11,9 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Cache of a pure function that keeps the `most` most recently used results.
+    """Cache of the `most` most recently used results of a pure function, for several threads.
 
-    Several threads may call it. If another thread is already computing the same result, the call
-    waits for it. A result is computed again if it was dropped or its computation failed.
+    A call waits if another thread is computing the same result. A failure is not cached.
     """
 
     def __init__(self, make: Callable[[Key], Value], most: int) -> None:

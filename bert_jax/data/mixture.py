@@ -1,20 +1,18 @@
 """Order of the rows of a phase: shards of a store, plans of their rows, and mixtures of corpora.
 
-An epoch reads all shards once. The shards are permuted and divided into windows, and the rows are
-permuted within each window. So a host keeps the plans and files of only two windows, the current
-one and the next, whatever the size of the corpus. A single window permutes all rows together.
+An epoch reads all shards once. Shards are permuted and divided into windows, and rows are permuted
+within a window. So a host keeps the plans and files of two windows, the current one and the next.
 
-The number of rows of a shard is known only after planning. The order therefore uses quotas, which
-are estimates. In every epoch, a shard fills as many positions as its quota. Its position j in epoch
-e is row (e * quota + j) mod n of its n rows, so rows occur equally often, even with a wrong quota.
+The number of rows of a shard is known only after planning, so the order uses estimates, the quotas.
+In every epoch, a shard fills as many positions as its quota. Its position j in epoch e is row
+(e * quota + j) mod n of its n rows, so rows occur equally often, even with a wrong quota.
 
 The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided into one part for each
 corpus, as long as the share of the corpus. Block b has the points (p + t) / 1000 for p = 0 to 999,
 where t is term b of van der Corput's sequence. Each point is a row of the corpus whose part
 contains the point. So the number of rows of a corpus differs from its share by at most one in a
 block, and over the first b blocks by O(log b) (the discrepancy of the sequence; Niederreiter 1992,
-section 3.1). The number of rows of a corpus before a block has a closed form. A keyed permutation
-mixes the rows within a block.
+section 3.1). A keyed permutation mixes the rows within a block.
 """
 
 import contextlib
@@ -35,8 +33,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.hashing import hash_key, permute
 
-_EPOCHS = 4
-"""Number of epochs whose order of shards is cached."""
+_EPOCHS = 4  # number of epochs whose order of shards is cached
 
 
 class Places(NamedTuple):
@@ -70,12 +67,9 @@ class ShardOrder:
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
         self.quotas = np.array(quotas, np.int64)
-        self.num_rows = int(self.quotas.sum())
-        """Number of rows in an epoch."""
+        self.num_rows = int(self.quotas.sum())  # in an epoch
         self.window = min(window or len(self.quotas), len(self.quotas))
-        """Number of shards in a window."""
-        self.num_windows = -(-len(self.quotas) // self.window)
-        """Number of windows in an epoch."""
+        self.num_windows = -(-len(self.quotas) // self.window)  # in an epoch
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
 
@@ -122,8 +116,7 @@ class ShardOrder:
         return windows
 
 
-_PLAN = 0
-"""Constant that is hashed into the random key of a plan, to distinguish it from other keys."""
+_PLAN = 0  # hashed into the key of a plan; `pipeline` has the other purposes
 _POSITIONS = 1 << 17
 """Number of positions (rows x L) to build at once. Their indices, 8 bytes each, fit in a cache."""
 
@@ -131,9 +124,8 @@ _POSITIONS = 1 << 17
 class StoreRows:
     """Rows of `length` tokens from a store. Several threads may read them.
 
-    A shard is planned when its rows are first read. The last `num_plans` plans are cached. A plan
-    is a pure function of (store, config, length, seed, index of the shard). Raise a UserError if
-    the corpus does not suit the pairing, `config.pairing`.
+    A shard is planned when its rows are first read; the last `num_plans` plans are cached. Raise a
+    UserError if the corpus does not suit the pairing, `config.pairing`.
     """
 
     def __init__(
@@ -201,8 +193,7 @@ class StoreRows:
 
 BLOCK = 1000
 _ONE = 1 << 32  # points are scaled to integers in [0, BLOCK * _ONE)
-_BLOCKS = 256
-"""Number of blocks whose rows are cached."""
+_BLOCKS = 256  # number of blocks whose rows are cached
 
 
 @dataclass(frozen=True)
@@ -332,10 +323,7 @@ class PhaseRows:
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows of the phase with indices `numbers`, (n,) int64.
-
-        The batch has all arrays except `row_index`. The next windows are planned in advance.
-        """
+        """Build rows by index, (n,) int64: all arrays but `row_index`. Plan the next windows."""
         if self._mixing is None:
             return self._of_corpus(0, numbers)
         corpora, rows = self._mixing.split(numbers)

@@ -1,16 +1,15 @@
 """Packed rows of consecutive text for masked language modelling without pairs (pairing `none`).
 
 Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
-A piece of L - 2 tokens fills a row. Shorter pieces (ends of long documents, and short documents)
-are packed, several to a row. Each piece is a segment, and tokens attend only within their segment.
-In RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2), by contrast, a row continues with the
-next document, and tokens attend across documents.
+Shorter pieces (ends of long documents, and short documents) are packed, several to a row. Each
+piece is a segment, and tokens attend only within their segment, unlike in RoBERTa's FULL-SENTENCES
+(Liu et al. 2019, section 4.2).
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The
-longest pieces are placed first. Each piece goes into the row that has the least room among those
-with enough room (best-fit decreasing; the paper calls it longest-pack-first). Pieces of equal
-length are interchangeable, and a hash of (seed, pass) decides which of them share a row.
+longest pieces are placed first, each into the row with the least room that suffices (best-fit
+decreasing; the paper calls it longest-pack-first). A hash of (seed, pass) decides which pieces of
+equal length share a row.
 """
 
 import itertools
@@ -51,10 +50,7 @@ class PackedPlan:
         return self.row_offsets.size - 1
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
-
-        Rows have [CLS] piece [SEP] per piece, then padding. `data.pipeline` describes the arrays.
-        """
+        """Build the rows with indices `rows`, (B,) int64; `pipeline` describes the arrays."""
         piece, counts = pieces_of(self.row_offsets, rows)
         tokens, segment_ids = lay_out(
             shard, self.piece_start[piece], self.piece_len[piece], counts, self.length,
@@ -95,11 +91,9 @@ def lay_out(
     If the tokenizer has no [CLS] to open rows, a closed piece becomes piece [SEP].
 
     Args:
-        shard: Shard with the tokens.
-        starts: (n,) position of the first token of each piece in the shard.
-        lens: (n,) number of tokens in each piece.
+        shard, length: Shard with the tokens, and L.
+        starts, lens: (n,) position of each piece's first token in the shard, and number of tokens.
         counts: (B,) number of pieces in each row, at least 1. Their sum is n.
-        length: L.
         dtype: Type of the segment ids, which must hold the largest number of pieces in a row.
         closed: Whether [SEP] ends a piece.
 
@@ -130,9 +124,8 @@ def lay_out(
 def plan_packing(shard: Shard, length: int, *, seed: int = 0, num_passes: int = 1) -> PackedPlan:
     """Plan rows of consecutive text. In each pass, every token is in exactly one piece.
 
-    The first pass cuts documents from their beginning. In a later pass, the first cut in a document
-    longer than a row is at a random offset, so that rows do not repeat. Raise a UserError if the
-    length is not from 3 to 65,535, or the corpus is empty.
+    In a pass after the first, a document longer than a row is first cut at a random offset, so that
+    rows differ. Raise a UserError if the length is not from 3 to 65,535, or the corpus is empty.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -184,10 +177,8 @@ def deal(
     """Assign pieces to rows. `key` decides which pieces of a kind go to which rows.
 
     Args:
-        kinds: (n,) kind of each piece, such as its length.
-        histogram: Number of pieces of each kind.
+        kinds: (n,) kind of each piece, such as its length; `histogram` counts each kind.
         patterns: Items (number of rows, kinds of the pieces in each); equal kinds are adjacent.
-        key: Key of the random order.
 
     Returns:
         Indices of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
@@ -218,12 +209,9 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack pieces into rows of `length` by best-fit decreasing.
+    """Pack `histogram[k]` pieces of each length k, with two special tokens, by best-fit decreasing.
 
-    `histogram[k]` is the number of pieces of length k. Such a piece takes k + 2 positions.
-
-    Returns:
-        Items (number of rows, lengths of the pieces in each of these rows, longest first).
+    Return items (number of rows, lengths of the pieces in each of these rows, longest first).
     """
     # Rows that are not full, by their room (number of free positions), as items (number of rows,
     # their pieces). The result is in the order in which each room was first considered.

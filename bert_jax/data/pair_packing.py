@@ -1,13 +1,11 @@
 """Packed rows of source and target texts for translation (pairing `translation`).
 
 A pair is a document of two sentences, source and target. A row has S positions for sources and T
-positions for targets. A source becomes [CLS] text [SEP], or text [SEP] if [CLS] does not open rows
-(see `SpecialIds.opens`). A target becomes [CLS] text, which is the
-input of the decoder; the end token occurs only as a label. The source and the target of a pair have
-the same segment id, so that a target attends only to its own source.
+for targets. A source becomes [CLS] text [SEP], or text [SEP] if [CLS] does not open rows (see
+`SpecialIds.opens`). A target becomes [CLS] text, the input of the decoder. The source and target of
+a pair have the same segment id, so that a target attends only to its own source.
 
-A pair that is too long for a row is left out. Cutting it would teach wrong labels: the target would
-end in the middle of its text, or say more than its source.
+A pair that is too long for a row is left out, since a cut pair would teach wrong labels.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
 row begins with the largest remaining pair. While any pair fits, the pair is added that minimises
@@ -29,8 +27,7 @@ TARGET_SPECIAL = 1  # [CLS] target
 MIN_LENGTH = 2  # source [SEP]
 MIN_TARGET_LENGTH = TARGET_SPECIAL + 1
 
-_MANY_LEFT_OUT = 0.01
-"""Share of left-out pairs above which `losses` warns."""
+_MANY_LEFT_OUT = 0.01  # share of left-out pairs above which `losses` warns
 
 
 def pair_segment_dtype(length: int, target_length: int) -> np.dtype:
@@ -71,10 +68,7 @@ class TranslationPlan:
         return source / (rows * self.length), target / (rows * self.target_length)
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
-
-        `bert_jax.data.pipeline` describes the arrays.
-        """
+        """Build the rows with indices `rows`, (B,) int64; `pipeline` describes the arrays."""
         pair, counts = pieces_of(self.row_offsets, rows)
         dtype = pair_segment_dtype(self.length, self.target_length)
         start, source_len = self.source_start[pair], self.source_len[pair]
@@ -130,10 +124,7 @@ def check_pairs(shard: Shard) -> None:
 
 
 def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard.
-
-    Raise a UserError if the documents of the shard are not pairs.
-    """
+    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard."""
     check_pairs(shard)
     ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
     return [
@@ -147,9 +138,8 @@ def plan_translations(
 ) -> TranslationPlan:
     """Plan rows of pairs. In each pass, every pair that fits in a row is in exactly one row.
 
-    Passes come one after another. Each contains the full shard, but combines other pairs in a row.
-    Raise a UserError if a length is out of range, the shard does not hold pairs, or no pair fits a
-    row.
+    Passes differ in the pairs that share a row. Raise a UserError if a length is out of range, the
+    shard does not hold pairs, or no pair fits a row.
     """
     special = np.array([1 + shard.special_ids.opens, TARGET_SPECIAL])
     lengths = zip(("length", "target_length"), (length, target_length), special + 1, strict=True)
@@ -194,11 +184,8 @@ def pack_pairs(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Pack pairs into rows of `length` source positions and `target_length` target positions.
 
-    All arrays are (k,). There are `histogram[i]` pairs of kind i, at least 1. Each of them takes
-    `source[i]` and `target[i]` positions.
-
-    Returns:
-        Items (number of rows, kinds of the pairs in each of these rows, in ascending order).
+    All arrays are (k,): `histogram[i]` pairs, at least 1, take `source[i]` and `target[i]`
+    positions each. Return items (number of rows, ascending kinds of the pairs in each row).
     """
     # Largest pairs first. The size of a pair is the larger of its shares of source and target.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

@@ -1,8 +1,4 @@
-"""Ways to make rows from a token store, and the section `data`, which chooses one of them.
-
-A pairing is an entry of `PAIRINGS`. It checks stores, plans rows, and describes the arrays of
-batches and the text that is in no row. Other code uses pairings only through this interface.
-"""
+"""Ways to make rows from a token store (`PAIRINGS`), and the section `data`, which chooses one."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -82,10 +82,7 @@ class PairPlan:
         return 1 - int(np.maximum(new, 0).sum()) / num_tokens
 
     def batch(self, shard: Shard, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Build the rows with indices `rows`, (B,) int64, from the shard that was planned.
-
-        A row is [CLS] A [SEP] B [SEP] and padding. `bert_jax.data.pipeline` describes the arrays.
-        """
+        """Build the rows [CLS] A [SEP] B [SEP] with indices `rows`, (B,) int64 (see `pipeline`)."""
         length = self.length
         a_end = self.a_len[rows].astype(np.int64)[:, None] + 2  # where B begins
         row_end = a_end + self.b_len[rows][:, None] + 1
@@ -104,10 +101,7 @@ class PairPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe the shares of tokens in no row and of random pairs.
-
-        If a share is high, also return a warning with likely causes in this shard and remedies.
-        """
+        """Describe tokens in no row and random pairs; if many, also warn, with causes and cures."""
         unheld, random = self.unheld_rate(shard.num_tokens), float(self.label.mean())
         clause = f"{unheld:.1%} of the tokens in no row"
         trouble, cures = [], ["data.pairing='none' uses every token"]
@@ -163,8 +157,8 @@ def plan_pairs(
     """Plan sentence pairs of at most `length` tokens over a complete shard.
 
     The target length of a chunk is L - 3 or, for a share `short_rate` of the chunks, random from 2
-    to L - 3. Passes follow one another. Each contains the full shard, with other random numbers.
-    Raise a UserError if the length is not from 5 to 65,535, or no pair can be made from the corpus.
+    to L - 3. Each pass contains the full shard, with other random numbers. Raise a UserError if the
+    length is not from 5 to 65,535, or no pair can be made from the corpus.
     """
     if not MIN_LENGTH <= length <= 65535:
         raise UserError(
@@ -322,12 +316,10 @@ def _random_partners(
     """Return the first token and length of a random B, from another document, for each row.
 
     B begins at a random sentence, and continues until it has `target` tokens or the document ends.
-    The index of the other document is drawn from 0 to n - 2 for n documents. It is increased by 1
-    if it is at least the index of the row's own document, so that the own document is left out.
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)
-    other += other >= own
+    other += other >= own  # leaves the own document out
     # Read in the order of memory, which is twice as fast for 39 million sentences.
     order = np.argsort(other)
     other = other[order]

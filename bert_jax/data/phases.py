@@ -168,10 +168,7 @@ class Share(NamedTuple):
     process_count: int
 
     def of(self, batch_size: int) -> int:
-        """Return the number of rows that each process reads of a batch.
-
-        Raise a UserError if `batch_size` is not a multiple of the number of processes.
-        """
+        """Return each process's number of rows; raise a UserError if they cannot be equal."""
         if batch_size % self.process_count:
             raise UserError(
                 f"a batch of {batch_size} rows does not divide evenly among {self.process_count} "

@@ -15,8 +15,7 @@ For translation, these arrays hold packed sources of type 0. Instead of pair_lab
   target_tokens       (B, T) dtype of the store: [CLS] and text of each target, for the decoder
   target_segment_ids  (B, T) dtype of segment_ids: 0 for padding, else the segment id of the source
 
-`ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step). Grain builds
-batches in advance in threads. The only state is one integer, the next step.
+`ExampleStream.batch(step)` is a pure function of (store, config, phases, seed, step).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,8 +57,7 @@ _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    The keys of the first 2^32 rows are their indices. Each further 2^32 rows have the same keys in
-    another order, so that repeated text gets other masks.
+    The first 2^32 rows have their indices, each further 2^32 rows the same keys in another order.
     """
     if first + count <= 1 << 32:
         return np.arange(first, first + count, dtype=np.uint32)
@@ -74,8 +72,7 @@ def row_keys(first: int, count: int) -> np.ndarray:
 class ExampleStream:
     """Training batches by step number. Several threads may read them.
 
-    Each phase reads its corpus, or its mixture of corpora, from the start: every row once in a
-    random order, then again in another order (see `data.mixture`). Shards are planned when needed.
+    Each phase reads its corpus, or its mixture of corpora, from the start (see `data.mixture`).
     """
 
     def __init__(
@@ -88,8 +85,7 @@ class ExampleStream:
     ) -> None:
         """Check the phases. `stores` maps indices of phases to the stores that replace `store`.
 
-        Raises:
-            UserError: There is no phase, a size is out of range, or the pairing cannot use a store.
+        Raise a UserError if there is no phase, a size is wrong, or the pairing cannot use a store.
         """
         self.config, self.phases, self._seed = config, tuple(phases), seed
         texts = [(stores or {}).get(number, store) for number in range(len(phases))]
@@ -129,10 +125,6 @@ class ExampleStream:
             raise IndexError(f"step {step} is not in [0, {self.num_steps})")
         return int(np.searchsorted(self._first_step, step, side="right")) - 1
 
-    def store(self, phase: int) -> TokenStore:
-        """Return the store that a phase reads, or the first store of its mixture."""
-        return self._texts[phase].stores[0]
-
     def plan(self, phase: int) -> ExamplePlan:
         """Return the plan of shard 0 of the first corpus that a phase reads."""
         return self.corpora(phase)[0].rows.plan(0)
@@ -170,10 +162,9 @@ class ExampleStream:
     def batch(
         self, step: int, process_index: int = 0, process_count: int = 1
     ) -> dict[str, np.ndarray]:
-        """Return the slice of a step's rows that one process reads. The other rows are not built.
+        """Build the slice of a step's rows that one process reads.
 
-        Raises:
-            UserError: The batch size is not a multiple of `process_count`, or the store is damaged.
+        Raise a UserError if `process_count` does not divide the batch, or the store is damaged.
         """
         number = self.phase_of(step)
         step -= self._first_step[number]
@@ -186,10 +177,7 @@ class ExampleStream:
         return batch
 
     def wait_for_checks(self) -> None:
-        """Wait until all files read so far have been compared with their digests.
-
-        Raise a UserError if a file differs from its digest.
-        """
+        """Wait for the checks of all files read so far; raise a UserError if a digest differs."""
         for text in self._texts:
             for store in text.stores:
                 store.checks.wait()
@@ -231,10 +219,7 @@ class ExampleStream:
 
 
 class TrainBatches:
-    """Batches of one process, from a start step to the end. Grain's threads build them in advance.
-
-    The state is `next_step`, the same integer in all processes. To resume, start at this step.
-    """
+    """Batches of one process, which Grain's threads build in advance. Resume at `next_step`."""
 
     def __init__(
         self,
@@ -243,11 +228,7 @@ class TrainBatches:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        """Start reading.
-
-        Raises:
-            UserError: Processes cannot share a batch equally, or `start_step` is out of range.
-        """
+        """Raise a UserError if processes cannot share a batch, or `start_step` is out of range."""
         share = Share(process_index, process_count)
         for _, rows in stages_from(stream.phases, start_step):
             share.of(rows)
@@ -298,13 +279,10 @@ class EvalBatches:
         process_count: int = 1,
         seed: int = 0,
     ) -> None:
-        """Plan the rows.
+        """Plan rows of L = `length` tokens, B = `batch_size` in all processes together.
 
         Args:
-            store: Held-out store.
-            config: Settings; only pairing, target_length and short_rate are used.
-            length: L.
-            batch_size: B, in all processes together.
+            store, config: Held-out store, and pairing, target_length and short_rate.
             max_rows: Largest number of rows. If there are more, a fixed random sample is read.
             process_index, process_count: Slice of each batch to read, from 0, and number of slices.
             seed: Seed of the rows. It is not the run's seed, so all runs read the same rows.

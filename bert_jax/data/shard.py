@@ -13,13 +13,11 @@ from bert_jax.files.checks import DIGESTS, differing, json_crc
 from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
-MAX_HEADER_BYTES = 256 << 20
-"""Largest size of corpus.json in bytes. It suffices for about a million sources or shards."""
+MAX_HEADER_BYTES = 256 << 20  # of corpus.json, enough for about a million sources or shards
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Number of offsets that are checked when a shard is opened. `verify` checks all offsets."""
-OPEN_SHARDS = 64
-"""Number of shards that a store keeps open. Each has three open files."""
+OPEN_SHARDS = 64  # kept open by a store; each has three open files
 
 
 @runtime_checkable
@@ -85,15 +83,11 @@ class Shard:
         Args:
             starts: (k,) int64 position of each span's first token. At special tokens, which the
                 caller writes, and padding, any token is read, even outside the array.
-            spans: (k,) int64 lengths of the spans. Their sum is B * L.
+            spans: (k,) int64 lengths of the spans. Their sum is B * L, where L is `length`.
             used: (B, 1) number of positions in each row that are not padding.
-            length: L.
 
-        Returns:
-            Tokens (B, L) with the dtype of the store, and (B, L) bool, which is false for padding.
-
-        Raises:
-            UserError: An id is outside the vocabulary. (jax would silently read it as another id.)
+        Return tokens (B, L) with the dtype of the store, and (B, L) bool, false for padding. Raise
+        a UserError for an id outside the vocabulary. (jax would silently read it as another id.)
         """
         # Indices are int64, because numpy would convert narrower indices.
         index = np.repeat(starts - (np.cumsum(spans) - spans), spans)
@@ -136,10 +130,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def map_array(path: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array file of a store or shard into memory.
-
-    Raise a UserError if the file is missing or has a wrong size.
-    """
+    """Map an array file of a store or shard; raise a UserError if missing or of a wrong size."""
     file = path / f"{name}.bin"
     size = file.stat().st_size if file.is_file() else None
     if size != length * dtype.itemsize:

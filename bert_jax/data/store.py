@@ -44,8 +44,7 @@ ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 """Names of the array files of a shard, without `.bin`."""
 COUNTS = "unigram_counts"
 """Name of an array file of a store and of each shard: the number of times that each id occurs."""
-MAX_VOCAB = 1 << 22
-"""Largest vocabulary. There is a limit because opening a store reads the counts of all ids."""
+MAX_VOCAB = 1 << 22  # opening a store reads the counts of all ids
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # name of the directory of a shard
 
 
@@ -137,19 +136,13 @@ class TokenStore:
 
     @property
     def target_entropy(self) -> float | None:
-        """Entropy in nats of target tokens, with one end token per target. None without pairs.
-
-        This is the loss of a model that knows only the frequency of each target token.
-        """
+        """Entropy in nats of target tokens, with one end token per target. None without pairs."""
         value = self.meta.get("target_entropy")
         return float(value) if isinstance(value, float) else None
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
-        """Entropy in nats of the distribution of tokens, without special tokens.
-
-        This is the masked-LM loss of a model that knows only the frequency of each token.
-        """
+        """Entropy in nats of ordinary tokens: the masked-LM loss of a model of frequencies."""
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
         return entropy(counts)
@@ -162,10 +155,7 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def is_store(path: str | Path) -> bool:
-    """Tell whether `path` is the directory of a complete token store.
-
-    The result is also true for a store of version 1, although opening such a store raises an error.
-    """
+    """Tell whether `path` is the directory of a complete token store, even of an old version."""
     path = Path(path)
     has_arrays = (path / "shards").is_dir() or (path / "tokens.bin").is_file()
     return has_arrays and (path / "corpus.json").is_file()
@@ -197,7 +187,6 @@ def open_store(
         background: Whether a thread compares an opened shard with its digests while the shard is in
             use; `store.checks.wait()` raises the error. Otherwise, opening a shard waits.
         fetch: Function that fetches a shard's files, by shard name, before the shard is opened.
-        num_open: Number of shards to keep open.
 
     Raises:
         UserError: The store is missing, incomplete, damaged, or of another version or tokenizer.
@@ -251,10 +240,9 @@ def read_manifest(path: str | Path, tokenizer: StoreTokenizer | None = None) -> 
 def open_shard(
     store: TokenStore, number: int, *, check: bool = True, verify: bool = False
 ) -> Shard:
-    """Open a shard of a store on disk.
+    """Open a shard on disk; `check` its first offsets or, with `verify`, all offsets.
 
-    `check` checks the first offsets of the shard or, with `verify`, all offsets. Raise a UserError
-    if the shard is missing or damaged.
+    Raise a UserError if the shard is missing or damaged.
     """
     entry = store.counts[number]
     path = store.shard_path(entry)
@@ -288,8 +276,7 @@ def _verify(store: TokenStore) -> None:
 def _described(path: Path, header: Mapping[str, Any]) -> TokenStore:
     """Make the store that a header describes, without its shards and its counts of ids.
 
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: The header is malformed.
+    Raise an AttributeError, KeyError, TypeError or ValueError if the header is malformed.
     """
     shards = tuple(map(ShardEntry.read, header["shards"]))
     whole = tuple(header[name] for name in ShardEntry._fields[1:4])

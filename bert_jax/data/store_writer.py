@@ -17,14 +17,11 @@ from bert_jax.errors import UserError
 from bert_jax.files.checks import DIGESTS, crc_of, digests_of, json_crc
 from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 
-_SUMS = ("num_tokens", "num_sentences", "num_documents")
-
 
 def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
-    """Check the ids `tokens` (n,) before they are stored, since jax would not report wrong ids.
+    """Raise a UserError if an id of `tokens` (n,) is special, except [UNK], or out of range.
 
-    Raises:
-        UserError: An id is outside the vocabulary, or belongs to a special token except [UNK].
+    Without this check, jax would silently read other ids.
     """
     if not tokens.size:
         return
@@ -44,12 +41,11 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
-    """Writer of a shard, block by block, with constant memory.
+    """Writer of a shard, block by block, with constant memory; a context manager.
 
-    Use it as a context manager. The shard is built in `path.tmp-<process>` beside `path`. `finish`
-    renames it, replacing an older shard. If the context ends without `finish`, the unfinished shard
-    is removed. `write_manifest` makes a store from shards. Raise a UserError if `path` holds
-    something other than a shard, or cannot be written.
+    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard; if
+    the context ends without `finish`, the unfinished shard is removed. Raise a UserError if `path`
+    holds something other than a shard, or cannot be written.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:
@@ -121,7 +117,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             raise disk_full(self.path, error) from error
 
     def finish(self) -> ShardEntry:
-        """Complete the shard, rename it to `path`, and return its entry for the manifest.
+        """Rename the shard to `path`; return its entry.
 
         Raise a UserError if there are no documents, or the disk is full.
         """
@@ -163,10 +159,9 @@ def write_manifest(
 ) -> None:
     """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
-    `corpus.json` is written last, because a directory without it is not a store. Rename a temporary
-    directory (`StagedDirectory`) only afterwards. `counts` has the content of each shard's file
-    `unigram_counts.bin`, or None if it is missing. By default, the files are read. Raise a
-    UserError if there are no shards, a shard's counts are missing or wrong, or the disk is full.
+    `corpus.json` is written last, because a directory without it is not a store. `counts` has the
+    content of each shard's `unigram_counts.bin`, or None if missing; by default, they are read.
+    Raise a UserError if there are no shards, a shard's counts are wrong, or the disk is full.
     """
     if not shards:
         raise UserError(f"no documents to write to {directory}: the corpus is empty.")
@@ -187,7 +182,7 @@ def write_manifest(
             **meta,
             "format": FORMAT,
             "version": VERSION,
-            **{name: sum(getattr(each, name) for each in shards) for name in _SUMS},
+            **{name: sum(getattr(s, name) for s in shards) for name in ShardEntry._fields[1:4]},
             "token_dtype": token_dtype(tokenizer.vocab_size).name,
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),

@@ -14,14 +14,10 @@ from bert_jax.files.checks import digest_of
 from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
-_RANGE = 32 << 20
-"""Bytes per read of a large file."""
-_SMALL = 64 << 20
-"""Largest size in bytes of a file that is fetched as a whole, such as a tokenizer file."""
-_READ_SECONDS = 120.0
-"""Seconds after which a read is given up and tried again."""
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-"""Seconds between tries. The wait begins with the first value and doubles up to the second."""
+_RANGE = 32 << 20  # bytes per read of a large file
+_SMALL = 64 << 20  # largest file that is fetched as a whole, such as a tokenizer file
+_READ_SECONDS = 120.0  # after which a read is given up and tried again
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between tries, which double
 
 
 class BucketAwayError(RuntimeError):
@@ -31,14 +27,12 @@ class BucketAwayError(RuntimeError):
 
 
 class BucketFiles:
-    """Reader of the files below a URL. Failed reads are retried until a timeout."""
+    """Reader of the files below a URL. Failed reads are retried for `read_timeout` seconds."""
 
     def __init__(self, url: str, read_timeout: float) -> None:
-        """Open a URL such as gs://BUCKET/DIRECTORY. Reads are retried for `read_timeout` s."""
         self.url, self._read_timeout = url.rstrip("/"), read_timeout
         self._files = file_system(url)
         self.bytes_read = 0
-        """Number of bytes read so far."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Read a file or, with `end`, the bytes [start, end) of a file.
@@ -54,20 +48,14 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return a file's size in bytes.
-
-        Raise a UserError if the file is missing. Other errors are as in `read`.
-        """
+        """Return a file's size; raise a UserError if missing. Other errors are as in `read`."""
         try:
             return int(self._patiently(name, "info")["size"])
         except FileNotFoundError as error:
             raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Download a small file to `target`, unless `target` exists.
-
-        Raise a UserError if the file is missing or too large. Other errors are as in `read`.
-        """
+        """Download a file, unless `target` exists; if missing or too large, raise a UserError."""
         if target.is_file():
             return
         size = self.size(name)
@@ -113,19 +101,17 @@ class BucketFiles:
 
 
 class FileCache:
-    """A disk cache of bucket files. Processes share it; least recently used files are removed."""
+    """A cache of the most recent `most_bytes` of bucket files in `root`, shared by processes."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
-        """Set up a cache of at most `most_bytes` bytes of files in the directory `root`."""
         self._root, self._most = root, most_bytes
         self._found: dict[tuple[Path, int], str] = {}
         """sha256 of each file that this process has checked, by path and inode."""
 
     def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
-        """Fetch a bucket's file to `target`, a path below the root, unless the cache has it.
+        """Fetch a file of `size` bytes and sha256 `digest` to `target` unless the cache has it.
 
-        The file must have `size` bytes and the sha256 `digest`. A process hashes a cached file when
-        it first uses the file, and fetches a damaged file again.
+        A process hashes a cached file at its first use, and fetches a damaged file again.
 
         Raises:
             UserError: The file is missing, or has a wrong size or sha256, or the disk is full.
@@ -152,7 +138,6 @@ class FileCache:
             self._found[target, target.stat().st_ino] = digest
 
     def _has(self, path: Path, size: int, digest: str) -> bool:
-        """Tell whether the cache has a file of this size and sha256."""
         try:
             status = path.stat()
             if status.st_size != size:

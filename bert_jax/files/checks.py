@@ -70,10 +70,7 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file in `directory` does not match its digest in a record file.
-
-    Each of the `keys` may hold the digests; the first key that is present in the record is used.
-    """
+    """Raise a UserError if a file does not match its digest in a record, in the first of `keys`."""
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)
@@ -100,10 +97,10 @@ def differing(directory: Path, digests: Any, *, missing_ok: bool = False) -> str
     return ""
 
 
-def digests_of(directory: Path, kind: str = DIGESTS, but: str = "shards") -> dict[str, str]:
-    """Return a map from path to digest of all files in a directory, except the directory `but`."""
+def digests_of(directory: Path, kind: str = DIGESTS) -> dict[str, str]:
+    """Return a map from path to digest of all files in a directory, except `shards` and locks."""
     paths = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
-    files = [path for path in paths if path.parts[0] not in (but, ".lock")]
+    files = [path for path in paths if path.parts[0] not in ("shards", ".lock")]
     return {path.as_posix(): digest_of(directory / path, kind) for path in files}
 
 

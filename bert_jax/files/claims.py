@@ -1,8 +1,7 @@
 """Claims: small files with which a process marks a directory as its own (see `lease`).
 
-If several processes create a claim at once, exactly one succeeds. Local disks, NFS and Cloud
-Storage all guarantee this. The owner renews its claim regularly and removes it at the end. Each
-renewal gives the claim a new version, by which other processes see that the owner is alive.
+If several processes create a claim at once, exactly one succeeds: local disks, NFS and buckets all
+guarantee this. Each renewal gives the claim a new version, which shows that the owner is alive.
 """
 
 import contextlib
@@ -17,8 +16,7 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 
-CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")
-"""Pattern of the file name of a claim. Later claims have higher numbers."""
+CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # later claims have higher numbers
 _MAX_BYTES = 4096
 
 
@@ -43,14 +41,13 @@ class Claims(Protocol):
 
 
 class LocalClaims(Claims):
-    """Claims in a local directory or on NFS.
+    """Claims in a local directory or on NFS; `create` makes a missing directory.
 
     A version is the modification time set by the file server. Versions are only compared for
     equality, so clocks need not agree. Every read opens the file: NFS clients then ask the server.
     """
 
     def __init__(self, directory: Path):
-        """Take a directory, which `create` makes if it is missing."""
         self._directory = directory
         self._made: list[Path] = []
 
@@ -122,10 +119,10 @@ class BucketClaims(Claims):
     """Claims as objects of Cloud Storage. The version of a claim is the generation of the object.
 
     Every write names the generation that it replaces, so only one of concurrent writes succeeds.
+    The gcsfs file system must not cache listings.
     """
 
     def __init__(self, files: Any, url: str):
-        """Take a gcsfs file system that does not cache listings, and gs://BUCKET/DIRECTORY."""
         self._files = files
         self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
         self._generation = ""
@@ -181,13 +178,9 @@ class BucketClaims(Claims):
 
 
 class S3Claims(Claims):
-    """Claims as objects of S3 or of a store with its interface that has conditional writes.
-
-    The version of a claim is the time of its last write, in whole seconds.
-    """
+    """Claims as objects of S3 or a store like S3; a version is the time of a write, in seconds."""
 
     def __init__(self, url: str):
-        """Take s3://BUCKET/DIRECTORY."""
         import obstore
 
         self._s3: Any = obstore

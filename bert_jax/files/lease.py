@@ -55,9 +55,7 @@ class Lease:
 
         Args:
             claims, name: Claims in the directory, and its path or URL for messages.
-            times: Times of the lease.
-            say: Function that receives messages about waiting.
-            exit: Function that ends the process when the lease is lost.
+            say, exit: Functions for messages about waiting, and for the end if the lease is lost.
             writer, place: Words, for messages, for what writes and for the kind of directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
@@ -77,8 +75,7 @@ class Lease:
     def take(self) -> bool:
         """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
-        Raises:
-            UserError: The holder lives on this machine, or still renews after `Times.patience`.
+        Raise a UserError if the holder lives on this machine, or renews after `Times.patience`.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}
@@ -213,10 +210,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def _lives_here(holder: dict[str, Any]) -> str | None:
-    """Return the state of a holder on this machine, as a sentence for messages.
-
-    The result is "" if the holder has ended, None if it is on another machine or unknown.
-    """
+    """Describe a holder on this machine; "" if the holder has ended, None if it is elsewhere."""
     pid = holder.get("pid")
     if holder.get("machine") != machine() or not isinstance(pid, int) or pid < 1:
         return None

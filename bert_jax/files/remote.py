@@ -1,8 +1,8 @@
 """The work directory of a run, which is a local directory or a directory in a bucket.
 
 Checkpoints are written directly to the bucket. Other files (config.json, metrics.jsonl, tokenizer/
-and so on) are appended to or opened by path. A bucket supports neither: its objects can only be
-replaced. These files are in a local mirror, and `WorkDir.sync` uploads changes.
+and so on) are appended to, which a bucket does not support: these files are in a local mirror, and
+`WorkDir.sync` uploads changes.
 """
 
 import atexit
@@ -58,7 +58,7 @@ class WorkDir:
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Turn I/O errors in the `with` block into errors that begin with `what` and the directory.
+        """Turn I/O errors in the `with` block into errors with `what` and the directory.
 
         A local error becomes a UserError. `bucket_failures` describes the errors of a bucket.
         """
@@ -74,13 +74,10 @@ class WorkDir:
     def sync(self, *, required: bool = False) -> None:
         """Upload the small files of a bucket's mirror that changed since the last call.
 
-        Process 0 confirms its lease, then uploads; other processes return at once. Call this at the
-        end of a run and before each save, so that a run restarted from the save finds all metrics
-        up to the save. A failed upload is logged and retried at the next call, unless `required`.
-
-        Raises:
-            UserError: The upload is required, and the bucket or a permission for it is missing.
-            ConnectionError: The upload is required and failed for another reason.
+        Process 0 confirms its lease, then uploads. Call this at the end of a run and before each
+        save, so that a run restarted from the save finds all metrics up to the save. A failed
+        upload is retried at the next call, unless `required`: then a missing bucket or permission
+        is a UserError, another failure a ConnectionError.
         """
         if jax.process_index() != 0:
             return

@@ -1,8 +1,4 @@
-"""TensorFlow Datasets without TensorFlow: prepare a data set, and read a prepared data set.
-
-The library unpacks archives with TensorFlow, but skips an archive that is already unpacked. So this
-module unpacks the archives, within limits, and calls the library again.
-"""
+"""TensorFlow Datasets without TensorFlow: this module unpacks the archives, within limits."""
 
 import contextlib
 import io
@@ -55,8 +51,7 @@ def prepare_tfds(dataset: str) -> Path:
     """Download a data set such as glue/cola, write array_record files, and return their directory.
 
     The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A prepared one is reused.
-    Raise a UserError if the data set is unknown, cannot be fetched or prepared, or needs
-    TensorFlow.
+    Raise a UserError if the data set is unknown, cannot be prepared, or needs TensorFlow.
     """
     tfds = _library(dataset)
     try:

@@ -15,8 +15,7 @@ _PACKAGES = {
     "hf": ("huggingface_hub", "hub"),
 }  # fmt: skip
 """Package that each URL scheme needs, and the extra of bert_jax that installs the package."""
-BUCKETS = ("gs", "s3")
-"""Schemes of buckets that hold corpora."""
+BUCKETS = ("gs", "s3")  # that hold corpora
 _VERSIONS = ("generation", "blob_id", "e_tag", "etag", "ETag", "mtime", "last_modified")
 _REMEDIES = {
     "gs": (
@@ -37,7 +36,6 @@ class FileState(NamedTuple):
     """Size and version of a file. Equal states mean that the content has not changed."""
 
     size: int
-    """Size in bytes."""
     version: str
     """Modification time in nanoseconds. For a URL: the store's version, such as a generation."""
 
@@ -96,21 +94,14 @@ def _state(info: Mapping[str, Any]) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a local or remote file for reading.
-
-    Raises:
-        UserError: The file cannot be opened, or a read in the body of the `with` block failed.
-    """
+    """Open a local or remote file; raise a UserError if this or a read in the block fails."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
 
 
 def match_urls(pattern: str) -> dict[str, FileState]:
-    """Return the remote files that match a URL or a glob pattern (`*`, `?`, `**`), sorted by name.
-
-    Each folder is listed once; no file is asked for by itself.
-    """
+    """Return the remote files that match a URL or a pattern (`*`, `?`, `**`), sorted by name."""
     files = file_system(pattern)
     prefix = pattern[: pattern.index("://") + 3]
     with _read_failures(pattern):
@@ -125,9 +116,8 @@ def match_urls(pattern: str) -> dict[str, FileState]:
 
 
 def upload(directory: Path, url: str) -> None:
-    """Copy the files of a local directory to a URL. Each file appears only when it is complete.
+    """Copy the files of a local directory to a URL, manifests (`corpus.json`) last.
 
-    Manifests (`corpus.json`) are copied last, so that a manifest never describes a missing file.
     Raise a UserError if the files cannot be written.
     """
     files = file_system(url)
@@ -162,10 +152,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Turn errors of a store or the network into errors that say what to do.
-
-    A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
-    """
+    """Turn a missing bucket or permission into a UserError, other failures to ConnectionErrors."""
     failures: tuple[type[Exception], ...]
     if scheme(url) == "s3":
         from obstore.exceptions import BaseError

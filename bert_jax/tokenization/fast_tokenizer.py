@@ -32,10 +32,9 @@ from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")
-"""Byte-level forms of space, line feed, tab and carriage return."""
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # byte-level space, line feed, tab and carriage return
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
-"""Texts that every new tokenizer encodes once, so that a faulty pipeline raises an error early."""
+"""Texts that a new tokenizer encodes, so that a faulty pipeline raises an error early."""
 
 
 class FastTokenizer(Tokenizer):
@@ -48,10 +47,7 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Build the tokenizer; `where` is its name in error messages.
-
-        Raise a UserError if the library cannot run the pipeline.
-        """
+        """Raise a UserError, which calls the tokenizer `where`, if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -164,8 +160,7 @@ class FastTokenizer(Tokenizer):
     def encode_words(self, words: Sequence[str]) -> list[np.ndarray]:
         """Encode each word as if a space preceded it, like `add_prefix_space` in Transformers.
 
-        With a plain byte-level pre-tokenizer, as in GPT-2, a word that is an added token or begins
-        with an added token gets no space.
+        With GPT-2's pre-tokenizer, a word that begins with an added token gets no space.
         """
         if self._spaced is None:
             return super().encode_words(words)
@@ -180,8 +175,7 @@ class FastTokenizer(Tokenizer):
     def normalised(self, word: str) -> str:
         """Return a word in the form that an added token must have: normalised as text is.
 
-        If a normalizer replaces spaces by another character, added tokens are matched in the text
-        before normalisation. In that case, the word is returned unchanged.
+        If a normalizer replaces spaces, added tokens are matched before normalisation.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -189,11 +183,10 @@ class FastTokenizer(Tokenizer):
         return str(self._run(normalizer.normalize_str, word))
 
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
-        """Return a tokenizer in which each of these words is one token; new ids follow the old.
+        """Return a tokenizer in which each of these words, as from `normalised`, is one token.
 
-        A word matches if no letter, digit or underscore is next to it; the match includes the space
-        before the word. The words must be in the form that `normalised` returns. Raise a UserError
-        if the vocabulary would exceed `MAX_TOKENS`.
+        New ids follow the old. A word matches if no letter, digit or underscore is next to it; the
+        match includes the space before the word. Raise a UserError beyond `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)
@@ -219,10 +212,7 @@ class FastTokenizer(Tokenizer):
         return bool(self.pipeline.marker["type"] == "Replace")
 
     def _files(self) -> dict[str, bytes]:
-        """Return the contents of the files by name.
-
-        `AutoTokenizer` can load them, but encodes special tokens' names in texts as special tokens.
-        """
+        """Return files for `AutoTokenizer`, which finds special tokens in text by their names."""
         pipeline, ids = self.pipeline, self._ids
         definition = self._definition(renamed=False)
         eats = pipeline.eats_space

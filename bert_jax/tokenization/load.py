@@ -1,8 +1,7 @@
 """Loading of a directory's tokenizer, and of WordPiece from `vocab.txt` or `tokenizer.json`.
 
-A `tokenizer.json` can describe any pipeline. For WordPiece, only BERT's pipeline is accepted. Its
-fields are checked one by one, and the tokenizer is built from these fields. Other settings of the
-file (truncation, padding) have no effect.
+From a `tokenizer.json`, only BERT's pipeline is accepted for WordPiece. The tokenizer is built from
+its checked fields; other settings of the file (truncation, padding) have no effect.
 """
 
 from collections.abc import Mapping
@@ -24,14 +23,10 @@ from bert_jax.tokenization.wordpiece import CONTINUATION, WordPieceOptions, Word
 
 
 def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
-    """Read `vocab.txt` or `tokenizer.json`, and a `tokenizer_config.json` in its directory.
+    """Read `vocab.txt` or `tokenizer.json`, and other files of the directory.
 
-    A `vocab.txt` does not say whether text is lower-cased. If `tokenizer_config.json` does not say
-    so either, text is lower-cased if the vocabulary has no upper-case words. Added tokens come from
-    `tokenizer.json` and the other files in its directory.
-
-    Raises:
-        UserError: If the file is invalid, or two files contradict each other.
+    Unless a file says otherwise, text is lower-cased if the vocabulary has no upper-case words.
+    Raise a UserError if the file is invalid, or two files contradict each other.
     """
     path = reading.path
     config = Reading(path.with_name(CONFIG_NAME))  # so that messages name this file
@@ -119,12 +114,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, one `*.model`, or
     Marian's `source.spm` with `target.spm` and `vocab.json`. DeBERTa's `spm.model` gets a [MASK].
-    If a directory has both a `*.model` and a `tokenizer.json` other than WordPiece, the
-    `tokenizer.json` is read, because the two may give different ids (XLM-R's do). But a `*.model`
-    that bert-jax wrote is always preferred.
-
-    Raises:
-        UserError: If there is no tokenizer, there are two kinds, or a file is invalid.
+    A `tokenizer.json` other than WordPiece is preferred to a `*.model`, which may give other ids
+    (XLM-R's does), unless bert-jax wrote the `*.model`. Raise a UserError if there is no tokenizer,
+    there are two kinds, or a file is invalid.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.marian import read_marian

@@ -19,7 +19,7 @@ from bert_jax.tokenization.sentencepiece import load_model, spans_of
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, Reading
 
-_SOURCE, _TARGET, _MAP = _FILES = base.KIND_FILES["marian"]
+_SOURCE, _TARGET, _ = _FILES = base.KIND_FILES["marian"]
 _ROLES = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
 """Usual names of the special tokens, by field of `tokenizer_config.json`."""
 
@@ -34,11 +34,10 @@ class MarianTokenizer(base.Tokenizer):
         self, files: Mapping[str, bytes], vocab: Sequence[str], roles: Sequence[str],
         where: str = "Marian's tokenizer", side: str = _SOURCE,
     ) -> None:  # fmt: skip
-        """Load the models in `files`, which has the content of each file by name.
+        """Load the models in `files` (contents by name); `side` is the model that encodes texts.
 
         `vocab` has the tokens in the order of their ids; `roles` are the padding token, the unknown
-        token and the end of a text. `where` names the directory in the UserError for a damaged
-        model. `side` is the file of the model that encodes texts.
+        token and the end of a text. A UserError says that a model in `where` is damaged.
         """
         super().__init__(vocab)
         self._given = files, vocab, roles, where
@@ -102,8 +101,8 @@ def _divided(text: str) -> tuple[list[str], str]:
 def read_marian(reading: Reading) -> MarianTokenizer:
     """Read a `vocab.json` and the files in its directory.
 
-    Raise a UserError if a file is missing or damaged, sources and targets have separate maps, there
-    are added tokens, or a special token is not in the map.
+    Raise a UserError if a file is damaged, sources and targets have separate maps, there are added
+    tokens, or a special token is not in the map.
     """
     config, path = reading.config, reading.path
     for name, only in {"separate_vocabs": False, "sp_model_kwargs": {}}.items():

@@ -42,10 +42,10 @@ def encode_masked(text: str, tokenizer: Tokenizer) -> Encoding:
 
 
 def token_text(id: Id, tokenizer: Tokenizer) -> str:
-    """Return the text that a token stands for.
+    """Return the text that a token stands for; a WordPiece token is returned unchanged.
 
-    A WordPiece token is returned unchanged. In other vocabularies, the text of a token that begins
-    a word begins with a space, and bytes that are not a complete character are written as `<0xC4>`.
+    In other vocabularies, the text of a token that begins a word begins with a space, and bytes
+    that are not a complete character are written as `<0xC4>`.
     """
     entry = tokenizer.id_to_token(id)
     if tokenizer.kind == "wordpiece":
@@ -60,10 +60,9 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 
 
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
-    """Replace the mask at `span` of a text by a token; other masks stay.
+    """Replace the mask at `span` of a text by a token, joined to the word that the token continues.
 
-    A token that continues a word is joined to the word before the mask. But if the tokenizer
-    encodes the space before the mask as a token, the space stays.
+    A space before the mask stays if the tokenizer encodes the space as a token.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)

@@ -20,7 +20,7 @@ import sentencepiece
 from typing_extensions import override
 
 from bert_jax.errors import UserError
-from bert_jax.files.untrusted.tensor_bundle import read_varint
+from bert_jax.files.untrusted.tensor_bundle import fields_of
 from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.tokenization.tokenizer import (
@@ -39,12 +39,9 @@ from bert_jax.tokenization.tokenizer import (
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
 """Protobuf field of a control piece [MASK]; appended to a model, it adds the piece."""
-_LINE_CHARS = 4096
-"""Longest training line, in characters; longer lines are split, because the library drops them."""
-_THREADS = 16
-"""Number of training threads; fixed, since the file records it and rounding depends on it."""
-_MOST_LINES = 500_000
-"""Largest number of training lines in memory; if there are more, a sample is taken."""
+_LINE_CHARS = 4096  # longer training lines are split, because the library drops them
+_THREADS = 16  # fixed, since the file records the number and rounding depends on it
+_MOST_LINES = 500_000  # training lines in memory; if there are more, a sample is taken
 
 _log = logging.getLogger(__name__)
 
@@ -52,18 +49,16 @@ _log = logging.getLogger(__name__)
 class SentencePieceTokenizer(Tokenizer):
     """Tokenizer that runs a SentencePiece model.
 
-    Offsets refer to the original text, before normalisation. The span of a piece covers all
-    characters from which the piece comes, without spaces at the ends: both pieces of a split "ﬁ"
-    cover the ligature, and each byte of an emoji covers the emoji. A bare "▁" has an empty span.
+    The span of a piece covers all characters of the given text from which the piece comes, without
+    spaces at the ends: both pieces of a split "ﬁ" cover the ligature. A bare "▁" has an empty span.
     """
 
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
-        """Load the content of a `.model` file, which `where` names in error messages.
+        """Load the content of the `.model` file `where`.
 
-        Raise a UserError if the file is not a model or has too many pieces, or if its special
-        pieces are missing or match raw text.
+        Raise a UserError if this is no model, or special pieces are missing or match raw text.
         """
         self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []
@@ -187,18 +182,11 @@ def spans_of(
 
 def _count_pieces(model: bytes, limit: int) -> int:
     """Count a model's pieces (protobuf field 1); stop at `limit` + 1 or the first invalid byte."""
-    count, at, end = 0, 0, len(model)
-    with contextlib.suppress(UserError):  # raised for a number that is cut off
-        while at < end and count <= limit:
-            tag, at = read_varint(model, at, end, "")
-            kind = tag & 7
-            if kind in (0, 2):
-                value, at = read_varint(model, at, end, "")
-                at += value if kind == 2 else 0
-                count += kind == 2 and tag >> 3 == 1
-            elif kind in (1, 5):
-                at += 8 if kind == 1 else 4
-            else:
+    count = 0
+    with contextlib.suppress(UserError):
+        for number, value in fields_of(model, ""):
+            count += number == 1 and isinstance(value, bytes)
+            if count > limit:
                 break
     return count
 
@@ -215,19 +203,16 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Train a model; the same texts in the same order give the same bytes.
 
-    Raise a UserError if there is no text, an option is out of range, or `vocab_size` has no room
-    for special pieces, bytes and alphabet.
+    If the texts yield too few pieces, the model has fewer, and a warning is logged. Raise a
+    UserError if there is no text, an option is out of range, or `vocab_size` has no room for
+    special pieces, bytes and alphabet.
 
     Args:
         texts: Texts, which are read once. Each line is a training sentence.
         vocab_size: Number of pieces, including 5 special ones and, with `byte_fallback`, 256 bytes.
-        lowercase: Whether normalisation folds case.
         byte_fallback: Whether characters without a piece become bytes instead of [UNK].
         character_coverage: Fraction of the characters in the texts that must have a piece; the
             most frequent characters get pieces first. Use 1.0 for small alphabets.
-
-    Returns:
-        A tokenizer. If the texts yield too few pieces, it has fewer, and a warning is logged.
     """
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")

@@ -13,10 +13,8 @@ must also begin with a repeated X. Then each run is scanned a constant number of
 import re
 from typing import NamedTuple
 
-MAX_PATTERN = 1000
-"""Longest pattern, in characters; GPT-4o's has 300."""
-_MAX_CHOICES = 3
-"""Largest number of groups, optional and counted parts in an alternative; all multiply the time."""
+MAX_PATTERN = 1000  # characters; GPT-4o's pattern has 300
+_MAX_CHOICES = 3  # groups, optional and counted parts in an alternative; all multiply the time
 
 _SET = r"\\[pP]\{\^?\w{1,30}\}|\\x\{[0-9a-f]{1,6}\}|\\[sSdDwWnrt]|\\[^\sA-Za-z0-9]"
 _CHARACTER = rf"(?:{_SET}|\[\^?(?:{_SET}|[^\\\[\]&])+\]|[^\\\[\](){{}}*+?|^$])"

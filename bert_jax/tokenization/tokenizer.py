@@ -1,9 +1,8 @@
 """The interface of tokenizers, and their files on disk.
 
 A tokenizer never encodes text as one of the five special ids: the characters "[MASK]" in a corpus
-become four or five ordinary tokens. Otherwise, a text could put masks and separators into training
-examples. Code that needs a special id takes the id from `special_ids` and inserts it. Other tokens
-that the authors of a model added (`added`) are not split where they occur in a text.
+become ordinary tokens. Otherwise, a text could put masks and separators into training examples.
+Code that needs a special id takes the id from `special_ids` and inserts it.
 """
 
 import logging
@@ -25,13 +24,10 @@ from bert_jax.tokenization.special_ids import SpecialIds
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens, in the order of the fields of `SpecialIds`."""
 
-SPACE = "▁"
-"""Character that stands for a space in SentencePiece pieces."""
-MAX_TOKENS = 1_000_000
-"""Largest vocabulary, in tokens; the largest published BERT vocabulary has 501,153."""
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest tokenizer file that is read, in bytes. The tokenizer.json of multilingual BERT has 3 MB;
-Gemma's, with 256,000 tokens, has 34 MB."""
+SPACE = "▁"  # stands for a space in SentencePiece pieces
+MAX_TOKENS = 1_000_000  # the largest published BERT vocabulary has 501,153
+MAX_FILE_BYTES = 64 << 20
+"""Largest tokenizer file that is read, in bytes; Gemma's, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
     "wordpiece": ("tokenizer.json", "vocab.txt"),
     "sentencepiece": ("tokenizer.model",),
@@ -39,21 +35,17 @@ KIND_FILES = {
     "marian": ("source.spm", "target.spm", "vocab.json"),
 }
 
-MAX_SPECIAL = 4
-"""Largest number of special tokens in a `TokenRow`."""
-MAX_TOKEN_CHARS = 1000
-"""Largest number of characters in a token, and the largest `max_input_chars_per_word`."""
+MAX_SPECIAL = 4  # largest number of special tokens in a `TokenRow`
+MAX_TOKEN_CHARS = 1000  # also the largest `max_input_chars_per_word`
 
 _log = logging.getLogger(__name__)
 
-Id = int | np.integer
-"""Types of token ids that callers may pass."""
+Id = int | np.integer  # a token id that callers may pass
 
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
-ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Fields of an added token, except its content."""
+ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:
@@ -81,11 +73,9 @@ class Tokenizer(ABC):
     continues_word: np.ndarray
     """(vocab_size,) bool: whether each token continues a word; False for special tokens."""
     word_prefix = ""
-    """Text to put before a word inside a sentence: a space if the tokenizer recognises the
-    beginning of a word only by a space (byte-level BPE), else the empty string."""
+    """Text to put before a word inside a sentence; a space for byte-level BPE."""
     num_between = 1
-    """Number of separators between the two texts of a pair: 1, 2 as in RoBERTa and XLM-R, or 0 as
-    in Marian."""
+    """Number of separators between two texts: 1, 2 as in RoBERTa and XLM-R, or 0 as in Marian."""
     mask_strips_space = False
     """Whether the mask stands for a word and the space before it, as RoBERTa's mask does."""
 
@@ -142,8 +132,7 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[Id]) -> str:
         """Return readable text, in which special tokens appear by name.
 
-        Decoding is not the inverse of encoding: case, accents and spacing may be lost. An id that
-        is out of range raises an IndexError.
+        Case, accents and spacing may be lost. An id that is out of range raises an IndexError.
         """
         parts: list[str] = []
         for is_named, run in groupby(map(int, ids), self._named.__contains__):
@@ -164,13 +153,9 @@ class Tokenizer(ABC):
         return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
-        """Write the files that `load_tokenizer` reads.
+        """Write the files that `load_tokenizer` reads, all or none if the directory is empty.
 
-        If the directory is missing or empty, either all files appear in it or none. Otherwise,
-        each file replaces the file of the same name.
-
-        Raises:
-            UserError: If the directory has a tokenizer of another kind, or cannot be written.
+        Raise a UserError if the directory has another kind of tokenizer, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):
@@ -206,10 +191,9 @@ class TokenRow(NamedTuple):
 
 
 def make_row(tokenizer: Tokenizer, first: np.ndarray, second: np.ndarray | None = None) -> TokenRow:
-    """Put special tokens around the ids (n,) of one or two texts.
+    """Make [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP], from ids (n,).
 
-    The result is [CLS] first [SEP], or [CLS] first [SEP] * num_between second [SEP]. Some
-    tokenizers have no [CLS] (see `SpecialIds.opens`).
+    Some tokenizers have no [CLS] (see `SpecialIds.opens`).
     """
     special = tokenizer.special_ids
     cls, sep = np.array([special.cls] * special.opens, np.int32), np.array([special.sep], np.int32)
@@ -234,10 +218,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def check_vocab_size(vocab_size: int, reserved: int, what: str, advice: str) -> None:
-    """Raise a UserError unless `reserved` < `vocab_size` <= `MAX_TOKENS`.
-
-    In the message, `what` describes the reserved tokens, and `advice` says what to do.
-    """
+    """Raise a UserError, with `advice`, unless `reserved` < `vocab_size` <= `MAX_TOKENS`."""
     if vocab_size > MAX_TOKENS:
         raise UserError(f"vocab_size is {vocab_size:,}; the limit is {MAX_TOKENS:,}")
     if vocab_size <= reserved:

@@ -1,10 +1,7 @@
 """Reading of a `tokenizer.json` with byte-level BPE, or with BPE or Unigram and "▁" for spaces.
 
 RoBERTa, GPT-NeoX (ModernBERT, Ettin) and Llama 3 (EuroBERT) have byte-level tokenizers; XLM-R and
-Gemma (mmBERT) use "▁" for spaces.
-
-A `tokenizer.json` can describe any pipeline, and the library would run it. This module accepts only
-the parts that `tokenizer_parts` allows, and builds the tokenizer from their canonical forms.
+Gemma (mmBERT) use "▁" for spaces. Only the parts that `tokenizer_parts` allows are accepted.
 """
 
 from collections.abc import Mapping
@@ -18,8 +15,7 @@ from bert_jax.tokenization.tokenizer import CONFIG_NAME, ROLES, SPACE, SPECIAL_T
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME, ROBERTAS, Reading
 
 _OTHER_ROLES = {"cls_token": "bos_token", "sep_token": "eos_token"}
-MARKERS = ("ByteLevel", "Metaspace")
-"""Types of pre-tokenizers that write spaces as other characters."""
+MARKERS = ("ByteLevel", "Metaspace")  # pre-tokenizers that write spaces as other characters
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _ROBERTAS_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
@@ -32,7 +28,6 @@ class Pipeline:
         kind: `byte_level_bpe`, `bpe` or `unigram`.
         scores: Log-probability of each token if `kind` is `unigram`, else empty.
         merges: Pairs in the order of their priority; empty for `unigram`.
-        pre_tokenizer: Parts that split a text.
         byte_fallback: Whether characters without a token become their bytes.
         fuse_unk: Whether consecutive characters without a token become one unknown token.
         ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
@@ -41,7 +36,6 @@ class Pipeline:
             may also have the first three roles.
         specials: Other added tokens, which are not split where they occur in a text.
         eats_space: Tokens of `roles` that include the space before them in Transformers.
-        num_between: Number of separators between two texts.
         trim_offsets: Whether offsets exclude spaces in Transformers; here they always do.
     """
 
@@ -77,10 +71,7 @@ class Pipeline:
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
-    """Read `tokenizer.json`, or `vocab.json` and `merges.txt`, and other files of the directory.
-
-    Raise a UserError if a file is invalid or has a part that is not allowed.
-    """
+    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`); refuse parts not allowed."""
     two_files = reading.path.name == "vocab.json"
     if two_files:
         reading.whole = _from_two_files(reading)

@@ -24,14 +24,11 @@ from bert_jax.tokenization.tokenizer import (
 )
 
 MAP_NAME = "special_tokens_map.json"
-ROBERTAS = 2
-"""Number of separators between two texts in RoBERTa."""
+ROBERTAS = 2  # separators between two texts
 _MAX_PARTS, _MAX_PAIR = 64, 16
 """Largest number of parts in a Sequence (a SentencePiece export has 37) and in a template."""
-_MAX_CHARSMAP = 1 << 20
-"""Largest character map, in bytes; XLM-R's, which covers all of Unicode, has 240,000."""
-_MAX_REPLACED = 256
-"""Largest number of bytes that may replace one character in a character map; NFKC has up to 33."""
+_MAX_CHARSMAP = 1 << 20  # bytes; XLM-R's character map, which covers all of Unicode, has 240,000
+_MAX_REPLACED = 256  # bytes that may replace one character in a character map; NFKC has up to 33
 _BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PLAIN = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "StripAccents", "Lowercase")
 # One character or class, which may be repeated: this takes time proportional to the text.
@@ -46,10 +43,7 @@ _SPACES = r"\s{2,}|[\n\r\t]"
 
 
 class Reading:
-    """A file of a tokenizer, and the other files in its directory.
-
-    The methods check fields and raise a UserError with the file, the field and what is expected.
-    """
+    """A tokenizer's file and the files beside it; methods refuse fields with what is expected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,10 +126,7 @@ class Reading:
         return [self.mapping(f"{name}[{i}]", each) for i, each in enumerate(listed)]
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
-        """Return the normalizers.
-
-        Raise a UserError if the normalizers together could make a text many times longer.
-        """
+        """Return the normalizers; refuse normalizers that could make a text many times longer."""
         parts = self.parts("normalizer", "normalizers")
         found = tuple(self._normalizer(part) for part in parts)
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
@@ -329,9 +320,7 @@ class Reading:
     def added(self, listed: object, vocab: list[str]) -> tuple[AddedToken, ...]:
         """Return the added tokens of all files in the directory, in the order of their ids.
 
-        Args:
-            listed: The field `added_tokens` of a `tokenizer.json`.
-            vocab: Tokens in the order of their ids. Added tokens with higher ids are appended.
+        `listed` is `added_tokens` of a `tokenizer.json`. Tokens with new ids are added to `vocab`.
         """
         listed = [] if listed is None else self.listing("added_tokens", listed, MAX_TOKENS)
         found = self._with_beside(listed, vocab)

@@ -32,14 +32,11 @@ from bert_jax.tokenization.wordpiece import (
 
 COVERAGE = 0.9995
 """Default fraction of the texts' characters, counted with repetitions, that must have a token."""
-_ALPHABET = 1000
-"""Number of distinct characters that get a token by default, even if fewer reach `COVERAGE`."""
+_ALPHABET = 1000  # characters that get a token by default, even if fewer reach `COVERAGE`
 _COUNTED_WORDS = 1 << 18  # distinct words in memory before they are normalised
 _COUNTED_CHARS = 1 << 24  # characters of texts in memory before they are normalised
-MEMORY = 4.0
-"""Default bound, in GiB, of the memory for counted words."""
-_WORD_BYTES = 1 << 10
-"""Memory for a counted word of usual length, in the table of counts and in the trainer."""
+MEMORY = 4.0  # default bound, in GiB, of the memory for counted words
+_WORD_BYTES = 1 << 10  # memory for a counted word, in the table of counts and in the trainer
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +57,10 @@ def train_wordpiece(
 
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
-    hash table and breaks ties by number. This function counts and numbers the characters first, and
-    gives the trainer these numbers and the counted words. Raise a UserError if `texts` have no
-    words, an option is out of range, or `vocab_size` has no room for the special tokens and the
-    alphabet.
+    hash table and breaks ties by number. This function counts and numbers the characters first.
+    Raise a UserError if `texts` have no words, an option is out of range, or `vocab_size` has no
+    room for the special tokens and the alphabet. Log a warning if there are too few pairs, or more
+    than 0.05% of the texts are characters without a token.
 
     Args:
         texts: Texts, which are read once.
@@ -75,14 +72,8 @@ def train_wordpiece(
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
             too small for them. If merging leaves room, further characters get tokens.
-        memory: Bound in GiB for the counted words, at 1 KiB a word. Whenever there are more, the
-            rarest so far are dropped (of equally frequent words, the first in alphabetical order)
-            until half of the bound is left. A warning is logged.
-
-    Returns:
-        A tokenizer. If the texts have too few pairs, the tokenizer has fewer than `vocab_size`
-        tokens, and a warning is logged. If more than 0.05% of the texts are characters without a
-        token, another warning states the reason.
+        memory: Bound in GiB for the counted words, at 1 KiB a word. Beyond, the rarest words so far
+            (of equal ones, the first in the alphabet) are dropped until half of the bound is left.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"
@@ -247,11 +238,9 @@ def train_bytelevel(
 
     Text is NFC-normalised and split by GPT-2's pattern, in which a word includes the space before
     it. No space is put before a text. Pairs of UTF-8 bytes are merged, most frequent first. As
-    every byte has a token, no text becomes [UNK], and decoding restores case, spaces and line
-    breaks. A pair of texts is encoded as [CLS] A [SEP] B [SEP], and [MASK] stands for a word and
-    the space before it (ModernBERT, Warner et al. 2024). Raise a UserError if no pair occurs
-    `min_frequency` times, or an option is out of range (`vocab_size` includes 256 bytes and five
-    special tokens).
+    every byte has a token, no text becomes [UNK]. [MASK] stands for a word and the space before it
+    (ModernBERT, Warner et al. 2024). Raise a UserError if no pair occurs `min_frequency` times, or
+    an option is out of range (`vocab_size` includes 256 bytes and five special tokens).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     reserved = f"{len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes"

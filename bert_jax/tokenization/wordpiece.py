@@ -4,9 +4,8 @@ The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): dele
 characters, separate CJK characters by spaces, optionally lower-case and strip accents, split at
 whitespace and punctuation, then cut each word greedily into the longest pieces of the vocabulary.
 
-For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original.
-This package keeps the differences: `transformers` uses the normaliser of `tokenizers` whatever
-`tokenizer.json` says, and an exported model must get the same ids as in training.
+For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original. So
+does `transformers`, in which an exported model must get the same ids as in training.
 """
 
 import hashlib
@@ -42,8 +41,7 @@ CONTINUATION = "##"
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Control characters that BERT deletes, but at which Python's `str.split` splits."""
-_CACHED_WORDS = 1 << 18
-"""Largest number of words in the cache; a full cache takes about 50 MB."""
+_CACHED_WORDS = 1 << 18  # a full cache takes about 50 MB
 _CACHED_WORD_LENGTH = 32
 
 
@@ -89,10 +87,9 @@ class WordPieceTokenizer(Tokenizer):
     ) -> None:
         """Check the vocabulary, in the order of its ids, and build the tokenizer.
 
-        `added` tokens are not split where they occur in a text. `where` names an entry in error
-        messages; its `{}` is replaced by the position of the entry, from 1. Raise a UserError if an
-        entry is empty, repeated, too long or not one line of text, a special token is missing, or
-        there are too many entries.
+        `where` names an entry in error messages; its `{}` becomes the entry's position, from 1.
+        Raise a UserError if an entry is empty, repeated, too long or not one line of text, a
+        special token is missing, or there are too many entries.
         """
         options = options or WordPieceOptions()
         _check_vocab(vocab, where)
@@ -139,8 +136,7 @@ class WordPieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) int32, read-only.
 
-        No step of the algorithm looks across whitespace. Therefore the ids of a text are the ids
-        of its space-separated words, one after another. Each word is encoded once and cached.
+        No step of the algorithm looks across whitespace, so each word is encoded once and cached.
         """
         if self.added:  # added tokens may contain whitespace
             return [np.frombuffer(ids, np.int32) for ids in self._encode_words(list(texts))]
@@ -184,10 +180,7 @@ class WordPieceTokenizer(Tokenizer):
         return self._decoder.decode(tokens)
 
     def _files(self) -> dict[str, bytes]:
-        """Return tokenizer.json, vocab.txt and tokenizer_config.json, which `AutoTokenizer` loads.
-
-        In these files, special tokens are added tokens, so `transformers` matches them in text.
-        """
+        """Return files for `AutoTokenizer`, which finds special tokens in text by their names."""
         whole = tokenizers.Tokenizer.from_str(self._fast.to_str())
         whole.decoder = self._decoder
         whole.add_special_tokens(list(SPECIAL_TOKENS))

@@ -1,8 +1,7 @@
 """Build of a corpus from raw text: two token stores, `train` and `heldout`.
 
-Sources are divided into tasks, and each task makes one shard (see `sharded`). The process of a task
-reads documents. Its workers split blocks of about a megabyte into sentences and tokenize them. The
-process then appends the results in order. The number of workers does not change the corpus.
+Each task (a part of the sources) makes one shard (see `sharded`). Its process reads documents, its
+workers split and tokenize blocks of about a megabyte, and the process appends the results in order.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 128
 """Default number of tokens in a row (a training example) in the first phase of pretraining."""
-_SCRATCH = "duplicates"
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,7 @@ def build_corpus(
     num_workers: int | None = None,
     **options: Any,
 ) -> BuiltCorpus:
-    """Build a corpus: the directory `out` with the token stores `train` and `heldout`.
-
-    See `Recipe` for `tokenizer`, `heldout_rate` and `splitter`, and `build_corpora` for the other
-    options and the errors. `num_workers` is the number of processes, by default one per core.
-    """
+    """Build one corpus, in local processes, from the fields of a `Recipe` (see `build_corpora`)."""
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
     (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
@@ -143,24 +137,21 @@ def build_corpora(
     distinct documents, at least two are held out, if need be the two with the smallest hashes.
 
     The result does not depend on the engine or its number of processes. Small sources become a
-    single shard, which is made on this machine. Larger sources are divided into tasks, which make
-    one shard each (see `plan_tasks`). If such a build ends early, its complete tasks are kept
-    beside `out`, and a later build with the same arguments runs only the remaining tasks.
+    single shard, which is made on this machine, larger ones one shard for each task (see
+    `plan_tasks`). If such a build ends early, its complete tasks are kept beside `out`, and a later
+    build with the same arguments runs only the remaining tasks.
 
     Args:
-        sources: see `resolve_sources`.
+        sources: see `resolve_sources`; `options` says how they are read.
         recipe: settings that determine the content.
         out: directory, or gs://BUCKET/DIRECTORY, for the stores `train` and `heldout`. With
             `recipe.by_field`, `out` gets one directory per value, each with both stores.
         engine: engine that runs the tasks; by default, in local processes.
         shard_bytes: number of bytes of input files per shard.
-        options: how the sources are read.
         overwrite: whether to replace an existing corpus once the new one is complete.
-        progress: whether to show a bar on a terminal.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
         scratch: directory or gs://BUCKET/DIRECTORY for the files of the search for duplicates,
             which all processes must be able to reach; by default, inside the unfinished corpus.
-        provenance: statements for `corpus.json` and the datasheet.
 
     Raises:
         UserError: The input is bad (see `sources`) or has no text, `out` exists or is used by
@@ -183,7 +174,7 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            drops = Workspace(f"{scratch or space.place}/{_SCRATCH}")
+            drops = Workspace(f"{scratch or space.place}/duplicates")
             find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
             recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
@@ -209,11 +200,9 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
-    sources are read once, and memory holds only the sample. Otherwise, yield all paragraphs.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
-
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
     if max_bytes is None:
         yield from paragraphs

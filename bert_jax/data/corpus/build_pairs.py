@@ -1,8 +1,4 @@
-"""Build of a corpus of text pairs: token stores `train` and `heldout`, and a report on the pairs.
-
-Each pair becomes a document of two sentences, the source and the target. As in `build`, the number
-of workers does not change the result.
-"""
+"""Build of a corpus of text pairs, documents of source and target, with a report on the pairs."""
 
 import contextlib
 import time
@@ -66,7 +62,6 @@ class BuiltPairs(NamedTuple):
     path: Path
     train: TokenStore
     heldout: TokenStore | None
-    """Held-out store; None if nothing was held out."""
     text_bytes: int
     seconds: float
     duplicates: Cases
@@ -76,7 +71,7 @@ class BuiltPairs(NamedTuple):
     warnings: Sequence[str]
 
     def summary(self) -> str:
-        """Return a readable summary: counts, lengths, findings and warnings."""
+        """Return a readable summary."""
         lines = [
             rate_line(self.path, "pairs", self.text_bytes, self.seconds),
             *_sizes("train", self.train),
@@ -131,15 +126,10 @@ def build_pairs(
 ) -> BuiltPairs:
     """Build a corpus of pairs: the directory `out` with the token stores `train` and `heldout`.
 
-    If `heldout` is empty, a hash of the source text decides whether a pair is held out, so that
-    equal sources are always in the same store. A pair whose source or target has no tokens is left
-    out. For the arguments not named here, see `build.build_corpora`.
-
-    Args:
-        heldout: sources of held-out pairs.
-        heldout_rate: fraction of the pairs in `sources` to hold out if `heldout` is empty.
-        drop_duplicates: whether to keep only the first of equal pairs in `sources`.
-        num_workers: number of processes, by default one per core; 1 means only this process.
+    Without `heldout`, sources of held-out pairs, a hash of the source text holds out the fraction
+    `heldout_rate` of the pairs, so that equal sources are always in the same store. With
+    `drop_duplicates`, only the first of equal pairs in `sources` is kept. A pair whose source or
+    target has no tokens is left out. For the other arguments, see `build.build_corpora`.
 
     Raises:
         UserError: The input is bad (see `pairs`) or has no pair, `out` exists, the disk is full, or

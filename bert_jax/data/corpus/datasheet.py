@@ -1,8 +1,7 @@
 """The account of a corpus: a description of its sources, licences, languages and tokenizer.
 
-For each script (Latin, Han), the account also tells how well the tokenizer covers the text. The
-account is stored in `corpus.json` for programs and in `CORPUS.md` for people, and does not change
-the fingerprint of a token store. The account answers the questions of Gebru et al. 2021,
+The account is stored in `corpus.json` for programs and in `CORPUS.md` for people, and does not
+change the fingerprint of a token store. The account answers the questions of Gebru et al. 2021,
 "Datasheets for datasets", as far as a program can answer them.
 """
 
@@ -46,10 +45,7 @@ or licence has the counts `documents` and `characters`.
 
 @lru_cache(maxsize=1 << 16)
 def script_of(char: str) -> str:
-    """Return the script of a letter, such as Latin or Han; "" for any other character.
-
-    A script's name is the first word of the character's name in Unicode.
-    """
+    """Return the script of a letter, the first word of its name in Unicode; "" for no letter."""
     if unicodedata.category(char)[0] not in "LM":
         return ""
     words = [each for each in unicodedata.name(char, "").split() if each not in _WIDTHS][:1]
@@ -83,10 +79,7 @@ def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
 
 
 def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
-    """Tokenize texts and count words, tokens, [UNK] and byte fallback by script.
-
-    A token belongs to the script of its first letter in the text.
-    """
+    """Tokenize texts; count words, tokens, [UNK] and bytes by script of a token's first letter."""
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
@@ -98,10 +91,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Count tokens by script; `counts` (vocab_size,) says how often each id occurs.
-
-    No text is read. [UNK] and parts of characters have no script and are counted separately.
-    """
+    """Count tokens by script (or [UNK], or parts of characters) from ids' counts, (vocab_size,)."""
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
         one = counts_of(id)
@@ -132,17 +122,13 @@ _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
 
 class Tally:
-    """Counts of documents by language and licence, and the tokenizer's coverage of sampled text.
-
-    The sample consists of the beginnings of the sources.
-    """
+    """Counts of documents by language and licence, and coverage of the beginnings of sources."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.counts = {name: Counts(Counter) for name in (*FIELDS, "scripts")}
         """Counts of documents by the values of `FIELDS`, and of the sample's tokens by script."""
-        self.characters = 0
-        """Number of characters in the sample."""
+        self.characters = 0  # in the sample
         self._source, self._room = "", 0
 
     def count(self, text: str, source: str, fields: Mapping[str, Any]) -> None:
@@ -188,10 +174,7 @@ class Provenance:
 def account(
     tally: Tally, sources: Sequence[Mapping[str, Any]], provenance: Provenance
 ) -> dict[str, Any]:
-    """Return two entries of `corpus.json`, with the keys "sources" and "account".
-
-    The argument `sources` has records of `Source.record`; the entry adds the dates of local files.
-    """
+    """Return two entries of `corpus.json`: "sources", with dates of local files, and "account"."""
     return {
         "sources": [_dated(each) for each in sources],
         "account": {

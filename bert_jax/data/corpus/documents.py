@@ -16,10 +16,8 @@ from bert_jax.errors import BadRecord, UserError, suggestion
 from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
-NO_FIELDS: Mapping[str, Any] = {}
-"""Empty mapping, for documents that have no field but their text."""
-_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")
-"""Pieces of a long text, which are cut at line ends."""
+NO_FIELDS: Mapping[str, Any] = {}  # for documents that have no field but their text
+_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")  # of a long text, cut at line ends
 
 
 class Document(NamedTuple):
@@ -28,7 +26,6 @@ class Document(NamedTuple):
     text: str
     """Text of the document: its non-blank paragraphs, stripped and joined by newlines."""
     source: str
-    """Name of the source."""
     number: int
     """Position, from 1, among the records of the source (or of the part it reads): its non-empty
     documents and its lost records."""
@@ -80,16 +77,12 @@ class ReadOptions:
 
 
 class Source(ABC):
-    """A source of text, such as a file or a data set.
-
-    `size` is the amount of data, and `bytes_read` is how much of the data has been read. Both are
-    counted in `unit`: bytes of the stored (perhaps compressed) file, or examples.
-    """
+    """A source of text, such as a file or a data set."""
 
     unit = "bytes"
-    """Unit of `size` and `bytes_read`; also the key of the size in `record`."""
+    """Unit of `size` and `bytes_read`: bytes of the stored file, or examples; a key of `record`."""
     options: ReadOptions | None = None
-    """Options that the content depends on; None if the content depends on no options."""
+    """Options that the content depends on, if any."""
     state: FileState | None = None
     """Size and version of the file when this object was created; None if there is no file."""
     part: tuple[int, int] | None = None
@@ -103,10 +96,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[Row]:
-        """Yield the records; also set `_sha256` and `bytes_read`.
-
-        A raised `BadRecord` means that the rest of the source cannot be read.
-        """
+        """Yield records; set `_sha256` and `bytes_read`. A raised `BadRecord` ends the source."""
 
     def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning, and count its records in `bad`.
@@ -154,10 +144,7 @@ class Source(ABC):
         return f"row {number}"
 
     def _row(self, example: Mapping[str, Any], number: int, data: bytes | str = b"") -> Row:
-        """Return the text and the kept fields of an example, or the error in its text.
-
-        `number` is the number of the example for `_place`, and `data` the example as it is stored.
-        """
+        """Return the text and fields of example `number`, stored as `data`, or the error in it."""
         assert self.options is not None
         field, most = self.options.field, self.options.max_document_chars
         value, reason = example.get(field), "no-text"
@@ -181,14 +168,11 @@ class Source(ABC):
         return BadRecord(told, reason, data or f"{dict(example)}")
 
     def texts(self) -> Iterator[str]:
-        """Return an iterator over the texts of `documents`."""
+        """Yield the texts of `documents`."""
         return (document.text for document in self.documents())
 
     def divided(self, size: int) -> Sequence["Source"]:
-        """Divide the source into sources of about `size` bytes each.
-
-        Only text at the cuts is read. A source that must be read from its beginning stays whole.
-        """
+        """Divide the source, if possible, into sources of about `size` bytes; read only at cuts."""
         return [self]
 
     def head(self, size: int) -> "Source":

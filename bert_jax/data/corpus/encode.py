@@ -25,8 +25,7 @@ class PairBlock(NamedTuple):
     """Pairs of the source `name`, for `encode_pairs`."""
 
     name: str
-    numbers: list[int]
-    """Line number or row number of each pair in the source."""
+    numbers: list[int]  # of lines or rows
     texts: list[str]
     """Source and target of the first pair, then of the second, and so on."""
 
@@ -49,10 +48,8 @@ class EncodedPairs(NamedTuple):
 class Block(NamedTuple):
     """A block of documents of the same corpus, for `clean_and_encode`."""
 
-    corpus: str
-    """Name of the documents' corpus; empty if there is only one corpus."""
-    source: str
-    """Name of the documents' source; empty if they may come from several sources."""
+    corpus: str  # empty if there is only one corpus
+    source: str  # empty if the documents may come from several sources
     numbers: list[int]
     """Index of each document among the documents that the pass reads, counted from 0."""
     data: bytes
@@ -77,10 +74,7 @@ _new_cleaner: Callable[..., Cleaner] | None = None
 def start_worker(
     tokenizer: Tokenizer, splitter: str, new_cleaner: Callable[..., Cleaner] | None = None
 ) -> None:
-    """Set up this process for `encode_block`, `encode_pairs` and `clean_and_encode`.
-
-    `new_cleaner(source=NAME)` makes the cleaner for a source; None means that nothing is cleaned.
-    """
+    """Set up this process; `new_cleaner(source=NAME)` makes the cleaner for a source, if any."""
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
     # One process for each core: threads inside would only get in each other's way.
@@ -89,13 +83,9 @@ def start_worker(
 
 
 def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, DropReport | None]:
-    """Clean, split and tokenize documents.
+    """Clean, split and tokenize documents; raise a UserError for an id that cannot be stored.
 
-    Returns:
-        Name of the corpus, encoded block, and counts of what was left out (None without cleaning).
-
-    Raises:
-        UserError: The tokenizer gave an id that cannot be stored.
+    Return the corpus's name, the encoded block, and what was left out (None without cleaning).
     """
     if _new_cleaner is None:
         return block.corpus, encode_block(block.data), None

@@ -18,8 +18,7 @@ ON_BAD = ("stop", "skip", QUARANTINE)
 MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
 """Limits: bytes of a web record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
 time on a processor and memory for parsing a page."""
-BAD_SAMPLES = 100
-"""Number of bad records that a build keeps for each reason."""
+BAD_SAMPLES = 100  # number of bad records that a build keeps for each reason
 _SAMPLE_CHARS = 8000
 _MANY = 100_000
 
@@ -28,8 +27,7 @@ _MANY = 100_000
 class DropReport:
     """Counts of dropped documents, records or lines, by reason, with samples."""
 
-    samples_limit: int = 0
-    """Number of samples to keep for each reason."""
+    samples_limit: int = 0  # for each reason
     documents: Counter[str] = field(default_factory=Counter)
     """Number of documents, or of bad records, by reason."""
     lines: Counter[str] = field(default_factory=Counter)
@@ -61,8 +59,7 @@ class DropReport:
     def check(self, most: float, size: int | None = None) -> None:
         """Raise a UserError if more than the share `most` of the records or of the bytes is bad.
 
-        `size` is the number of bytes of all sources. While it is None, the sources are still read:
-        the share is then taken of at least 100,000 records.
+        While sources are still read, `size`, their bytes, is None and 100,000 records are assumed.
         """
         records = max(self.records, _MANY if size is None else 0)
         if self.documents.total() > most * records or (size and self.unread > most * size):
@@ -72,7 +69,7 @@ class DropReport:
             )
 
     def bad_records(self) -> str:
-        """Describe the numbers of bad records."""
+        """Describe how many records are bad."""
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.documents.most_common())
         unread = f", and {self.unread:,} bytes cannot be read" * bool(self.unread)
         return f"{self.documents.total():,} of {self.records:,} records are bad ({reasons}){unread}"

@@ -22,9 +22,9 @@ class Numbers(NamedTuple):
     """Numbers for training, and different numbers for the test."""
 
     train: np.ndarray
-    """Numbers for training, (n,) int64, in random order."""
+    """(n,) int64, in random order."""
     unseen: np.ndarray
-    """Numbers for the test, (m,) int64; none of them is in `train`."""
+    """(m,) int64; none of them is in `train`."""
 
 
 def french_words(number: int) -> str:

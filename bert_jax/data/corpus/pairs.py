@@ -43,10 +43,9 @@ class PairSource(Source):
         """Yield the pairs from the beginning, with their sides in the order of the files."""
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield the pairs from the beginning; if `swap` is set, exchange their sides.
+        """Yield the pairs, swapped if `swap` is set.
 
-        Raises:
-            UserError: The source cannot be read, or its files differ in their number of lines.
+        Raise a UserError if the source cannot be read, or its files differ in the number of lines.
         """
         for number, first, second in self._pairs():
             yield Pair(number, second, first) if self.swap else Pair(number, first, second)
@@ -160,10 +159,9 @@ def open_pairs(
 ) -> PairSource:
     """Open a source of pairs: two text files, or two named columns of a table.
 
-    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. If a CSV or TSV file
-    has no header, `columns` are column numbers, counted from 1. If `swap` is set, the second file
-    or column holds the sources, and the first the targets. Raise a UserError if there are neither
-    two files nor two columns, or a file is missing or unsupported.
+    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. Without a header,
+    `columns` are numbers, from 1. If `swap` is set, the first file or column holds the targets.
+    Raise a UserError without two files or columns, or if a file is missing or unsupported.
     """
     source: PairSource
     if len(names) == 2:

@@ -9,9 +9,7 @@ from bert_jax.errors import UserError, needs_package
 
 Splitter = Callable[[str], list[str]]
 
-MAX_SENTENCE_CHARS = 8192
-"""Longest sentence in characters, to bound memory. Longer sentences are cut, if possible at white
-space."""
+MAX_SENTENCE_CHARS = 8192  # to bound memory; longer sentences are cut, if possible at white space
 
 # Matches candidates for the end of a sentence: terminators of many scripts, then closing quotes,
 # brackets and note marks, then white space, which full-width terminators (Chinese, Japanese) do not
@@ -61,11 +59,9 @@ _ROMAN = frozenset("IVXLC")
 def split_fast(paragraph: str) -> list[str]:
     """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
-    The splitter uses rules, not a model. A terminator (of any of several scripts) ends a sentence
-    unless an initial, a title or another abbreviation precedes it, or lower case follows. Periods
-    in decimals, versions and host names never end a sentence, since no white space follows.
-
-    Sentences are stripped and not empty. Together they hold every non-space character.
+    A terminator (of any of several scripts) ends a sentence unless an initial, a title or another
+    abbreviation precedes it, or lower case follows, or no white space follows a period. Sentences
+    are stripped and not empty. Together they hold every non-space character.
     """
     sentences = []
     start = 0
@@ -162,10 +158,7 @@ def _syntok_splitter() -> Splitter:
 
 
 def get_splitter(name: str) -> Splitter:
-    """Return the splitter named `fast`, `lines` or `syntok`.
-
-    Raise a UserError if there is no such splitter, or its package is not installed.
-    """
+    """Return the splitter `fast`, `lines` or `syntok`; raise a UserError if it is missing."""
     if name == "syntok":
         return _syntok_splitter()
     splitters = {"fast": split_fast, "lines": split_lines}

@@ -32,13 +32,10 @@ _SECONDS = 30
 def match_hub(spec: str) -> list[str]:
     """Return the sorted URLs of the parquet and JSON lines files of a Hugging Face Hub data set.
 
-    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default.
-
-    The data set's card lists the files of each configuration and split. If the card lists none,
-    files are chosen by path: a directory in the path has the name of the configuration, and a word
-    in the path stands for the split. The URLs contain the commit, so that they name the same
-    content even after later pushes to the data set. Raise a UserError if the data set,
-    configuration or split is missing, or has no readable file.
+    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. If the
+    data set's card does not list files, a directory in their paths has the configuration's name,
+    and a word stands for the split. The URLs contain the commit, so that their content never
+    changes. Raise a UserError if the data set, configuration or split has no readable file.
     """
     match = _NAME.fullmatch(spec)
     if match is None:
@@ -150,8 +147,7 @@ def _unknown(spec: str, what: str, name: str, present: Sequence[str]) -> str:
 
 PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
-_LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")
-"""Suffix that is a language code, as in train.en, train.zh_tw and test.en-de."""
+_LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")  # train.en, train.zh_tw, test.en-de
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
 _WARC_SUFFIXES = (".warc", ".wet")
@@ -167,11 +163,10 @@ def resolve_sources(
 ) -> list[Source]:
     """Return the sources that `specs` name, in the order of `specs`.
 
-    Each item is a path, a URL such as gs://BUCKET/FILE or s3://BUCKET/FILE, a glob of paths or URLs
-    (`**` matches any depth of directories), a data set `hf:OWNER/NAME` (see `match_hub`) or
-    `tfds:NAME[:SPLIT]`, or `python-docs`. The files of a glob are sorted by name. A file that is
-    named twice is read once. An item that already is a `Source` is returned unchanged. Raise a
-    UserError if `specs` is empty, or an item matches no file, is a directory or is unsupported.
+    Each item is a `Source`, a path, a URL such as gs://BUCKET/FILE or s3://BUCKET/FILE, a glob of
+    paths or URLs (`**` matches any depth of directories), a data set `hf:OWNER/NAME` (see
+    `match_hub`) or `tfds:NAME[:SPLIT]`, or `python-docs`. A file that is named twice is read once.
+    Raise a UserError if `specs` is empty, or an item matches no file or is unsupported.
     """
     options = options or ReadOptions()
     if not specs:

@@ -12,8 +12,7 @@ from typing import Any
 from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.untrusted.whole_file import read_bytes
 
-BLOCK = 1 << 20
-"""Largest number of bytes that are yielded at a time."""
+BLOCK = 1 << 20  # largest number of bytes that are yielded at a time
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _XZ_MEMORY = 512 << 20  # limit for the dictionary of an .xz file; `xz -9` needs 65 MiB
 # Compressed bytes per read. Reads are small, because the unused rest of a read is copied at the end
@@ -22,8 +21,7 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
-_KEPT = 32
-"""Number of reads back to which the next stream is looked for after damage, which shows late."""
+_KEPT = 32  # reads in which the next stream is looked for after damage, which shows late
 
 
 def plain_suffix(name: str) -> str:
@@ -33,10 +31,7 @@ def plain_suffix(name: str) -> str:
 
 
 def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, in blocks. See `sound_blocks` for the arguments.
-
-    Raise a UserError if the file is damaged.
-    """
+    """Yield the blocks of `sound_blocks`; raise a UserError if the file is damaged."""
     for block in sound_blocks(read, name):
         if isinstance(block, BadRecord):
             raise block
@@ -47,10 +42,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
 
     A stream is a member of a .gz file or a frame of a .zst file. Its error stands in its place.
-
-    Args:
-        read: Function that reads up to a given number of bytes of the file.
-        name: Name of the file. Its suffix determines the format; an unknown one means plain bytes.
+    The suffix of `name` gives the format, by default plain. `read` reads up to a number of bytes.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
@@ -116,10 +108,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a file, decompressed if its suffix says so.
-
-    Raise a UserError if the decompressed content exceeds `max_bytes`, or the data are damaged.
-    """
+    """Read a file, decompressed by its suffix; raise a UserError if damaged or too large."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()

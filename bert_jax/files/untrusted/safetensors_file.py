@@ -39,10 +39,7 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Map a .safetensors file into memory; return a read-only view of each tensor by name.
-
-    Raise a UserError if the file is missing, damaged, or beyond a limit.
-    """
+    """Map a file's tensors, read-only, by name; if missing or not sound, raise a UserError."""
     path = Path(path)
     mapped = map_bytes(path, "a .safetensors file was expected")
     if len(mapped) < 8:

@@ -18,18 +18,11 @@ def csv_records(
     hint: str = "",
     first: int = 1,
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the fields of each CSV record. Fields may be double-quoted.
+    """Yield the number of the first line and the fields, perhaps double-quoted, of each CSV record.
 
-    A record has the line number of its first line. The limit `max_field` is global in the
-    csv module, so it applies to all CSV readers of the process until the generator ends.
-
-    Args:
-        name: Name of the file, for messages.
-        lines: Lines of the file, without line ends.
-        max_field: Largest number of characters in a field.
-        delimiter: Character between two fields.
-        hint: Text that ends the message about a stray quote.
-        first: Number of the first line.
+    Lines, without line ends, are numbered from `first`. `hint` ends the message about a stray
+    quote. The limit `max_field`, in characters, is global in the csv module, so it applies to all
+    CSV readers of the process until the generator ends.
     """
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
     before, above = csv.field_size_limit(max_field), first
@@ -53,9 +46,7 @@ def csv_records(
 def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
-    Raises:
-        UserError: The file is missing.
-        BadRecord: The file is damaged, which may show only in the `with` block.
+    Raise a UserError if the file is missing, a BadRecord if damaged, perhaps in the `with` block.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa

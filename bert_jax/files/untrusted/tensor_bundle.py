@@ -4,8 +4,7 @@
     PREFIX.data-00000-of-0000N        the bytes of the tensors
 
 The protobuf messages (tensorflow/core/protobuf/tensor_bundle.proto) have few fields, so this module
-decodes them from the wire format. The data files are memory-mapped, and a tensor is checked against
-its CRC-32C when it is read. The index is a sorted string table in the format of LevelDB:
+decodes them from the wire format. The index is a sorted string table in the format of LevelDB:
 
     [data block]... [metaindex block] [index block] [footer, 48 bytes]
 
@@ -100,14 +99,12 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Read PREFIX.index; return its tensors by name. The data of the tensors are read later.
+    """Read PREFIX.index; return its tensors, whose data are read later, by name.
 
     Raise a UserError if the index is missing, damaged, beyond a limit, or of another format.
     """
     index = Path(index)
-    table = read_sstable(
-        index, max_bytes=MAX_INDEX_BYTES, max_entries=MAX_TENSORS, max_key=MAX_NAME
-    )
+    table = _read_sstable(index)
     if b"" not in table:
         raise UserError(f"{index} has no header: it is not the index of a TensorFlow checkpoint")
     number = _num_shards(table.pop(b""), f"{index}, header")
@@ -137,7 +134,7 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0
-    for number, value in _fields(raw, where):
+    for number, value in fields_of(raw, where):
         if number == 2 and isinstance(value, bytes):
             shape = _shape(value, where)
         elif number == 7:
@@ -152,7 +149,7 @@ def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...
     return shape, kind, slices, shard, offset, size, crc, where
 
 
-def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
+def fields_of(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
     """Yield the field numbers and values of a protobuf message. Nested messages stay bytes."""
     at = 0
     while at < len(raw):
@@ -176,10 +173,10 @@ def _fields(raw: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _num_shards(raw: bytes, where: str) -> int:
-    fields = dict(_fields(raw, where))
+    fields = dict(fields_of(raw, where))
     shards, big_endian = fields.get(1, 0), fields.get(2, 0)
-    version = fields.get(3, b"")
-    needs = dict(_fields(version, where)).get(2, 0) if isinstance(version, bytes) else _VERSION + 1
+    stamp = fields.get(3, b"")
+    needs = dict(fields_of(stamp, where)).get(2, 0) if isinstance(stamp, bytes) else _VERSION + 1
     if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
         raise UserError(f"{where}: {shards!r:.40} data files; there must be 1 to {_MAX_SHARDS:,}")
     if big_endian != 0:
@@ -193,9 +190,9 @@ def _num_shards(raw: bytes, where: str) -> int:
 
 def _shape(raw: bytes, where: str) -> tuple[int, ...]:
     sizes = []
-    for number, value in _fields(raw, where):
+    for number, value in fields_of(raw, where):
         if number == 2 and isinstance(value, bytes):
-            size = dict(_fields(value, where)).get(1, 0)
+            size = dict(fields_of(value, where)).get(1, 0)
             if not isinstance(size, int) or size > _MAX_BYTES:
                 raise UserError(f"{where}: invalid size in the shape: {size!r:.40}")
             sizes.append(size)
@@ -229,14 +226,9 @@ def read_varint(raw: bytes, at: int, end: int, where: str) -> tuple[int, int]:
     raise UserError(f"{where}: the number that ends at byte {at:,} is cut off or too long")
 
 
-def read_sstable(
-    path: Path, *, max_bytes: int, max_entries: int, max_key: int
-) -> dict[bytes, bytes]:
-    """Read all entries of a sorted string table.
-
-    Raise a UserError if the file is missing, damaged or beyond a limit.
-    """
-    raw = read_bytes(path, max_bytes=max_bytes)
+def _read_sstable(path: Path) -> dict[bytes, bytes]:
+    """Read a sorted string table; raise a UserError if missing, damaged or beyond a limit."""
+    raw = read_bytes(path, max_bytes=MAX_INDEX_BYTES)
     end = len(raw) - _FOOTER
     if end < 0 or int.from_bytes(raw[-8:], "little") != MAGIC:
         raise UserError(
@@ -251,7 +243,7 @@ def read_sstable(
     index = _block(raw, handle[2], handle[3], end, where)
     found: dict[bytes, bytes] = {}
     begin, last = 0, b""
-    for _, value in itertools.islice(_entries(index, where, max_key), max_entries + 1):
+    for _, value in itertools.islice(_entries(index, where), MAX_TENSORS + 1):
         where = f"{path}, index block"
         offset, at = read_varint(value, 0, len(value), where)
         size, at = read_varint(value, at, len(value), where)
@@ -259,14 +251,14 @@ def read_sstable(
             raise UserError(f"{where}: the block at byte {offset:,} overlaps the previous block")
         begin = offset + size + _TRAILER
         where = f"{path}, block at byte {offset:,}"
-        for key, content in _entries(_block(raw, offset, size, end, where), where, max_key):
+        for key, content in _entries(_block(raw, offset, size, end, where), where):
             if found and key <= last:
                 raise UserError(
                     f"{where}: the key {key[:80]!r} is not greater than the previous key"
                 )
             found[key], last = content, key
-            if len(found) > max_entries:
-                raise UserError(f"{path} has more than {max_entries:,} entries")
+            if len(found) > MAX_TENSORS:
+                raise UserError(f"{path} has more than {MAX_TENSORS:,} entries")
     return found
 
 
@@ -287,7 +279,7 @@ def _block(raw: bytes, offset: int, size: int, end: int, where: str) -> bytes:
     return raw[offset:stop]
 
 
-def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, bytes]]:
+def _entries(block: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a block, without the restart points for binary search."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
@@ -298,11 +290,11 @@ def _entries(block: bytes, where: str, max_key: int) -> Iterator[tuple[bytes, by
         shared, at = read_varint(block, at, end, where)
         rest, at = read_varint(block, at, end, where)
         size, at = read_varint(block, at, end, where)
-        if shared > len(key) or at + rest + size > end or shared + rest > max_key:
+        if shared > len(key) or at + rest + size > end or shared + rest > MAX_NAME:
             raise UserError(
                 f"{where}: invalid entry at byte {at:,}: the key shares {shared:,} bytes with the "
                 f"previous key of {len(key):,} bytes and adds {rest:,} bytes, and the value has "
-                f"{size:,} bytes; the block has {end:,} bytes and a key at most {max_key:,}"
+                f"{size:,} bytes; the block has {end:,} bytes and a key at most {MAX_NAME:,}"
             )
         key = key[:shared] + block[at : at + rest]
         at += rest

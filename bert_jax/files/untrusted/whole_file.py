@@ -54,10 +54,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 
 def decode_text(raw: bytes, *, where: str) -> str:
-    """Decode UTF-8 and drop a byte order mark at the start.
-
-    Raise a UserError if a byte is NUL or not UTF-8. The message names the line.
-    """
+    """Decode UTF-8 without its byte order mark; raise a UserError for a NUL or another encoding."""
     nul = raw.find(b"\0")
     if nul >= 0:
         line = raw.count(b"\n", 0, nul) + 1

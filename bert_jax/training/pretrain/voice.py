@@ -140,7 +140,8 @@ def summary(
     phases, warnings = [], []
     epochs: dict[Path | None, float] = defaultdict(float)
     for number, phase in enumerate(config.phases):
-        text, corpora = stream.store(number), stream.corpora(number)
+        corpora = stream.corpora(number)
+        text = corpora[0].rows.store
         given, parts = config.training.phases[number], []
         for each, count in zip(corpora, stream.rows_of_corpora(number), strict=True):
             rows = each.order.num_rows / config.data.num_passes

@@ -1,10 +1,8 @@
 """Rules for cleaning documents, and the cleaner that applies them, one document at a time.
 
-A build without a search for duplicates cleans in one pass: `Cleaner(config).clean(number, text)`.
-A build with this search reads each task twice. In the first reading, `scan` (in
-`sharded.duplicates`) writes the signatures of the documents that pass the filters.
-`find_duplicates` then decides what to drop. In the second reading, `Cleaner(config, drops)` cleans
-the documents.
+A build with a search for duplicates reads each task twice: `scan` (in `sharded.duplicates`) writes
+the signatures of the documents that pass the filters, `find_duplicates` decides what to drop, and
+`Cleaner(config, drops)` cleans the documents. Other builds clean in one pass.
 """
 
 import functools
@@ -25,8 +23,7 @@ from bert_jax.data.corpus.overlap.evaluation import read_evaluation
 from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import staged_file
 
-_MAX_CHARS = 1000
-"""Number of leading characters that identify the language; identifying is as slow as tokenizing."""
+_MAX_CHARS = 1000  # identifying a language is as slow as tokenizing
 
 
 @functools.cache
@@ -40,10 +37,7 @@ def _identifier() -> tuple[Callable[[str], tuple[str, float]], frozenset[str]]:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """Return the language of a text's first 1,000 characters, and its probability.
-
-    The language is an ISO 639-1 code or, if ISO 639-1 has none, a code of another part of ISO 639.
-    """
+    """Return the language (ISO 639 code) of a text's first 1,000 characters and its probability."""
     language, probability = _identifier()[0](text[:_MAX_CHARS])
     return str(language), float(probability)
 
@@ -102,10 +96,7 @@ class CleaningConfig:
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
-        """Return the rules for `corpus.json`; empty if they leave all documents unchanged.
-
-        Raise a UserError if the evaluation texts cannot be read.
-        """
+        """Return the rules for `corpus.json`; raise a UserError for unreadable evaluation texts."""
         edits, filters = resolve_filters(self.filters)
         found: dict[str, Any] = {"edits": list(edits)} if edits else {}
         if filters:
@@ -131,17 +122,16 @@ class CleaningConfig:
         return found
 
 
-SAMPLES = 20
-"""Number of dropped documents that `--keep-dropped` writes for each reason."""
+SAMPLES = 20  # of dropped documents for each reason, which `--keep-dropped` writes
 
 
 class Drops(NamedTuple):
-    """Decisions about the documents of one task. Indices of documents count from 0 in the task."""
+    """Decisions about the documents of one task, which are given as ascending indices from 0."""
 
     filtered: np.ndarray
-    """(k,) int64, indices of the documents that filters drop, ascending."""
+    """(k,) int64, documents that filters drop."""
     duplicates: np.ndarray
-    """(n,) int64, indices of the documents that are dropped as duplicates, ascending."""
+    """(n,) int64, documents that are dropped as duplicates."""
     exact: np.ndarray
     """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
@@ -160,13 +150,6 @@ class Drops(NamedTuple):
         with staged_file(path) as file:
             np.savez(file, **self._asdict())
 
-    def duplicate(self, number: int) -> tuple[bool, int, int] | None:
-        """Return (is exact, task and index of the document kept); None if not a duplicate."""
-        for at in range(len(self.duplicates))[_rows(self.duplicates, number)]:
-            task, first = self.firsts[at].tolist()
-            return bool(self.exact[at]), task, first
-        return None
-
 
 def _rows(numbers: np.ndarray, number: int) -> slice:
     """Return the slice in which the ascending `numbers` equal `number`."""
@@ -174,8 +157,7 @@ def _rows(numbers: np.ndarray, number: int) -> slice:
 
 
 NO_LINES = "no-lines-left"
-EVALUATION = "evaluation-text"
-"""Reason for leaving out paragraphs or documents that share an n-gram with evaluation texts."""
+EVALUATION = "evaluation-text"  # the text shares an n-gram with evaluation texts
 
 
 class Dropped(NamedTuple):
@@ -193,8 +175,7 @@ class Cleaner:
     Args:
         config: the rules.
         drops: decisions of the search for duplicates; None before this search, or without it.
-        source: name of the source, for samples.
-        samples: number of dropped documents to keep as samples for each reason.
+        source, samples: name of the source, for samples, and number of samples for each reason.
     """
 
     def __init__(
@@ -235,8 +216,8 @@ class Cleaner:
         is_filtered = drops.filtered[_rows(drops.filtered, number)].size
         if is_filtered and (unwanted := self._unwanted(text)):
             return unwanted
-        if duplicate := drops.duplicate(number):
-            exact, task, first = duplicate
+        same = _rows(drops.duplicates, number)  # one document or none
+        for exact, (task, first) in zip(drops.exact[same], drops.firsts[same], strict=True):
             reason = "duplicate" if exact else "near-duplicate"
             return Dropped(reason, f"document {first} of task {task} is kept instead")
         paragraphs = text.split("\n")

@@ -88,7 +88,7 @@ class Prose:
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """Words of the text, split at white space, with their punctuation."""
+        """Words of the text, with their punctuation."""
         return self.text.split()
 
     @functools.cached_property
@@ -204,7 +204,6 @@ FILTERS: dict[str, Filter] = {
     ),
     "braces": Filter(lambda p: p.text.count("{"), "curly braces", _C4, high=0),
 }  # fmt: skip
-"""Filters of documents by name."""
 
 EDITS: dict[str, Edit] = {
     "citation-marks": Edit(
@@ -235,7 +234,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gopher-repetition": _REPEATING,
     "c4": (*EDITS, *(name for name, each in FILTERS.items() if each.source == _C4)),
 }
-"""Named groups of filters and edits."""
 
 
 def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Filter]]:
@@ -243,8 +241,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
 
     A specification is the name of a filter, an edit or a group, or it is NAME=LOW:HIGH, which gives
     a filter other bounds. Either bound may be empty. The last specification of a filter counts.
-    Raise a UserError if a name is unknown or takes no bounds, or the bounds are not ascending
-    numbers.
+    Raise a UserError for an unknown name, or bounds that are missing or not ascending.
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:

@@ -1,9 +1,5 @@
 # ruff: noqa: RUF001  (typographic apostrophes)
-"""English prose that every installation has: the documentation of Python and of packages.
-
-The prose comes from docstrings and from multi-line comments, since both explain code in running
-text. In one measurement, the comments held 28% as much prose as the docstrings.
-"""
+"""English prose that every installation has: docstrings and comments of Python and of packages."""
 
 import ast
 import contextlib
@@ -66,8 +62,7 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring as paragraphs, each a list of sentences.
 
     Doctests, code, tables, directives, parameter types, headings, reference lists and sentences
-    that are not prose (see `is_prose`) are left out. Where a sentence is left out, the paragraph is
-    split in two, so that adjacent sentences in a returned paragraph are adjacent in the docstring.
+    that are not prose (see `is_prose`) are left out. A left-out sentence splits its paragraph.
     """
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring)):
@@ -203,8 +198,7 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Packages that are read if installed: direct and indirect dependencies of bert_jax. No others are
-read, so that the same versions of Python and of these packages give the same corpus everywhere."""
+"""Packages that are read if installed: dependencies, so that equal versions give equal corpora."""
 
 MIN_SENTENCES = 4
 """Smallest number of sentences in a document. A class with fewer sentences is added to the document
@@ -230,14 +224,12 @@ _COMMENTS = re.compile(
 )
 _HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 
-_Paragraphs = list[list[str]]
-"""A document as paragraphs, each a list of sentences."""
+_Paragraphs = list[list[str]]  # a document: paragraphs of sentences
 
 
 class PythonDocs(Source):
-    """The source named `python-docs`: the documentation of Python and of installed packages.
+    """The source `python-docs`, whose documents are topics of `help()`, modules and larger classes.
 
-    Each topic of the language reference, each module and each larger class is a document.
     Paragraphs that occurred earlier, in any document, are left out.
     """
 

@@ -70,10 +70,7 @@ class ParquetSource(Source):
 
 
 class DelimitedSource(FileSource):
-    """A text column of a CSV or TSV file whose first line names the columns.
-
-    In CSV files a field may be enclosed in double quotes. In TSV files quotes are part of the text.
-    """
+    """A text column of a CSV or TSV file with a header; quotes in a TSV are part of the text."""
 
     has_cuts = False  # a line end may be inside a quoted field
     has_records = True

@@ -72,10 +72,7 @@ class FileSource(Source):
         return self._json_rows(blocks) if self.is_json else self._plain_rows(blocks)
 
     def lines(self) -> Iterator[str]:
-        """Yield all lines from the beginning, including blank lines, without their line ends.
-
-        Raise a BadRecord if a line is too long or is not text in UTF-8.
-        """
+        """Yield all lines, blank ones too, without line ends; raise the BadRecord of a bad line."""
         self.bytes_read = 0
         for line in self._items():
             if isinstance(line, BadRecord):
@@ -107,10 +104,7 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted file positions at which to cut the part, including its start and end.
-
-        Each size is a distance in bytes; there is a cut where the first document after it begins.
-        """
+        """Return sorted file positions: start, end, and the first document after each distance."""
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
@@ -141,10 +135,7 @@ class FileSource(Source):
         return f"line {number}"
 
     def _content(self) -> Iterator[bytes | BadRecord]:
-        """Yield the decompressed content of the file, or of its byte range `part`, in blocks.
-
-        A bad record stands where damage was left out. No block is empty.
-        """
+        """Yield blocks of the decompressed file, or of its `part`; an error stands for damage."""
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:

@@ -18,8 +18,7 @@ from bert_jax.tasks.glue import TASKS
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.text.sources import read_glue
 
-MAX_BYTES = 1 << 30
-"""Largest evaluation file, in bytes after decompression."""
+MAX_BYTES = 1 << 30  # of an evaluation file after decompression
 _FORMS = (
     "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with one "
     "example per line, .tsv or .csv with one example per row, or .jsonl with one example per "
@@ -28,12 +27,11 @@ _FORMS = (
 
 
 class Example(NamedTuple):
-    """Texts of one evaluation example, and the split that it belongs to."""
+    """Texts of one evaluation example, such as a question and its context."""
 
     split: str
     """Name of the split, or of the file if it is not divided into splits."""
     texts: tuple[str, ...]
-    """Texts of the example, such as a question and its context."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,9 @@ def text_key(text: str) -> str:
 def read_evaluation(spec: str) -> EvaluationSet:
     """Read the evaluation texts that `spec` names; `_FORMS` lists the forms of `spec`.
 
-    From GLUE tasks, the texts of existing dev and test splits are read, without labels. From SQuAD
-    files, questions and contexts are read, from tables all columns, and from JSON lines all
-    strings. Results are cached, so that unchanged files are not read again. Raise a UserError if a
-    file is missing or damaged, has an unsupported format, or has no text.
+    From GLUE tasks, the texts of existing dev and test splits are read, without labels; from SQuAD
+    files, questions and contexts; from tables, all columns; from JSON lines, all strings. Results
+    are cached. Raise a UserError if a file is missing, damaged, unsupported or without text.
     """
     kind, colon, place = spec.partition(":")
     is_kind = colon and kind in ("squad", "glue")

@@ -15,8 +15,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-MAX_DOCUMENTS = 1 << 15
-"""Largest number of held-out documents to compare. Each process needs 4 KB for each document."""
+MAX_DOCUMENTS = 1 << 15  # held-out documents to compare, for each of which a process needs 4 KB
 _SHOWN = 10
 _SHOWN_CHARS = 60
 
@@ -26,7 +25,6 @@ class Twin:
     """A held-out document and the most similar training document."""
 
     document: int
-    """Index of the held-out document in its store."""
     train_document: int
     similarity: float
     """Jaccard similarity of the word 5-shingles of the two documents."""
@@ -46,7 +44,6 @@ class HeldoutReport:
     of: int
     """Number of held-out documents in the store."""
     twins: tuple[Twin, ...]
-    """Near-duplicates, sorted by the index of the held-out document."""
     fingerprints: dict[str, str]
 
     def lines(self) -> list[str]:
@@ -74,11 +71,9 @@ class HeldoutReport:
 def heldout_twins(
     corpus: Path, *, threshold: float = 0.8, num_workers: int = 1, show: Callable = iter
 ) -> HeldoutReport:
-    """Compare the held-out documents of a corpus with all of its training documents.
+    """Find held-out documents with a similarity of `threshold` or more to a training document.
 
-    `threshold` is the lowest similarity at which two documents count as near-duplicates. `show`
-    wraps a sequence to show progress, as tqdm does. Raise a UserError if a store is missing or
-    damaged, or rensa is not installed.
+    `show` is like tqdm. Raise a UserError if a store is damaged, or a store or rensa is missing.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):

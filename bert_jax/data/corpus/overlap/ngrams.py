@@ -6,10 +6,9 @@ complete text is recognised. Shorter texts are skipped, since so few words may o
 
 Signatures find duplicate documents without comparing texts. A signature holds MinHashes (Broder
 1997) of the document's word 5-shingles, in b bands of r rows. Two documents with Jaccard similarity
-s share a band with probability 1 - (1 - s^r)^b; bands follow the lowest similarity that is to be
-found (see `banding`). For 0.8 they are 20 x 6: two documents share one with probability 0.998 for
-s = 0.8, 0.27 for s = 0.5. Documents that share a band are then compared by their smallest shingle
-hashes (see `similarity`).
+s share a band with probability 1 - (1 - s^r)^b. For 0.8 (see `banding`), the bands are 20 x 6: the
+probability is 0.998 for s = 0.8, 0.27 for s = 0.5. Documents that share a band are then compared by
+their smallest shingle hashes (see `similarity`).
 """
 
 import functools
@@ -58,10 +57,7 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 
 
 def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
-    """Return the hashes of all n-grams of `size` words, (max(0, n - size + 1),) uint64.
-
-    `hashes`, (n,) uint64, are the words' hashes, as `word_hashes` returns them.
-    """
+    """Return the hashes of all n-grams of `size` words, (max(0, n - size + 1),) uint64."""
     ((_, found),) = several_ngram_hashes(hashes, [size])
     return found
 
@@ -69,10 +65,7 @@ def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
 def several_ngram_hashes(
     hashes: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first.
-
-    `hashes` are as for `ngram_hashes`. All sizes together take no longer than the largest size.
-    """
+    """Yield (size, hashes of all n-grams of this size) for each of `sizes`, smallest first."""
     found = np.zeros(len(hashes), np.uint64)
     for size in range(1, max(sizes, default=0) + 1):
         count = max(0, len(hashes) - size + 1)
@@ -82,10 +75,7 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Return which words are covered by n-grams, (num_words,) bool.
-
-    Each item of `ngrams` is (size, positions of the n-grams' first words).
-    """
+    """Return which words n-grams, as (size, positions of first words), cover: (num_words,) bool."""
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -136,9 +126,8 @@ class NgramTable:
     def find(self, hashes: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Find n-grams of the texts in a document, which is given as the hashes (n,) of its words.
 
-        Returns:
-            For each n-gram size with k > 0 matches: the positions (k,) of the matches' first words
-            in the document, and the indices (k,) of the matching n-grams in `_grams`.
+        Return, for each size with k > 0 matches: the positions (k,) of the matches' first words,
+        and the indices (k,) of the matching n-grams in `_grams`.
         """
         found = {}
         for size, grams in several_ngram_hashes(hashes, self._sizes):
@@ -156,19 +145,11 @@ class NgramTable:
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return the initial `seen` for `mark`: for each size, False for each distinct n-gram."""
+        """Return the initial marks of n-grams: for each size, False for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
-    def mark(self, seen: dict[int, np.ndarray], hashes: np.ndarray) -> None:
-        """Mark in `seen` the n-grams that occur in a document, given as its word hashes (n,)."""
-        for size, (_, numbers) in self.find(hashes).items():
-            seen[size][numbers] = True
-
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count the n-grams of each text, and the n-grams of each text that `seen` marks.
-
-        Both arrays are (num_texts,) int64. They are 0 for a text with fewer than `MIN_WORDS` words.
-        """
+        """Count all n-grams and the marked n-grams of each text, (num_texts,) int64; 0 if short."""
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -204,11 +185,7 @@ class Signatures(NamedTuple):
 
 @functools.cache
 def banding(threshold: float) -> tuple[int, int]:
-    """Return the number of bands, and of rows in each, that find documents of a similarity.
-
-    Documents of this similarity share a band with a probability of 0.9975. Rows, which spare
-    comparisons of other documents, are as many as `_MAX_HASHES` allow.
-    """
+    """Return the number of bands, and of rows (the most possible), that find a similarity."""
 
     def bands(rows: int) -> int:
         return math.ceil(math.log(_MISSED) / math.log1p(-(min(threshold, 0.99) ** rows)))
@@ -220,9 +197,8 @@ def banding(threshold: float) -> tuple[int, int]:
 def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands find documents of the similarity `near`. Without `near`, bands and sketches are empty, and
-    paragraphs are empty unless `paragraphs` is set. Raise a UserError if `near` is given, but rensa
-    is not installed.
+    Bands find documents of the similarity `near`; if None, bands and sketches are empty. Raise a
+    UserError if `near` is given, but rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
@@ -250,9 +226,8 @@ def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = F
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Compute the Jaccard similarity of two documents from their sketches.
 
-    The result is exact if both documents have fewer than `SKETCH` distinct shingles. For longer
-    documents it is a bottom-k estimate (Cohen and Kaplan 2007) with a standard deviation of at most
-    0.016. The estimate compares only the range of hashes in which both sketches are complete.
+    The result is exact below `SKETCH` distinct shingles. Otherwise, a bottom-k estimate (Cohen and
+    Kaplan 2007) compares the range of hashes in which both sketches are complete (std <= 0.016).
     """
     last = min((s[-1] for s in (one, other) if len(s) == SKETCH), default=None)
     if last is not None:
@@ -267,10 +242,7 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shingle hashes of all documents, and the documents' offsets in them, (n + 1,).
-
-    A document with fewer than `SHINGLE` words is one shingle.
-    """
+    """Return all documents' shingle hashes (at least one each), and the offsets, (n + 1,)."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])

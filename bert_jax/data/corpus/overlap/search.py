@@ -23,10 +23,8 @@ from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-DIRECTORY = "contamination"
-"""Name of the directory in a token store that holds the reports."""
-HELDOUT = "heldout.json"
-"""Name of the file with the report on held-out documents; see `heldout`."""
+DIRECTORY = "contamination"  # in a token store, with the reports
+HELDOUT = "heldout.json"  # the report on held-out documents (see `heldout`)
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
@@ -40,7 +38,6 @@ class Report:
     fingerprint: str
     """Fingerprint of the token store; empty for text files."""
     evaluation: str
-    """Name of the evaluation texts."""
     digest: str
     """sha256 of the evaluation texts."""
     files: tuple[tuple[str, str], ...]
@@ -63,9 +60,8 @@ class Report:
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` counts the examples that are too short to be judged. Among the others, `seen`,
-        `half` and `whole` count the examples with at least one, at least half, and all of their
-        n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
+        `short` counts examples too short to judge. `seen`, `half` and `whole` count examples with
+        one, half or all of their n-grams in the corpus; `share` is the mean fraction.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -111,10 +107,7 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Read a report that `Report.save` wrote.
-
-    Raise a UserError if the file is missing or damaged, or is not a report.
-    """
+    """Read a report; raise a UserError if the file is missing or damaged, or is not a report."""
     value = read_json_object(path, max_bytes=_MAX_BYTES)
     if value.get("format") != FORMAT or value.get("version") != VERSION:
         raise UserError(
@@ -154,10 +147,7 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the fraction of an example's n-grams that occur in the corpus.
-
-    The result is NaN if the example has no n-grams, or if one of its `keys` is not in `texts`.
-    """
+    """Return the share of an example's n-grams in the corpus; NaN if none, or a key is unknown."""
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -186,9 +176,8 @@ def search_store(
 ) -> Report:
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    The store's documents are decoded. The evaluation texts are encoded and decoded, so that both
-    lack whatever the tokenizer drops (case, accents, unknown characters). Raise a UserError if the
-    store is missing or damaged.
+    The evaluation texts are encoded and decoded, so that they lack what the tokenizer drops, as the
+    store's documents do. Raise a UserError if the store is missing or damaged.
     """
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")
@@ -254,7 +243,9 @@ def _search_texts(table: ngrams.NgramTable, texts: Iterable[str]) -> dict[int, n
     """Return, for each n-gram size, the indices of the table's n-grams that occur in the texts."""
     seen = table.nothing_seen()
     for text in texts:
-        table.mark(seen, ngrams.word_hashes(ngrams.normalised_words(text)))
+        found = table.find(ngrams.word_hashes(ngrams.normalised_words(text)))
+        for size, (_, numbers) in found.items():
+            seen[size][numbers] = True
     return {size: np.flatnonzero(marks) for size, marks in seen.items()}
 
 

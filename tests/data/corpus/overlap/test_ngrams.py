@@ -65,7 +65,8 @@ def found() -> tuple[list[list[str]], list[list[str]], np.ndarray]:
     table = NgramTable(texts)
     seen = table.nothing_seen()
     for document in documents:
-        table.mark(seen, word_hashes(document))
+        for size, (_, numbers) in table.find(word_hashes(document)).items():
+            seen[size][numbers] = True
     return texts, documents, np.column_stack(table.counts(seen))
 
 
