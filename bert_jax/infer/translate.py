@@ -138,8 +138,7 @@ class Translator(TextPredictor):
 
     def _hypotheses(self, found: Found, limit: int) -> list[Answer]:
         """Return each hypothesis with its score, and with `cut` if the limit ended it."""
-        assert self.model.network is not None  # `require` checks it
-        forces_end = self.model.network.forces_end
+        forces_end = self.model.network is not None and self.model.network.forces_end
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):
             if not length:

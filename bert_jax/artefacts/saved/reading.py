@@ -271,17 +271,15 @@ def read_translator(directory: Path, found: dict[str, Any], made_by: str, where:
             )
     search = directory / "generation_config.json"
     settings = read_json_object(search, max_bytes=MAX_CONFIG_BYTES) if search.is_file() else found
-    forced = settings.get("forced_eos_token_id")
-    if forced not in (None, special.sep):
+    if (forced := settings.get("forced_eos_token_id")) not in (None, special.sep):
         raise UserError(
             f"{search if settings is not found else where}: forced_eos_token_id is {forced!r:.80}; "
             f"it must be null, or {special.sep}, the tokenizer's sep token"
         )
-    network = dataclasses.replace(network, forces_end=forced is not None)
     return SavedModel(
         network.model, family.params(network, arrays), None, tokenizer, directory,
         network.model.num_positions, f"{directory}, {made_by}", Origin("huggingface", config=found),
-        network=network,
+        network=dataclasses.replace(network, forces_end=forced is not None),
     )  # fmt: skip
 
 
