@@ -161,7 +161,7 @@ class LoadedModel:
 
         Returns:
             For each text, {"translation": ..., "score": ...}. If the translation reached the length
-            limit without an end token, "cut" is true. If `nbest` is above 1, "candidates" lists the
+            limit without its own end, "cut" is true. If `nbest` is above 1, "candidates" lists the
             hypotheses, best first. If `alignments` is set, "attention" is as in `word_attention`.
         """
         settings = build(SearchConfig, search, "translate")

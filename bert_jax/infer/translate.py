@@ -102,7 +102,8 @@ class Translator(TextPredictor):
         for number, row, start, (found, attention) in zip(
             prepared.context, prepared.rows.tokens, prepared.rows.second_start, outputs, strict=True
         ):
-            first, *_ = hypotheses = self._hypotheses(found)
+            limit = int(self.search.limits(len(row), self.model.max_length))
+            first, *_ = hypotheses = self._hypotheses(found, limit)
             answers[number] = dict(first)
             self.num_cut += "cut" in first
             if self.search.nbest > 1:
@@ -135,15 +136,16 @@ class Translator(TextPredictor):
         parts = self.parts({"text": texts}, most=self.CHUNK, advance=advance)
         return [answer["translation"] for part in parts for answer in self.predict(part)]
 
-    def _hypotheses(self, found: Found) -> list[Answer]:
-        """Return each hypothesis with its score, and with `cut` if the end token is missing."""
+    def _hypotheses(self, found: Found, limit: int) -> list[Answer]:
+        """Return each hypothesis with its score, and with `cut` if the limit ended it."""
+        forces_end = self.model.network is not None and self.model.network.forces_end
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):
             if not length:
                 break
             text = decoded(self.model.tokenizer, tokens[: length - ended])
             answers.append({"translation": text, "score": round(float(score), 6)})
-            if not ended:
+            if not ended or (forces_end and length == limit):
                 answers[-1]["cut"] = True
         return answers
 

@@ -224,14 +224,17 @@ class TranslationConfig(NetworkConfig):
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Copy the encoder to a decoder, and `mlm` to an output head, if `init_decoder` is set."""
+        wanted, there = self.num_decoder_layers or model.num_layers, model.num_layers
+        if norm := params.get("decoder", {}).get("layers", {}).get("cross_norm"):
+            there = len(norm["scale"])
+        if (norm and wanted < there) or ((norm or self.init_decoder) and wanted > there):
+            raise UserError(
+                f"objective.num_decoder_layers is {self.num_decoder_layers}, so the decoder has "
+                f"{wanted} layers, but the {'decoder' if norm else 'encoder'} of init has {there}; "
+                f"set objective.num_decoder_layers to {there}"
+            )
         if not self.init_decoder or "decoder" in params:
             return params
-        if self.num_decoder_layers > model.num_layers:
-            raise UserError(
-                f"objective.num_decoder_layers is {self.num_decoder_layers}, but the encoder of "
-                f"init has only {model.num_layers} layers for objective.init_decoder to copy; set "
-                "at most as many decoder layers"
-            )
         network = self.network(model)
         return {**params, **network.decoder_from(params["encoder"], params.get("mlm", {}))}
 

@@ -146,8 +146,13 @@ def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name not in found:
             return leaf
-        array = np.asarray(found[name])
-        if axes[0] == "vocab":
+        array, padded = np.asarray(found[name]), axes[:1] == ("vocab",)
+        if array.shape[padded:] != leaf.shape[padded:]:
+            raise UserError(
+                f"{initial.name}: the parameter {name} has the shape {array.shape}; expected "
+                f"{leaf.shape}, as in the model of this run"
+            )
+        if padded:
             rows, kept = np.zeros(leaf.shape, array.dtype), min(len(array), len(leaf))
             rows[:kept] = array[:kept]
             array = rows

@@ -239,6 +239,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     ids = {
         "pad_token_id": special.pad, "bos_token_id": special.cls, "eos_token_id": special.sep,
         "decoder_start_token_id": special.cls,
+        "forced_eos_token_id": special.sep if network.forces_end else None,
     }  # fmt: skip
     fields = {**family.config(network), **ids, "dtype": "float32"}
     if family.untrained:
@@ -250,7 +251,6 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
         "early_stopping": "never",
         "max_length": saved.max_length + 1,  # Transformers counts the decoder's start token
         "do_sample": False,
-        "forced_eos_token_id": None,
         "bad_words_ids": [[special.cls]],  # the search never chooses the start token
     }
     write_json(directory / "generation_config.json", {**ids, **generation})

@@ -67,7 +67,7 @@ def compare_searches(
             for row, first, second in zip(some, ours, theirs, strict=False):
                 if first == second:
                     equal += 1
-                elif _is_tie(saved, row, first, second, greedy=settings.num_beams == 1):
+                elif _is_tie(saved, row, first, second, steps, greedy=settings.num_beams == 1):
                     ties += 1
                 else:
                     raise proof.ProofFailedError(
@@ -79,14 +79,18 @@ def compare_searches(
 
 
 def _is_tie(
-    saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], *, greedy: bool
-) -> bool:
-    """Return true if two translations of a source are equally probable.
+    saved: SavedModel, row: Sequence[int], first: list[int], second: list[int], steps: int, *,
+    greedy: bool,
+) -> bool:  # fmt: skip
+    """Return true if two translations of a source, of at most `steps` tokens, are equally probable.
 
     For a beam search, the mean log-probabilities of the translations are compared; for a greedy
     search, the log-probabilities of the first tokens that differ.
     """
     log_probs = [_log_probs(saved, row, tokens) for tokens in (first, second)]
+    for each in log_probs:
+        if len(each) == steps and saved.network is not None and saved.network.forces_end:
+            each[-1] = 0  # the forced end token costs nothing
     if not greedy:
         return bool(abs(log_probs[0].mean() - log_probs[1].mean()) < TIE)
     at = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
@@ -97,7 +101,7 @@ def _log_probs(saved: SavedModel, row: Sequence[int], tokens: list[int]) -> np.n
     inputs = [saved.tokenizer.special_ids.cls, *tokens[:-1]]
     sides = proof.Sides(proof.batch_of(saved, [row]), proof.batch_of(saved, [inputs]))
     logs = jax.nn.log_softmax(proof.logits_of(saved, sides)["logits"][0].astype(np.float32))
-    return np.asarray(logs, np.float64)[np.arange(len(tokens)), tokens]
+    return np.array(logs, np.float64)[np.arange(len(tokens)), tokens]
 
 
 def _shown(ids: Sequence[int]) -> str:

@@ -160,7 +160,6 @@ class Marian(Family):
             "activation_dropout": 0.0,
             "scale_embedding": model.scale_embeddings,
             "is_encoder_decoder": True,
-            "forced_eos_token_id": None,
             "tie_word_embeddings": network.tying != "none",
             **sharing,
         }

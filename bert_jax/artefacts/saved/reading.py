@@ -269,10 +269,17 @@ def read_translator(directory: Path, found: dict[str, Any], made_by: str, where:
                 f"{where}: {name} is {found.get(name)!r:.80}; it must be {wanted}, the tokenizer's "
                 f"{role} token, because targets begin with cls and end with sep"
             )
+    search = directory / "generation_config.json"
+    settings = read_json_object(search, max_bytes=MAX_CONFIG_BYTES) if search.is_file() else found
+    if (forced := settings.get("forced_eos_token_id")) not in (None, special.sep):
+        raise UserError(
+            f"{search if settings is not found else where}: forced_eos_token_id is {forced!r:.80}; "
+            f"it must be null, or {special.sep}, the tokenizer's sep token"
+        )
     return SavedModel(
         network.model, family.params(network, arrays), None, tokenizer, directory,
         network.model.num_positions, f"{directory}, {made_by}", Origin("huggingface", config=found),
-        network=network,
+        network=dataclasses.replace(network, forces_end=forced is not None),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ export use networks only through this interface.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Array, Float, Integer
@@ -60,6 +60,8 @@ class Network(ABC):
 
     model: ModelConfig
     """Vocabulary, widths, layers of the encoder, dropout rates and compute type."""
+    forces_end: bool = field(default=False, kw_only=True)
+    """Whether a search ends each hypothesis of the maximum length with the end token, for free."""
 
     @abstractmethod
     def parts(self) -> tuple[Build, Any]:

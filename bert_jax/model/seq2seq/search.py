@@ -3,7 +3,8 @@
 The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
 best continuations of K beams. An end token among the best K finishes a hypothesis; among the other
 K, it is ignored. The K best continuations without an end token become the next beams. The maximum
-length also finishes a hypothesis. The begin token is never chosen (see `bad_words_ids` there).
+length also finishes a hypothesis; if the network has `forces_end`, with an end token that costs
+nothing (see `forced_eos_token_id` there). The begin token is never chosen (`bad_words_ids`).
 
 The search of a row ends when no beam can still beat the worst of the row's K finished hypotheses.
 The upper bound of a beam's final score is its sum of log-probabilities so far, divided by the
@@ -129,18 +130,20 @@ def search(
         most = beams * min(2, network.model.vocab_size)
         sums, parents, tokens = continuations(logits, state.sums, most, begin)
         sums = jnp.where(tokens < network.model.vocab_size, sums, -jnp.inf)
-        if prefix is not None:
-            is_forced = (step < forced.lengths)[:, None]
+        is_last = (step + 1 >= limits)[:, None]
+        if network.forces_end or prefix is not None:
+            # Each beam continues only with its prefix's next token, or with the end token.
+            in_prefix = (step < forced.lengths)[:, None]
+            is_forced = in_prefix | is_last if network.forces_end else in_prefix
             column = forced.tokens[:, jnp.minimum(step, forced.tokens.shape[1] - 1), None]
-            # Each beam continues only with its prefix's next token.
             others = (0, 0), (0, most - beams)
             unchanged = jnp.pad(state.sums, others, constant_values=-jnp.inf)
             sums = jnp.where(is_forced, unchanged, sums)
             parents = jnp.where(is_forced, jnp.arange(most) % beams, parents)
-            tokens = jnp.where(is_forced, column, tokens)
+            tokens = jnp.where(is_forced, jnp.where(in_prefix, column, end), tokens)
         written = _picked(state.tokens, parents).at[:, :, step].set(tokens)
         ended = (tokens == end) & (step >= forced.lengths)[:, None]
-        stops = ended | (step + 1 >= limits)[:, None]
+        stops = ended | is_last
         length = step + 1 - forced.lengths
         penalty = settings.penalty(jnp.maximum(length, 1).astype(jnp.float32))[:, None]
         scores = jnp.where(stops & state.open[:, None], sums / penalty, -jnp.inf)

@@ -1,5 +1,6 @@
 """Beam search: against exhaustive search, against a search without a cache, and its edges."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -199,6 +200,21 @@ def test_a_model_that_never_ends_is_cut_and_flagged():
     assert first[2]
     assert len(second[0]) == 1
     assert not second[2]
+
+
+def test_a_forced_end_follows_the_prefix_and_costs_nothing(memory):
+    network, params = memory
+    prefix = Prefix(np.array([[4, 7, 3]] * 2, np.int32), np.array([3, 1], np.int32))
+    forced = dataclasses.replace(network, forces_end=True)
+    found = run(forced, params, side(SOURCES[:2]), [3, 5], prefix, num_beams=2, length_alpha=0.0)
+    assert [tokens for tokens, _, _ in hypotheses(found)] == [[4, 7, 3]]
+    assert not found.ended[0].any()
+    free = run(network, params, side(SOURCES[:2]), [3, 4], prefix, num_beams=2, length_alpha=0.0)
+    shorter = {tuple(tokens): score for tokens, score, _ in hypotheses(free, 1)}
+    assert found.ended[1].all()
+    for tokens, score, _ in hypotheses(found, 1):
+        assert tokens[0] == 4
+        assert score == pytest.approx(shorter[tuple(tokens[: 4 - (tokens[3:4] == [END])])])
 
 
 @pytest.mark.parametrize(

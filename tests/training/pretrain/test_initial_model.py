@@ -130,6 +130,20 @@ def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     jax.tree.map(lambda a, b: assert_same_layout(a, b), found, fresh)
 
 
+def test_a_parameter_of_another_shape_is_named_with_both_shapes(initial, corpus):
+    """On a mesh, slices of a longer array would fit, and be wrong."""
+    settings = step_config(CONFIG.with_vocabulary(corpus.train.vocab_size), corpus)
+    fresh = jitted_init(settings, make_mesh(build(MeshConfig, {"fsdp": 2})))(jax.random.key(0))
+    params = jax.tree.map(np.copy, initial.params)
+    longer = np.zeros((2 * len(params["mlm"]["norm"]["scale"])), np.float32)
+    params["mlm"]["norm"]["scale"] = longer
+    said = rf"mlm/norm/scale has the shape \({len(longer)},\); expected \({len(longer) // 2},\)"
+    with pytest.raises(UserError, match=said):
+        initial_params(
+            dataclasses.replace(initial, params=params), fresh.params, settings.objective.axes()
+        )
+
+
 def assert_same_layout(found: jax.Array, fresh: jax.Array) -> None:
     assert found.sharding == fresh.sharding
     assert found.dtype == fresh.dtype

@@ -17,6 +17,7 @@ from bert_jax.cli import main as cli
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.model.heads import init_params
+from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.planning.compile import compile_step, row_flops
 from bert_jax.planning.topology import parse_topology
@@ -170,8 +171,23 @@ def test_a_decoder_can_start_from_the_encoder_and_its_head(corpus, masked_lm, tm
 
 def test_a_decoder_deeper_than_the_encoder_cannot_start_from_it(masked_lm):
     config = TranslationConfig(init_decoder=True, num_decoder_layers=3)
-    with pytest.raises(UserError, match=r"num_decoder_layers is 3, but the encoder .* has only 2"):
+    said = "num_decoder_layers is 3, .* has 3 layers, but the encoder of init has 2; set .* to 2"
+    with pytest.raises(UserError, match=said):
         config.laid_out(masked_lm.config, masked_lm.params)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(0, "is 0, so the decoder has 2 layers, but the decoder of init has 1; set .* to 1"),
+     (3, "is 3, so the decoder has 3 layers, but the decoder of init has 1; set .* to 1")],
+)  # fmt: skip
+def test_a_decoder_of_another_depth_is_no_start(given, said):
+    network = TransformerNetwork(CONFIG.with_vocabulary(64).model, 1)
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    with pytest.raises(UserError, match=f"objective.num_decoder_layers {said}"):
+        TranslationConfig(num_decoder_layers=given).laid_out(network.model, params)
+    fits = TranslationConfig(num_decoder_layers=1, init_decoder=True)
+    assert fits.laid_out(network.model, params) is params
 
 
 def test_both_lengths_count_and_a_slice_of_tpus_is_planned(tmp_path):

@@ -110,3 +110,28 @@ def test_another_start_of_the_decoder_is_refused(source, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="final_logits_bias is missing"):
         read_model(tmp_path)
+
+
+def test_opus_mts_forced_end_is_read_kept_and_searched(source, alone, tmp_path):
+    """The end token at the maximum length costs nothing, and stands in no text."""
+    (tmp_path / "model").mkdir()
+    for path in source.iterdir():
+        (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "model/generation_config.json"
+    generation = json.loads(path.read_text())
+    assert generation["forced_eos_token_id"] is None
+    path.write_text(json.dumps(generation | {"forced_eos_token_id": 0}))
+    import_model(tmp_path / "model", tmp_path / "out")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "out" / name).read_text())["forced_eos_token_id"] == 0
+    text, asked = sentences(1, seed=2)[0], {"num_beams": 1, "max_length_rate": 0, "length_alpha": 0}
+    plain, forced = (LoadedModel(read_model(each)) for each in (source, tmp_path / "out"))
+    (free,) = plain.translate(text, max_length=3, **asked)
+    (ended,) = forced.translate(text, max_length=4, **asked)
+    assert free == ended  # the fourth token is the end, which costs nothing
+    assert ended["cut"]
+    (seen,) = forced.translate(text, max_length=4, alignments=True, **asked)
+    assert "</s>" not in json.dumps(seen)
+    path.write_text(json.dumps(generation | {"forced_eos_token_id": 7}))
+    with pytest.raises(UserError, match=r"generation_config.json: forced_eos_token_id is 7; it mu"):
+        read_model(tmp_path / "model")

@@ -7,13 +7,12 @@ import pytest
 import safetensors.numpy
 from marian_files import sentences, write_theirs
 
+from bert_jax.artefacts.exchange import searches
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
-from bert_jax.artefacts.exchange.searches import compare_searches
 from bert_jax.artefacts.exchange.theirs import TheirModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.tokenizer import make_row
 
 pytestmark = pytest.mark.parity
@@ -60,43 +59,41 @@ def test_logits_and_ids_are_those_of_the_source(source, imported):
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_a_hundred_sentences_are_translated_as_generate_does(source, imported):
-    """Greedily: the imported directory in Transformers, and the source with opus-mt's settings."""
+    """Greedily, as text: by the directory of opus-mt and by the imported directory."""
     texts = sentences(100, seed=1)[0]
     asked = {"num_beams": 1, "max_length_rate": 0, "max_length": 47}
     answers = LoadedModel(read_model(source)).translate(texts, **asked)
     ours = [answer["translation"] for answer in answers]
     assert len({*ours}) > 20
+    assert 10 < sum("cut" in answer for answer in answers) < 90
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
-
-    def translated(directory, **settings):
-        model = transformers.MarianMTModel.from_pretrained(directory).eval()
-        with torch.no_grad():
-            found = model.generate(**batch, num_beams=1, max_length=48, **settings)
-        # Our text has the name of an unknown token, which `skip_special_tokens` leaves out.
-        rows = found.tolist()
-        return [tokenizer.decode([id for id in row if id not in (0, len(tokenizer) - 1)])
-                for row in rows]  # fmt: skip
 
     def plain(text):
         return " ".join(text.replace("<unk>", " <unk> ").split())
 
-    theirs = translated(imported[0])
-    assert [*map(plain, theirs)] == [*map(plain, ours)]
-    ended = [number for number, answer in enumerate(answers) if "cut" not in answer]
-    assert len(ended) > 10
-    theirs = translated(source)  # where it forces an end at the maximum length
-    assert [plain(theirs[n]) for n in ended] == [plain(ours[n]) for n in ended]
+    for directory in (source, imported[0]):
+        model = transformers.MarianMTModel.from_pretrained(directory).eval()
+        with torch.no_grad():
+            rows = model.generate(**batch, num_beams=1, max_length=48).tolist()
+        # Our text has the name of an unknown token, which `skip_special_tokens` leaves out.
+        theirs = [tokenizer.decode([id for id in row if id not in (0, len(tokenizer) - 1)])
+                  for row in rows]  # fmt: skip
+        assert [*map(plain, theirs)] == [*map(plain, ours)]
 
 
-def test_beams_are_those_of_generate(imported):
-    """Translations of up to 32 tokens."""
+@pytest.mark.parametrize("steps", [1, 8, 47])
+def test_beams_are_those_of_generate_at_the_maximum_length_too(imported, steps, monkeypatch):
+    """Most translations reach the maximum length, where opus-mt's settings force the end token."""
     saved = read_model(imported[0])
     ids = saved.tokenizer.encode_batch(sentences(100, seed=1)[0])
     rows = [make_row(saved.tokenizer, each).ids.tolist() for each in ids]
     model = TheirModel(imported[0], "MarianMTModel").whole()
-    found = compare_searches(saved, rows, model.translate, {"beam": SearchConfig(num_beams=4)})
-    assert found == {"beam": {"equal": 100, "ties": 0}}
+    assert saved.network.forces_end
+    assert model.model.generation_config.forced_eos_token_id == 0
+    monkeypatch.setattr(searches, "MAX_STEPS", steps)
+    found = searches.compare_searches(saved, rows, model.translate, searches.SEARCHES, 20)
+    assert found == {name: {"equal": 100, "ties": 0} for name in ("greedy", "beam")}
 
 
 def test_an_export_is_proven_there(imported, tmp_path):

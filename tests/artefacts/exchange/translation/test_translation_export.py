@@ -215,11 +215,14 @@ def test_translations_of_beams_are_ties_where_the_means_are_equal(monkeypatch):
     saved = translator_of("pair", "uncased")
 
     def tie(first, second, *, greedy=False):
-        return proof._is_tie(saved, [2, 3], first, second, greedy=greedy)
+        return proof._is_tie(saved, [2, 3], first, second, 4, greedy=greedy)
 
     assert tie([1, 3], [2, 2, 2])
     assert not tie([1, 3], [2, 1, 1])
     assert not tie([1, 3], [2, 2], greedy=True)  # where they part
+    assert not tie([1, 2], [1, 2, 3, 7])
+    saved = dataclasses.replace(saved, network=dataclasses.replace(saved.network, forces_end=True))
+    assert tie([1, 2], [1, 2, 3, 7])  # the last of the four tokens was forced
 
 
 def test_a_target_in_a_proof_is_another_rows_text():
