@@ -55,7 +55,8 @@ class Lease:
 
         Args:
             claims, name: Claims in the directory, and its path or URL for messages.
-            say, exit: Functions for messages about waiting, and for the end if the lease is lost.
+            say: Function that receives messages about waiting.
+            exit: Function that ends the process when the lease is lost.
             writer, place: Words, for messages, for what writes and for the kind of directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit

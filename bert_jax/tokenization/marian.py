@@ -37,7 +37,7 @@ class MarianTokenizer(base.Tokenizer):
         """Load the models in `files` (contents by name); `side` is the model that encodes texts.
 
         `vocab` has the tokens in the order of their ids; `roles` are the padding token, the unknown
-        token and the end of a text. A UserError says that a model in `where` is damaged.
+        token and the end of a text. Raise a UserError that names `where` if a model is damaged.
         """
         super().__init__(vocab)
         self._given = files, vocab, roles, where

@@ -41,7 +41,7 @@ CONTINUATION = "##"
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Control characters that BERT deletes, but at which Python's `str.split` splits."""
-_CACHED_WORDS = 1 << 18  # a full cache takes about 50 MB
+_CACHED_WORDS = 1 << 18  # words in the cache; a full cache takes about 50 MB
 _CACHED_WORD_LENGTH = 32
 
 
