@@ -17,7 +17,7 @@ from bert_jax.files.urls import bucket_failures, file_system
 _RANGE = 32 << 20  # bytes per read of a large file
 _SMALL = 64 << 20  # largest file that is fetched as a whole, such as a tokenizer file
 _READ_SECONDS = 120.0  # seconds after which a read is given up and tried again
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between tries; the first wait doubles
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between tries; the wait doubles up to the longest
 
 
 class BucketAwayError(RuntimeError):

@@ -178,7 +178,7 @@ class BucketClaims(Claims):
 
 
 class S3Claims(Claims):
-    """Claims in S3 or a similar store with conditional writes; a version is a time of writing."""
+    """Claims in S3 or a similar store with conditional writes; a version is the time of writing."""
 
     def __init__(self, url: str):
         import obstore

@@ -76,7 +76,7 @@ class Lease:
     def take(self) -> bool:
         """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
-        Raise a UserError if the holder lives on this machine, or renews after `Times.patience`.
+        Raise a UserError if the holder is on this machine, or still renews after `Times.patience`.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}

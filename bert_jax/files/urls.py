@@ -94,7 +94,7 @@ def _state(info: Mapping[str, Any]) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a local or remote file; raise a UserError if this or a read in the block fails."""
+    """Open a local or remote file; raise a UserError if opening or a read in the block fails."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file

@@ -101,8 +101,8 @@ def _divided(text: str) -> tuple[list[str], str]:
 def read_marian(reading: Reading) -> MarianTokenizer:
     """Read a `vocab.json` and the files in its directory.
 
-    Raise a UserError if a file is damaged, sources and targets have separate maps, there are added
-    tokens, or a special token is not in the map.
+    Raise a UserError if a file is missing or damaged, sources and targets have separate maps, there
+    are added tokens, or a special token is not in the map.
     """
     config, path = reading.config, reading.path
     for name, only in {"separate_vocabs": False, "sp_model_kwargs": {}}.items():

@@ -184,7 +184,7 @@ def spans_of(
 def _count_pieces(model: bytes, limit: int) -> int:
     """Count a model's pieces (protobuf field 1); stop at `limit` + 1 or the first invalid byte."""
     count = 0
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(UserError):  # raised at the first invalid byte
         for number, value in fields_of(model, ""):
             count += number == 1 and isinstance(value, bytes)
             if count > limit:

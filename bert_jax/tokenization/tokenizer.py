@@ -45,7 +45,7 @@ Id = int | np.integer  # a token id that callers may pass
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
-ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # AddedToken's flags
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:

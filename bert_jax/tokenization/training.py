@@ -59,8 +59,8 @@ def train_wordpiece(
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
     hash table and breaks ties by number. This function counts and numbers the characters first.
     Raise a UserError if `texts` have no words, an option is out of range, or `vocab_size` has no
-    room for the special tokens and the alphabet. Log a warning if there are too few pairs, or more
-    than 0.05% of the texts are characters without a token.
+    room for the special tokens and the alphabet. Log a warning if there are too few pairs for
+    `vocab_size`, or if more than 0.05% of the texts are characters without a token.
 
     Args:
         texts: Texts, which are read once.

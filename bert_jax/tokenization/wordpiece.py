@@ -4,8 +4,8 @@ The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): dele
 characters, separate CJK characters by spaces, optionally lower-case and strip accents, split at
 whitespace and punctuation, then cut each word greedily into the longest pieces of the vocabulary.
 
-For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original. So
-does `transformers`, in which an exported model must get the same ids as in training.
+For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original. The
+differences are kept: an exported model must get the same ids in `transformers`, which has them too.
 """
 
 import hashlib

@@ -173,7 +173,7 @@ class Source(ABC):
         return (document.text for document in self.documents())
 
     def divided(self, size: int) -> Sequence["Source"]:
-        """Divide into sources of about `size` bytes, reading only at the cuts; some stay whole."""
+        """Divide the source, if it can be cut, into sources of about `size` bytes each."""
         return [self]
 
     def head(self, size: int) -> "Source":

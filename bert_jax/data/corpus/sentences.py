@@ -159,7 +159,7 @@ def _syntok_splitter() -> Splitter:
 
 
 def get_splitter(name: str) -> Splitter:
-    """Return the splitter `fast`, `lines` or `syntok`; UserError if unknown or not installed."""
+    """Return a splitter (fast, lines, syntok); raise a UserError if unknown or not installed."""
     if name == "syntok":
         return _syntok_splitter()
     splitters = {"fast": split_fast, "lines": split_lines}

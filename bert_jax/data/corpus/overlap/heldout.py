@@ -15,7 +15,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-MAX_DOCUMENTS = 1 << 15  # largest number to compare; each process needs 4 KB for each document
+MAX_DOCUMENTS = 1 << 15  # largest number of documents to compare; a process needs 4 KB for each
 _SHOWN = 10
 _SHOWN_CHARS = 60
 

@@ -148,7 +148,10 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the seen share of an example's n-grams; NaN without n-grams or for an unknown key."""
+    """Return the fraction of an example's n-grams that occur in the corpus.
+
+    The result is NaN if the example has no n-grams, or if one of its `keys` is not in `texts`.
+    """
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
