@@ -1,7 +1,7 @@
 """Order of the rows of a phase: shards of a store, plans of their rows, and mixtures of corpora.
 
 An epoch reads all shards once. Shards are permuted and divided into windows, and rows are permuted
-within a window. So a host keeps the plans and files of two windows, the current one and the next.
+within a window. So a host keeps the plans and files of only two windows, the current and the next.
 
 The number of rows of a shard is known only after planning, so the order uses estimates, the quotas.
 In every epoch, a shard fills as many positions as its quota. Its position j in epoch e is row
@@ -67,9 +67,9 @@ class ShardOrder:
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:
         self.quotas = np.array(quotas, np.int64)
-        self.num_rows = int(self.quotas.sum())  # in an epoch
-        self.window = min(window or len(self.quotas), len(self.quotas))
-        self.num_windows = -(-len(self.quotas) // self.window)  # in an epoch
+        self.num_rows = int(self.quotas.sum())  # rows in an epoch
+        self.window = min(window or len(self.quotas), len(self.quotas))  # shards in a window
+        self.num_windows = -(-len(self.quotas) // self.window)  # windows in an epoch
         self._shuffle = tuple(shuffle)
         self._windows = Kept(self._make_windows, _EPOCHS)
 
@@ -116,7 +116,7 @@ class ShardOrder:
         return windows
 
 
-_PLAN = 0  # hashed into the key of a plan; `pipeline` has the other purposes
+_PLAN = 0  # constant hashed into the random key of a plan; `pipeline` has constants of other keys
 _POSITIONS = 1 << 17
 """Number of positions (rows x L) to build at once. Their indices, 8 bytes each, fit in a cache."""
 
@@ -323,7 +323,7 @@ class PhaseRows:
         return [num_rows] if self._mixing is None else self._mixing.counts(num_rows)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Build rows by index, (n,) int64: all arrays but `row_index`. Plan the next windows."""
+        """Build the rows `numbers`, (n,) int64, without `row_index`, and plan the next windows."""
         if self._mixing is None:
             return self._of_corpus(0, numbers)
         corpora, rows = self._mixing.split(numbers)

@@ -2,8 +2,9 @@
 
 Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
 Shorter pieces (ends of long documents, and short documents) are packed, several to a row. Each
-piece is a segment, and tokens attend only within their segment, unlike in RoBERTa's FULL-SENTENCES
-(Liu et al. 2019, section 4.2).
+piece is a segment, and tokens attend only within their segment. In RoBERTa's FULL-SENTENCES (Liu et
+al. 2019, section 4.2), by contrast, a row continues with the next document, and tokens attend
+across documents.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The
@@ -209,9 +210,10 @@ def deal(
 
 
 def pack_histogram(histogram: np.ndarray, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Pack `histogram[k]` pieces of each length k, with two special tokens, by best-fit decreasing.
+    """Pack pieces into rows of `length` by best-fit decreasing.
 
-    Return items (number of rows, lengths of the pieces in each of these rows, longest first).
+    `histogram[k]` is the number of pieces of length k. Such a piece takes k + 2 positions. Return
+    items (number of rows, lengths of the pieces in each of these rows, longest first).
     """
     # Rows that are not full, by their room (number of free positions), as items (number of rows,
     # their pieces). The result is in the order in which each room was first considered.

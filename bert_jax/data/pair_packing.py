@@ -2,10 +2,12 @@
 
 A pair is a document of two sentences, source and target. A row has S positions for sources and T
 for targets. A source becomes [CLS] text [SEP], or text [SEP] if [CLS] does not open rows (see
-`SpecialIds.opens`). A target becomes [CLS] text, the input of the decoder. The source and target of
-a pair have the same segment id, so that a target attends only to its own source.
+`SpecialIds.opens`). A target becomes [CLS] text, the input of the decoder; the end token is only a
+label. The source and the target of a pair have the same segment id, so that a target attends only
+to its own source.
 
-A pair that is too long for a row is left out, since a cut pair would teach wrong labels.
+A pair that is too long for a row is left out. Cutting it would teach wrong labels: the target would
+end in the middle of its text, or say more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
 row begins with the largest remaining pair. While any pair fits, the pair is added that minimises
@@ -184,8 +186,9 @@ def pack_pairs(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Pack pairs into rows of `length` source positions and `target_length` target positions.
 
-    All arrays are (k,): `histogram[i]` pairs, at least 1, take `source[i]` and `target[i]`
-    positions each. Return items (number of rows, ascending kinds of the pairs in each row).
+    All arrays are (k,). There are `histogram[i]` pairs of kind i, at least 1. Each of them takes
+    `source[i]` and `target[i]` positions. Return items (number of rows, kinds of the pairs in each
+    of these rows, in ascending order).
     """
     # Largest pairs first. The size of a pair is the larger of its shares of source and target.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

@@ -1,4 +1,7 @@
-"""Ways to make rows from a token store (`PAIRINGS`), and the section `data`, which chooses one."""
+"""Ways to make rows from a token store (`PAIRINGS`), and the section `data`, which chooses one.
+
+A pairing checks stores, plans rows, and describes the arrays of batches and the text in no row.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

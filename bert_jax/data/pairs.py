@@ -101,7 +101,7 @@ class PairPlan:
         }
 
     def losses(self, shard: Shard) -> tuple[str, str | None]:
-        """Describe tokens in no row and random pairs; if many, also warn, with causes and cures."""
+        """Describe the shares of tokens in no row and of random pairs; warn if a share is high."""
         unheld, random = self.unheld_rate(shard.num_tokens), float(self.label.mean())
         clause = f"{unheld:.1%} of the tokens in no row"
         trouble, cures = [], ["data.pairing='none' uses every token"]
@@ -319,7 +319,7 @@ def _random_partners(
     """
     own = np.searchsorted(documents, cursor, side="right") - 1
     other = below(hash_u64(keys[_DOCUMENT], cursor), documents.size - 2)
-    other += other >= own  # leaves the own document out
+    other += other >= own  # the row's own document is left out
     # Read in the order of memory, which is twice as fast for 39 million sentences.
     order = np.argsort(other)
     other = other[order]

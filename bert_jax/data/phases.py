@@ -168,7 +168,7 @@ class Share(NamedTuple):
     process_count: int
 
     def of(self, batch_size: int) -> int:
-        """Return each process's number of rows; raise a UserError if they cannot be equal."""
+        """Return the number of rows per process; raise a UserError if it would not be whole."""
         if batch_size % self.process_count:
             raise UserError(
                 f"a batch of {batch_size} rows does not divide evenly among {self.process_count} "

@@ -57,7 +57,8 @@ _SHUFFLE, _EVALUATION, _MIXING, _HIGH = range(1, 5)
 def row_keys(first: int, count: int) -> np.ndarray:
     """Return the `row_index` of consecutive rows of the stream, (count,) uint32.
 
-    The first 2^32 rows have their indices, each further 2^32 rows the same keys in another order.
+    The keys of the first 2^32 rows are their indices. Each further 2^32 rows have the same keys in
+    another order, so that repeated text gets other masks.
     """
     if first + count <= 1 << 32:
         return np.arange(first, first + count, dtype=np.uint32)
@@ -219,7 +220,10 @@ class ExampleStream:
 
 
 class TrainBatches:
-    """Batches of one process, which Grain's threads build in advance. Resume at `next_step`."""
+    """Batches of one process, from a start step to the end. Grain's threads build them in advance.
+
+    The state is `next_step`, the same integer in all processes. To resume, start at this step.
+    """
 
     def __init__(
         self,
@@ -279,10 +283,11 @@ class EvalBatches:
         process_count: int = 1,
         seed: int = 0,
     ) -> None:
-        """Plan rows of L = `length` tokens, B = `batch_size` in all processes together.
+        """Plan rows of `length` tokens; a batch has `batch_size` rows in all processes together.
 
         Args:
-            store, config: Held-out store, and pairing, target_length and short_rate.
+            store: Held-out store.
+            config: Settings; only pairing, target_length and short_rate are used.
             max_rows: Largest number of rows. If there are more, a fixed random sample is read.
             process_index, process_count: Slice of each batch to read, from 0, and number of slices.
             seed: Seed of the rows. It is not the run's seed, so all runs read the same rows.

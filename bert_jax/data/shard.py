@@ -13,11 +13,11 @@ from bert_jax.files.checks import DIGESTS, differing, json_crc
 from bert_jax.tokenization.special_ids import SpecialIds
 
 OFFSET_DTYPE = np.dtype("<i8")
-MAX_HEADER_BYTES = 256 << 20  # of corpus.json, enough for about a million sources or shards
+MAX_HEADER_BYTES = 256 << 20  # largest corpus.json, enough for a million sources or shards
 _CHECK_BLOCK = 1 << 20
 _CHECKED_OFFSETS = 1 << 22
 """Number of offsets that are checked when a shard is opened. `verify` checks all offsets."""
-OPEN_SHARDS = 64  # kept open by a store; each has three open files
+OPEN_SHARDS = 64  # number of shards that a store keeps open; each has three open files
 
 
 @runtime_checkable

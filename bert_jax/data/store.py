@@ -44,7 +44,7 @@ ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 """Names of the array files of a shard, without `.bin`."""
 COUNTS = "unigram_counts"
 """Name of an array file of a store and of each shard: the number of times that each id occurs."""
-MAX_VOCAB = 1 << 22  # opening a store reads the counts of all ids
+MAX_VOCAB = 1 << 22  # largest vocabulary, since opening a store reads the counts of all ids
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")  # name of the directory of a shard
 
 
@@ -142,7 +142,10 @@ class TokenStore:
 
     @functools.cached_property
     def unigram_entropy(self) -> float:
-        """Entropy in nats of ordinary tokens: the masked-LM loss of a model of frequencies."""
+        """Entropy in nats of the distribution of tokens, without special tokens.
+
+        This is the masked-LM loss of a model that knows only the frequency of each token.
+        """
         counts = np.asarray(self.unigram_counts, dtype=np.float64).copy()
         counts[list(asdict(self.special_ids).values())] = 0.0
         return entropy(counts)

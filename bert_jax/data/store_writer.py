@@ -117,7 +117,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
             raise disk_full(self.path, error) from error
 
     def finish(self) -> ShardEntry:
-        """Rename the shard to `path`; return its entry.
+        """Complete the shard, rename it to `path`, and return its entry for the manifest.
 
         Raise a UserError if there are no documents, or the disk is full.
         """
@@ -160,7 +160,7 @@ def write_manifest(
     """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
 
     `corpus.json` is written last, because a directory without it is not a store. `counts` has the
-    content of each shard's `unigram_counts.bin`, or None if missing; by default, they are read.
+    content of each shard's `unigram_counts.bin`, or None if missing; by default, files are read.
     Raise a UserError if there are no shards, a shard's counts are wrong, or the disk is full.
     """
     if not shards:

@@ -16,8 +16,8 @@ from bert_jax.files.urls import bucket_failures, file_system
 
 _RANGE = 32 << 20  # bytes per read of a large file
 _SMALL = 64 << 20  # largest file that is fetched as a whole, such as a tokenizer file
-_READ_SECONDS = 120.0  # after which a read is given up and tried again
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between tries, which double
+_READ_SECONDS = 120.0  # seconds after which a read is given up and tried again
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between tries; the wait doubles up to the longest
 
 
 class BucketAwayError(RuntimeError):
@@ -55,7 +55,7 @@ class BucketFiles:
             raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path) -> None:
-        """Download a file, unless `target` exists; if missing or too large, raise a UserError."""
+        """Download a file, unless `target` exists; raise a UserError if missing or too large."""
         if target.is_file():
             return
         size = self.size(name)
@@ -101,7 +101,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """A cache of the most recent `most_bytes` of bucket files in `root`, shared by processes."""
+    """A disk cache that processes share. Above `most_bytes`, least recently used files go first."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         self._root, self._most = root, most_bytes

@@ -70,7 +70,10 @@ def checked(directory: Path) -> Iterator[None]:
 
 
 def check_recorded(directory: Path, *keys: str) -> None:
-    """Raise a UserError if a file does not match its digest in a record, in the first of `keys`."""
+    """Raise a UserError if a file in `directory` does not match its digest in a record file.
+
+    The first of `keys` that is present in the record holds the digests.
+    """
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         found = next((record[key] for key in keys if record.get(key)), None)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from bert_jax.errors import UserError
 
-CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # later claims have higher numbers
+CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # file name; later claims have higher numbers
 _MAX_BYTES = 4096
 
 
@@ -119,7 +119,7 @@ class BucketClaims(Claims):
     """Claims as objects of Cloud Storage. The version of a claim is the generation of the object.
 
     Every write names the generation that it replaces, so only one of concurrent writes succeeds.
-    The gcsfs file system must not cache listings.
+    `files`, a gcsfs file system, must not cache listings.
     """
 
     def __init__(self, files: Any, url: str):
@@ -178,7 +178,7 @@ class BucketClaims(Claims):
 
 
 class S3Claims(Claims):
-    """Claims as objects of S3 or a store like S3; a version is the time of a write, in seconds."""
+    """Claims in S3 or a similar store with conditional writes; a version is the time of writing."""
 
     def __init__(self, url: str):
         import obstore

@@ -55,7 +55,8 @@ class Lease:
 
         Args:
             claims, name: Claims in the directory, and its path or URL for messages.
-            say, exit: Functions for messages about waiting, and for the end if the lease is lost.
+            say: Function that receives messages about waiting.
+            exit: Function that ends the process when the lease is lost.
             writer, place: Words, for messages, for what writes and for the kind of directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
@@ -75,7 +76,7 @@ class Lease:
     def take(self) -> bool:
         """Try to take the lease. Return False if the caller should try again after `Times.poll`.
 
-        Raise a UserError if the holder lives on this machine, or renews after `Times.patience`.
+        Raise a UserError if the holder is on this machine, or still renews after `Times.patience`.
         """
         found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
         there = {each: claim for each, claim in found if claim is not None}

@@ -1,4 +1,4 @@
-"""An append-only log file. On a full disk, lines wait in memory until they can be written."""
+"""An append-only log file that never stops a run: on a full disk, lines wait in memory."""
 
 import collections
 import errno
@@ -17,8 +17,9 @@ class LineLog:
     def __init__(self, path: Path, *, shared: bool = False, limit: int = 10_000):
         """Write to the file `path`. If more than `limit` lines wait in memory, drop the oldest.
 
-        A missing directory is not created: it may be a disk that is not mounted. If other processes
-        also write to the file (`shared`), a partly written line stays, as they may write after it.
+        A missing directory is not created, because it may be a disk that is not mounted. `shared`
+        means that other processes also write to the file. A partly written line then stays, because
+        they may have written after it, and the next line begins on a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()

@@ -58,7 +58,7 @@ class WorkDir:
 
     @contextlib.contextmanager
     def failures_named(self, what: str) -> Iterator[None]:
-        """Turn I/O errors in the `with` block into errors with `what` and the directory.
+        """Turn I/O errors in the `with` block into errors that begin with `what` and the directory.
 
         A local error becomes a UserError. `bucket_failures` describes the errors of a bucket.
         """
@@ -76,8 +76,11 @@ class WorkDir:
 
         Process 0 confirms its lease, then uploads. Call this at the end of a run and before each
         save, so that a run restarted from the save finds all metrics up to the save. A failed
-        upload is retried at the next call, unless `required`: then a missing bucket or permission
-        is a UserError, another failure a ConnectionError.
+        upload is logged and retried at the next call, unless `required`.
+
+        Raises:
+            UserError: The upload is required, and the bucket or a permission for it is missing.
+            ConnectionError: The upload is required and failed for another reason.
         """
         if jax.process_index() != 0:
             return

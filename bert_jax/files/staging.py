@@ -98,7 +98,11 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the body ends, in the main thread, which handles signals."""
+    """Delay Ctrl-C and SIGTERM until the body ends.
+
+    No exception can then occur between creating a directory and noting that it must be removed.
+    The function has no effect outside the main thread, since Python handles signals only there.
+    """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -122,8 +126,8 @@ class StagedDirectory:
     the lock when the process dies; the next build of the same target removes unlocked directories.
     A target with files raises a UserError unless `overwrite` and `replaceable(target)` are true.
 
-    If `resume` is set, the temporary directory is `target.unfinished`, which stays without a commit
-    for the next build. One build at a time may use it.
+    If `resume` is set, the temporary directory is `target.unfinished`. It stays if a build ends
+    without a commit, and the next build continues with its files. One build at a time may use it.
     """
 
     def __init__(

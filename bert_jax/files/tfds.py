@@ -1,4 +1,8 @@
-"""TensorFlow Datasets without TensorFlow: this module unpacks the archives, within limits."""
+"""TensorFlow Datasets without TensorFlow: prepare a data set, and read a prepared data set.
+
+The library unpacks archives with TensorFlow, but skips an archive that is already unpacked. So this
+module unpacks the archives, within limits, and calls the library again.
+"""
 
 import contextlib
 import io

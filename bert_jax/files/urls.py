@@ -15,7 +15,7 @@ _PACKAGES = {
     "hf": ("huggingface_hub", "hub"),
 }  # fmt: skip
 """Package that each URL scheme needs, and the extra of bert_jax that installs the package."""
-BUCKETS = ("gs", "s3")  # that hold corpora
+BUCKETS = ("gs", "s3")  # schemes of buckets that hold corpora
 _VERSIONS = ("generation", "blob_id", "e_tag", "etag", "ETag", "mtime", "last_modified")
 _REMEDIES = {
     "gs": (
@@ -94,7 +94,7 @@ def _state(info: Mapping[str, Any]) -> FileState:
 
 @contextlib.contextmanager
 def open_binary(name: str) -> Iterator[Any]:
-    """Open a local or remote file; raise a UserError if this or a read in the block fails."""
+    """Open a local or remote file; raise a UserError if opening or a read in the block fails."""
     opens = file_system(name).open if is_url(name) else open
     with _read_failures(name), opens(name, "rb") as file:
         yield file
@@ -116,8 +116,9 @@ def match_urls(pattern: str) -> dict[str, FileState]:
 
 
 def upload(directory: Path, url: str) -> None:
-    """Copy the files of a local directory to a URL, manifests (`corpus.json`) last.
+    """Copy the files of a local directory to a URL. Each file appears only when it is complete.
 
+    Manifests (`corpus.json`) are copied last, so that a manifest never describes a missing file.
     Raise a UserError if the files cannot be written.
     """
     files = file_system(url)
@@ -152,7 +153,10 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_failures(what: str, url: str) -> Iterator[None]:
-    """Turn a missing bucket or permission into a UserError, other failures to ConnectionErrors."""
+    """Turn errors of a store or the network into errors that say what to do.
+
+    A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
+    """
     failures: tuple[type[Exception], ...]
     if scheme(url) == "s3":
         from obstore.exceptions import BaseError

@@ -32,7 +32,7 @@ from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in wordpiece.py
 
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # byte-level space, line feed, tab and carriage return
+_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # byte-level forms of space, line feed, tab, carriage return
 _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK] <0x41>")
 """Texts that a new tokenizer encodes, so that a faulty pipeline raises an error early."""
 
@@ -47,7 +47,7 @@ class FastTokenizer(Tokenizer):
     kind = "fast"
 
     def __init__(self, pipeline: Pipeline, *, where: str = "tokenizer.json") -> None:
-        """Raise a UserError, which calls the tokenizer `where`, if the library cannot run it."""
+        """Build the tokenizer; raise a UserError, naming `where`, if the library cannot run it."""
         super().__init__(pipeline.vocab, pipeline.specials)
         self.pipeline = pipeline
         self._where = where
@@ -175,7 +175,8 @@ class FastTokenizer(Tokenizer):
     def normalised(self, word: str) -> str:
         """Return a word in the form that an added token must have: normalised as text is.
 
-        If a normalizer replaces spaces, added tokens are matched before normalisation.
+        If a normalizer replaces spaces, added tokens are matched in the text before normalisation,
+        and the word is returned unchanged.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -183,10 +184,11 @@ class FastTokenizer(Tokenizer):
         return str(self._run(normalizer.normalize_str, word))
 
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
-        """Return a tokenizer in which each of these words, as from `normalised`, is one token.
+        """Return a tokenizer in which each of these words is one token; new ids follow the old.
 
-        New ids follow the old. A word matches if no letter, digit or underscore is next to it; the
-        match includes the space before the word. Raise a UserError beyond `MAX_TOKENS`.
+        The words must be in the form that `normalised` returns. A word matches if no letter, digit
+        or underscore is next to it; the match includes the space before the word. Raise a UserError
+        if the vocabulary would exceed `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)

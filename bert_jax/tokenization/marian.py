@@ -37,7 +37,7 @@ class MarianTokenizer(base.Tokenizer):
         """Load the models in `files` (contents by name); `side` is the model that encodes texts.
 
         `vocab` has the tokens in the order of their ids; `roles` are the padding token, the unknown
-        token and the end of a text. A UserError says that a model in `where` is damaged.
+        token and the end of a text. Raise a UserError that names `where` if a model is damaged.
         """
         super().__init__(vocab)
         self._given = files, vocab, roles, where
@@ -101,8 +101,8 @@ def _divided(text: str) -> tuple[list[str], str]:
 def read_marian(reading: Reading) -> MarianTokenizer:
     """Read a `vocab.json` and the files in its directory.
 
-    Raise a UserError if a file is damaged, sources and targets have separate maps, there are added
-    tokens, or a special token is not in the map.
+    Raise a UserError if a file is missing or damaged, sources and targets have separate maps, there
+    are added tokens, or a special token is not in the map.
     """
     config, path = reading.config, reading.path
     for name, only in {"separate_vocabs": False, "sp_model_kwargs": {}}.items():

@@ -39,8 +39,8 @@ from bert_jax.tokenization.tokenizer import (
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
 """Protobuf field of a control piece [MASK]; appended to a model, it adds the piece."""
-_LINE_CHARS = 4096  # longer training lines are split, because the library drops them
-_THREADS = 16  # fixed, since the file records the number and rounding depends on it
+_LINE_CHARS = 4096  # longest training line; longer lines are split, because the library drops them
+_THREADS = 16  # training threads; fixed, since the file records them and rounding depends on them
 _MOST_LINES = 500_000  # training lines in memory; if there are more, a sample is taken
 
 _log = logging.getLogger(__name__)
@@ -56,9 +56,10 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes, *, where: str = "SentencePiece model") -> None:
-        """Load the content of the `.model` file `where`.
+        """Load the content of a `.model` file, which `where` names in error messages.
 
-        Raise a UserError if this is no model, or special pieces are missing or match raw text.
+        Raise a UserError if the file is not a model or has too many pieces, or if its special
+        pieces are missing or match raw text.
         """
         self._model, self._fast = model, load_model(model, where)
         pieces: list[str] = []
@@ -183,7 +184,7 @@ def spans_of(
 def _count_pieces(model: bytes, limit: int) -> int:
     """Count a model's pieces (protobuf field 1); stop at `limit` + 1 or the first invalid byte."""
     count = 0
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(UserError):  # raised at the first invalid byte
         for number, value in fields_of(model, ""):
             count += number == 1 and isinstance(value, bytes)
             if count > limit:

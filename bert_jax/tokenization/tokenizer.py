@@ -24,8 +24,8 @@ from bert_jax.tokenization.special_ids import SpecialIds
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens, in the order of the fields of `SpecialIds`."""
 
-SPACE = "▁"  # stands for a space in SentencePiece pieces
-MAX_TOKENS = 1_000_000  # the largest published BERT vocabulary has 501,153
+SPACE = "▁"  # character for a space in SentencePiece pieces
+MAX_TOKENS = 1_000_000  # largest vocabulary; the largest published for BERT has 501,153
 MAX_FILE_BYTES = 64 << 20
 """Largest tokenizer file that is read, in bytes; Gemma's, with 256,000 tokens, has 34 MB."""
 KIND_FILES = {
@@ -36,7 +36,7 @@ KIND_FILES = {
 }
 
 MAX_SPECIAL = 4  # largest number of special tokens in a `TokenRow`
-MAX_TOKEN_CHARS = 1000  # also the largest `max_input_chars_per_word`
+MAX_TOKEN_CHARS = 1000  # characters in a token; also the largest `max_input_chars_per_word`
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Id = int | np.integer  # a token id that callers may pass
 CONFIG_NAME = "tokenizer_config.json"
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """Fields of `CONFIG_NAME` that name the special tokens, in the order of `SPECIAL_TOKENS`."""
-ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # AddedToken's flags
 
 
 def added_fields(token: AddedToken) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
     continues_word: np.ndarray
     """(vocab_size,) bool: whether each token continues a word; False for special tokens."""
     word_prefix = ""
-    """Text to put before a word inside a sentence; a space for byte-level BPE."""
+    """Text to put before a word inside a sentence: a space if only a space marks a new word."""
     num_between = 1
     """Number of separators between two texts: 1, 2 as in RoBERTa and XLM-R, or 0 as in Marian."""
     mask_strips_space = False
@@ -153,9 +153,11 @@ class Tokenizer(ABC):
         return self._ids.get(token)
 
     def save(self, directory: Path) -> None:
-        """Write the files that `load_tokenizer` reads, all or none if the directory is empty.
+        """Write the files that `load_tokenizer` reads.
 
-        Raise a UserError if the directory has another kind of tokenizer, or cannot be written.
+        If the directory is missing or empty, either all files appear in it or none. Otherwise,
+        each file replaces the file of the same name. Raise a UserError if the directory has another
+        kind of tokenizer, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):

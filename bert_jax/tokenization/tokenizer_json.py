@@ -71,7 +71,7 @@ class Pipeline:
 
 
 def read_pipeline(reading: Reading) -> Pipeline:
-    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`); refuse parts not allowed."""
+    """Read `tokenizer.json` (or `vocab.json` and `merges.txt`); raise a UserError for bad parts."""
     two_files = reading.path.name == "vocab.json"
     if two_files:
         reading.whole = _from_two_files(reading)

@@ -24,7 +24,7 @@ from bert_jax.tokenization.tokenizer import (
 )
 
 MAP_NAME = "special_tokens_map.json"
-ROBERTAS = 2  # separators between two texts
+ROBERTAS = 2  # separators between two texts in RoBERTa
 _MAX_PARTS, _MAX_PAIR = 64, 16
 """Largest number of parts in a Sequence (a SentencePiece export has 37) and in a template."""
 _MAX_CHARSMAP = 1 << 20  # bytes; XLM-R's character map, which covers all of Unicode, has 240,000
@@ -43,7 +43,7 @@ _SPACES = r"\s{2,}|[\n\r\t]"
 
 
 class Reading:
-    """A tokenizer's file and the files beside it; methods refuse fields with what is expected."""
+    """A tokenizer's file and the files beside it. Methods raise a UserError for a bad field."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

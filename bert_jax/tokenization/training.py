@@ -59,8 +59,8 @@ def train_wordpiece(
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
     hash table and breaks ties by number. This function counts and numbers the characters first.
     Raise a UserError if `texts` have no words, an option is out of range, or `vocab_size` has no
-    room for the special tokens and the alphabet. Log a warning if there are too few pairs, or more
-    than 0.05% of the texts are characters without a token.
+    room for the special tokens and the alphabet. Log a warning if there are too few pairs for
+    `vocab_size`, or if more than 0.05% of the texts are characters without a token.
 
     Args:
         texts: Texts, which are read once.
@@ -72,8 +72,9 @@ def train_wordpiece(
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
             too small for them. If merging leaves room, further characters get tokens.
-        memory: Bound in GiB for the counted words, at 1 KiB a word. Beyond, the rarest words so far
-            (of equal ones, the first in the alphabet) are dropped until half of the bound is left.
+        memory: Bound in GiB for the counted words, at 1 KiB a word. Whenever there are more, the
+            rarest so far are dropped (of equally frequent words, the first in alphabetical order)
+            until half of the bound is left. A warning is logged.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"

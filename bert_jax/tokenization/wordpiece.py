@@ -4,8 +4,8 @@ The algorithm (Devlin et al. 2018; google-research/bert `tokenization.py`): dele
 characters, separate CJK characters by spaces, optionally lower-case and strip accents, split at
 whitespace and punctuation, then cut each word greedily into the longest pieces of the vocabulary.
 
-For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original. So
-does `transformers`, in which an exported model must get the same ids as in training.
+For some rare characters, listed in `docs/decisions.md`, `tokenizers` differs from the original. The
+differences are kept: an exported model must get the same ids in `transformers`, which has them too.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ CONTINUATION = "##"
 
 JOINERS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Control characters that BERT deletes, but at which Python's `str.split` splits."""
-_CACHED_WORDS = 1 << 18  # a full cache takes about 50 MB
+_CACHED_WORDS = 1 << 18  # words in the cache; a full cache takes about 50 MB
 _CACHED_WORD_LENGTH = 32
 
 

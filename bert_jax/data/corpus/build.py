@@ -1,7 +1,8 @@
 """Build of a corpus from raw text: two token stores, `train` and `heldout`.
 
-Each task (a part of the sources) makes one shard (see `sharded`). Its process reads documents, its
-workers split and tokenize blocks of about a megabyte, and the process appends the results in order.
+Sources are divided into tasks, and each task makes one shard (see `sharded`). The process of a task
+reads documents, its workers split blocks of about a megabyte into sentences and tokenize them, and
+the process appends the results in order. The number of workers does not change the corpus.
 """
 
 import contextlib
@@ -109,7 +110,11 @@ def build_corpus(
     num_workers: int | None = None,
     **options: Any,
 ) -> BuiltCorpus:
-    """Build one corpus, in local processes, from the fields of a `Recipe` (see `build_corpora`)."""
+    """Build one corpus in local processes; see `build_corpora` for `options` and the errors.
+
+    `tokenizer`, `heldout_rate` and `splitter` are fields of `Recipe`. `num_workers` is the number
+    of processes, by default one per core.
+    """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
     engine = Engine(num_workers)
     (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
@@ -137,7 +142,7 @@ def build_corpora(
     distinct documents, at least two are held out, if need be the two with the smallest hashes.
 
     The result does not depend on the engine or its number of processes. Small sources become a
-    single shard, which is made on this machine, larger ones one shard for each task (see
+    single shard, which is made on this machine. Larger sources become one shard for each task (see
     `plan_tasks`). If such a build ends early, its complete tasks are kept beside `out`, and a later
     build with the same arguments runs only the remaining tasks.
 
@@ -200,7 +205,8 @@ def iter_texts(
 ) -> Iterator[str]:
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
+    sources are read once, and memory holds only the sample.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)

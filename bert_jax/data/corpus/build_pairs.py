@@ -1,4 +1,7 @@
-"""Build of a corpus of text pairs, documents of source and target, with a report on the pairs."""
+"""Build of a corpus of text pairs, with a report on the pairs.
+
+Each pair becomes a document of two sentences, the source and the target.
+"""
 
 import contextlib
 import time
@@ -126,10 +129,11 @@ def build_pairs(
 ) -> BuiltPairs:
     """Build a corpus of pairs: the directory `out` with the token stores `train` and `heldout`.
 
-    Without `heldout`, sources of held-out pairs, a hash of the source text holds out the fraction
-    `heldout_rate` of the pairs, so that equal sources are always in the same store. With
-    `drop_duplicates`, only the first of equal pairs in `sources` is kept. A pair whose source or
-    target has no tokens is left out. For the other arguments, see `build.build_corpora`.
+    The held-out pairs come from `heldout`. If `heldout` is empty, a hash of the source text decides
+    which pairs are held out (the fraction `heldout_rate`), so that equal sources are always in the
+    same store. With `drop_duplicates`, only the first of equal pairs in `sources` is kept. A pair
+    whose source or target has no tokens is left out. For the other arguments, see
+    `build.build_corpora`.
 
     Raises:
         UserError: The input is bad (see `pairs`) or has no pair, `out` exists, the disk is full, or

@@ -45,7 +45,7 @@ or licence has the counts `documents` and `characters`.
 
 @lru_cache(maxsize=1 << 16)
 def script_of(char: str) -> str:
-    """Return the script of a letter, the first word of its name in Unicode; "" for no letter."""
+    """Return a letter's script, the first word of its name in Unicode; "" for another character."""
     if unicodedata.category(char)[0] not in "LM":
         return ""
     words = [each for each in unicodedata.name(char, "").split() if each not in _WIDTHS][:1]
@@ -79,7 +79,7 @@ def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
 
 
 def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
-    """Tokenize texts; count words, tokens, [UNK] and bytes by script of a token's first letter."""
+    """Count words, tokens, [UNK] and byte fallback by the script of a token's first letter."""
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
@@ -91,7 +91,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Count tokens by script (or [UNK], or parts of characters) from ids' counts, (vocab_size,)."""
+    """Count tokens by script, [UNK] and parts of characters; id i occurs `counts[i]` times."""
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
         one = counts_of(id)
@@ -122,13 +122,13 @@ _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 
 
 class Tally:
-    """Counts of documents by language and licence, and coverage of the beginnings of sources."""
+    """Counts of documents by language and licence, and the tokenizer's coverage of a sample."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.counts = {name: Counts(Counter) for name in (*FIELDS, "scripts")}
         """Counts of documents by the values of `FIELDS`, and of the sample's tokens by script."""
-        self.characters = 0  # in the sample
+        self.characters = 0  # characters in the sample, the beginnings of the sources
         self._source, self._room = "", 0
 
     def count(self, text: str, source: str, fields: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from bert_jax.errors import BadRecord, UserError, suggestion
 from bert_jax.files.urls import FileState, file_state
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
-NO_FIELDS: Mapping[str, Any] = {}  # for documents that have no field but their text
-_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")  # of a long text, cut at line ends
+NO_FIELDS: Mapping[str, Any] = {}  # fields of documents that have only a text
+_PIECES = re.compile(r"(?s:.{1,1048576})[^\n]*\n?")  # pieces of a long text, cut at line ends
 
 
 class Document(NamedTuple):
@@ -80,7 +80,8 @@ class Source(ABC):
     """A source of text, such as a file or a data set."""
 
     unit = "bytes"
-    """Unit of `size` and `bytes_read`: bytes of the stored file, or examples; a key of `record`."""
+    """Unit of `size` (of all data) and `bytes_read`: bytes of the stored, perhaps compressed file,
+    or examples. The unit is also the key of the size in `record`."""
     options: ReadOptions | None = None
     """Options that the content depends on, if any."""
     state: FileState | None = None
@@ -96,7 +97,7 @@ class Source(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[Row]:
-        """Yield records; set `_sha256` and `bytes_read`. A raised `BadRecord` ends the source."""
+        """Yield records; set `_sha256` and `bytes_read`. Raise a BadRecord if the rest is lost."""
 
     def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning, and count its records in `bad`.
@@ -172,7 +173,7 @@ class Source(ABC):
         return (document.text for document in self.documents())
 
     def divided(self, size: int) -> Sequence["Source"]:
-        """Divide the source, if possible, into sources of about `size` bytes; read only at cuts."""
+        """Divide the source, if it can be cut, into sources of about `size` bytes each."""
         return [self]
 
     def head(self, size: int) -> "Source":

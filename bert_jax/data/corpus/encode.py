@@ -25,7 +25,7 @@ class PairBlock(NamedTuple):
     """Pairs of the source `name`, for `encode_pairs`."""
 
     name: str
-    numbers: list[int]  # of lines or rows
+    numbers: list[int]  # line number or row number of each pair in the source
     texts: list[str]
     """Source and target of the first pair, then of the second, and so on."""
 
@@ -48,8 +48,8 @@ class EncodedPairs(NamedTuple):
 class Block(NamedTuple):
     """A block of documents of the same corpus, for `clean_and_encode`."""
 
-    corpus: str  # empty if there is only one corpus
-    source: str  # empty if the documents may come from several sources
+    corpus: str  # name of the documents' corpus; empty if there is only one corpus
+    source: str  # name of the documents' source; empty if there may be several sources
     numbers: list[int]
     """Index of each document among the documents that the pass reads, counted from 0."""
     data: bytes
@@ -74,7 +74,7 @@ _new_cleaner: Callable[..., Cleaner] | None = None
 def start_worker(
     tokenizer: Tokenizer, splitter: str, new_cleaner: Callable[..., Cleaner] | None = None
 ) -> None:
-    """Set up this process; `new_cleaner(source=NAME)` makes the cleaner for a source, if any."""
+    """Set up this process. `new_cleaner(source=NAME)` makes a cleaner; None: nothing is cleaned."""
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
     # One process for each core: threads inside would only get in each other's way.

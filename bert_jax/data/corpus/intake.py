@@ -27,7 +27,7 @@ _MANY = 100_000
 class DropReport:
     """Counts of dropped documents, records or lines, by reason, with samples."""
 
-    samples_limit: int = 0  # for each reason
+    samples_limit: int = 0  # number of samples to keep for each reason
     documents: Counter[str] = field(default_factory=Counter)
     """Number of documents, or of bad records, by reason."""
     lines: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,8 @@ class DropReport:
     def check(self, most: float, size: int | None = None) -> None:
         """Raise a UserError if more than the share `most` of the records or of the bytes is bad.
 
-        While sources are still read, `size`, their bytes, is None and 100,000 records are assumed.
+        `size` is the number of bytes of all sources, or None while the sources are still read. The
+        share is then taken of at least 100,000 records, so that a few early errors do not count.
         """
         records = max(self.records, _MANY if size is None else 0)
         if self.documents.total() > most * records or (size and self.unread > most * size):

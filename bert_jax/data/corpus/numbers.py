@@ -22,9 +22,9 @@ class Numbers(NamedTuple):
     """Numbers for training, and different numbers for the test."""
 
     train: np.ndarray
-    """(n,) int64, in random order."""
+    """Numbers for training, (n,) int64, in random order."""
     unseen: np.ndarray
-    """(m,) int64; none of them is in `train`."""
+    """Numbers for the test, (m,) int64; none of them is in `train`."""
 
 
 def french_words(number: int) -> str:

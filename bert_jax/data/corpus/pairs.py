@@ -43,7 +43,7 @@ class PairSource(Source):
         """Yield the pairs from the beginning, with their sides in the order of the files."""
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield the pairs, swapped if `swap` is set.
+        """Yield the pairs from the beginning; if `swap` is set, exchange their sides.
 
         Raise a UserError if the source cannot be read, or its files differ in the number of lines.
         """
@@ -159,9 +159,10 @@ def open_pairs(
 ) -> PairSource:
     """Open a source of pairs: two text files, or two named columns of a table.
 
-    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. Without a header,
-    `columns` are numbers, from 1. If `swap` is set, the first file or column holds the targets.
-    Raise a UserError without two files or columns, or if a file is missing or unsupported.
+    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. If a CSV or TSV file
+    has no header, `columns` are column numbers, from 1. If `swap` is set, the first file or column
+    holds the targets. Raise a UserError if there are neither two files nor two columns, or a file
+    is missing or unsupported.
     """
     source: PairSource
     if len(names) == 2:

@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 20
 PARTS = ("train", "heldout")
 MIN_HELDOUT_DOCUMENTS = 2
 """Smallest number of documents to hold out: random sentence pairs take text from two documents."""
-MAX_CORPORA = 100  # values of the field `Recipe.by_field`; each keeps some files open
+MAX_CORPORA = 100  # largest number of values of `Recipe.by_field`; each keeps some files open
 _MIN_DOCUMENTS = 4  # number of distinct documents below which none is held out
 _WAITING_BYTES = 64 << 20
 
@@ -98,7 +98,9 @@ def better_thresholds(
 
 
 class Pass(contextlib.AbstractContextManager["Pass"]):
-    """A context manager for one pass over sources, which writes shards; `finish` keeps the shards.
+    """A context manager for one pass over sources, which writes shards.
+
+    If the context is left before `finish` was called, the shards are removed.
 
     Args:
         place: function from a corpus and a part (`train` or `heldout`) to the shard's directory.

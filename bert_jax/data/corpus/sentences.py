@@ -9,7 +9,7 @@ from bert_jax.errors import UserError, needs_package
 
 Splitter = Callable[[str], list[str]]
 
-MAX_SENTENCE_CHARS = 8192  # to bound memory; longer sentences are cut, if possible at white space
+MAX_SENTENCE_CHARS = 8192  # bound for memory; a longer sentence is cut, if possible at white space
 
 # Matches candidates for the end of a sentence: terminators of many scripts, then closing quotes,
 # brackets and note marks, then white space, which full-width terminators (Chinese, Japanese) do not
@@ -60,8 +60,9 @@ def split_fast(paragraph: str) -> list[str]:
     """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
     A terminator (of any of several scripts) ends a sentence unless an initial, a title or another
-    abbreviation precedes it, or lower case follows, or no white space follows a period. Sentences
-    are stripped and not empty. Together they hold every non-space character.
+    abbreviation precedes it, or lower case follows. A period without white space after it (in a
+    decimal, a version, a host name) never ends a sentence. Sentences are stripped and not empty.
+    Together they hold every non-space character.
     """
     sentences = []
     start = 0
@@ -158,7 +159,7 @@ def _syntok_splitter() -> Splitter:
 
 
 def get_splitter(name: str) -> Splitter:
-    """Return the splitter `fast`, `lines` or `syntok`; raise a UserError if it is missing."""
+    """Return a splitter (fast, lines, syntok); raise a UserError if unknown or not installed."""
     if name == "syntok":
         return _syntok_splitter()
     splitters = {"fast": split_fast, "lines": split_lines}

@@ -32,10 +32,11 @@ _SECONDS = 30
 def match_hub(spec: str) -> list[str]:
     """Return the sorted URLs of the parquet and JSON lines files of a Hugging Face Hub data set.
 
-    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. If the
-    data set's card does not list files, a directory in their paths has the configuration's name,
-    and a word stands for the split. The URLs contain the commit, so that their content never
-    changes. Raise a UserError if the data set, configuration or split has no readable file.
+    `spec` is `hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`; the split is `train` by default. The data
+    set's card lists the files of each configuration and split. If the card lists none, files are
+    chosen by path: a directory in the path has the configuration's name, and a word in the path
+    stands for the split. The URLs contain the commit, so that their content never changes. Raise a
+    UserError if the data set, configuration or split is missing, or has no readable file.
     """
     match = _NAME.fullmatch(spec)
     if match is None:

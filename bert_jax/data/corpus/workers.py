@@ -87,7 +87,8 @@ class Guard:
     def __init__(self, seconds: float, most_bytes: int) -> None:
         """Limit the memory of the process and, for each call, its time on a processor.
 
-        A call also ends after ten times as long by the clock, since some systems do not count.
+        A call also ends after ten times as many seconds by the clock, since some systems do not
+        count a process's time on a processor.
         """
         self._seconds, self._most_bytes = seconds, most_bytes
         self._process: SpawnProcess | None = None

@@ -1,4 +1,8 @@
-"""Unpacking, within limits, of untrusted archives, which `zipfile` and `tarfile` parse."""
+"""Unpacking of untrusted zip and tar archives, which `zipfile` and `tarfile` parse.
+
+This module limits how much they read, and checks the name, kind and declared size of each entry
+before it writes. The target appears only when complete.
+"""
 
 import contextlib
 import errno
@@ -25,9 +29,9 @@ MAX_FILES = 10_000
 MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
-_FREE_BYTES = 16 << 20  # unpacked bytes up to which any ratio is allowed
-_ENTRY_BYTES = 256  # per entry of the central directory of a zip archive
-_HEADER_BYTES = 1 << 16  # of a tar member, with its extended headers
+_FREE_BYTES = 16 << 20  # unpacked bytes of any ratio, which may be high for a small archive
+_ENTRY_BYTES = 256  # bytes allowed per entry in the central directory of a zip archive
+_HEADER_BYTES = 1 << 16  # bytes allowed for the header of a tar member, with its extended headers
 _MAX_GLOBAL_HEADERS = 1000
 _MAX_DEPTH = 16
 
@@ -44,6 +48,7 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
+    The files may have `max_bytes` bytes and, above 16 MiB, `max_ratio` times the archive's bytes.
     Raise a UserError if an entry is damaged, unsafe or too large. `target` is then not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))

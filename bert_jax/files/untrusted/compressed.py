@@ -21,7 +21,7 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
-_KEPT = 32  # reads in which the next stream is looked for after damage, which shows late
+_KEPT = 32  # last reads in which the next stream is looked for, since damage shows late
 
 
 def plain_suffix(name: str) -> str:
@@ -42,7 +42,8 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
 
     A stream is a member of a .gz file or a frame of a .zst file. Its error stands in its place.
-    The suffix of `name` gives the format, by default plain. `read` reads up to a number of bytes.
+    The suffix of `name` determines the format; an unknown suffix means plain bytes. `read` reads up
+    to a given number of bytes of the file.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:

@@ -39,7 +39,7 @@ _LONG_SPACE = re.compile(rb"[ \t\r\n]{%d}" % (_MAX_PADDING + 1))
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Map a file's tensors, read-only, by name; if missing or not sound, raise a UserError."""
+    """Map a file; return read-only tensors by name. Raise a UserError if missing or damaged."""
     path = Path(path)
     mapped = map_bytes(path, "a .safetensors file was expected")
     if len(mapped) < 8:

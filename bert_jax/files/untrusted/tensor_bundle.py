@@ -99,7 +99,7 @@ class BundleTensor:
 
 
 def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
-    """Read PREFIX.index; return its tensors, whose data are read later, by name.
+    """Read PREFIX.index; return its tensors by name. The data of the tensors are read later.
 
     Raise a UserError if the index is missing, damaged, beyond a limit, or of another format.
     """

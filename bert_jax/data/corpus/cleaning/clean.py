@@ -23,7 +23,7 @@ from bert_jax.data.corpus.overlap.evaluation import read_evaluation
 from bert_jax.errors import UserError, needs_package, suggestion
 from bert_jax.files.staging import staged_file
 
-_MAX_CHARS = 1000  # identifying a language is as slow as tokenizing
+_MAX_CHARS = 1000  # leading characters to identify, since identifying is as slow as tokenizing
 
 
 @functools.cache
@@ -96,7 +96,7 @@ class CleaningConfig:
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
-        """Return the rules for `corpus.json`; raise a UserError for unreadable evaluation texts."""
+        """Return rules for `corpus.json`, if any; raise a UserError for bad evaluation texts."""
         edits, filters = resolve_filters(self.filters)
         found: dict[str, Any] = {"edits": list(edits)} if edits else {}
         if filters:
@@ -122,16 +122,16 @@ class CleaningConfig:
         return found
 
 
-SAMPLES = 20  # of dropped documents for each reason, which `--keep-dropped` writes
+SAMPLES = 20  # number of dropped documents that `--keep-dropped` writes for each reason
 
 
 class Drops(NamedTuple):
-    """Decisions about the documents of one task, which are given as ascending indices from 0."""
+    """Decisions about the documents of one task. Indices of documents count from 0 in the task."""
 
     filtered: np.ndarray
-    """(k,) int64, documents that filters drop."""
+    """(k,) int64, indices of the documents that filters drop, ascending."""
     duplicates: np.ndarray
-    """(n,) int64, documents that are dropped as duplicates."""
+    """(n,) int64, indices of the documents that are dropped as duplicates, ascending."""
     exact: np.ndarray
     """(n,) bool, whether each duplicate has exactly the words of the document that is kept."""
     firsts: np.ndarray
@@ -157,7 +157,7 @@ def _rows(numbers: np.ndarray, number: int) -> slice:
 
 
 NO_LINES = "no-lines-left"
-EVALUATION = "evaluation-text"  # the text shares an n-gram with evaluation texts
+EVALUATION = "evaluation-text"  # reason: the text shares an n-gram with evaluation texts
 
 
 class Dropped(NamedTuple):
@@ -175,7 +175,8 @@ class Cleaner:
     Args:
         config: the rules.
         drops: decisions of the search for duplicates; None before this search, or without it.
-        source, samples: name of the source, for samples, and number of samples for each reason.
+        source: name of the source, for samples.
+        samples: number of dropped documents to keep as samples for each reason.
     """
 
     def __init__(

@@ -241,7 +241,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
 
     A specification is the name of a filter, an edit or a group, or it is NAME=LOW:HIGH, which gives
     a filter other bounds. Either bound may be empty. The last specification of a filter counts.
-    Raise a UserError for an unknown name, or bounds that are missing or not ascending.
+    Raise a UserError if a name is unknown or takes no bounds, or bounds are not ascending numbers.
     """
     chosen: dict[str, Filter | None] = {}
     for spec in specs:

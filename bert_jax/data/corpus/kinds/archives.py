@@ -25,7 +25,7 @@ _HEADERS = {
     "lang": "WARC-Identified-Content-Language",
 }
 """WARC header from which each field of a document is read."""
-_ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"  # MediaWiki's namespaces
+_ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"  # numbers of MediaWiki's namespaces
 _RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
 """Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
 _Piece = bytes | BadRecord | None
@@ -107,9 +107,10 @@ class WarcSource(_Archive):
     def _record(
         self, loader: Any, take: Callable[[], _Piece], again: deque[Any], piece: bytes, number: int
     ) -> Row | None:
-        """Read a record, which the pieces of `take` may continue; return None without plain text.
+        """Read a record, which the pieces that `take` returns may continue.
 
-        If the record is bad, these pieces are put into `again`, since its length may be wrong.
+        If the record is bad, these pieces are put into `again`, since its length may be wrong. The
+        result is None if the record is not plain text.
         """
         from warcio.bufferedreaders import ChunkedDataReader
         from warcio.exceptions import ArchiveLoadFailed

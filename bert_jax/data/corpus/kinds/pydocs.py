@@ -62,7 +62,8 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     """Return the prose of a docstring as paragraphs, each a list of sentences.
 
     Doctests, code, tables, directives, parameter types, headings, reference lists and sentences
-    that are not prose (see `is_prose`) are left out. A left-out sentence splits its paragraph.
+    that are not prose (see `is_prose`) are left out. A left-out sentence splits its paragraph, so
+    that adjacent sentences in a returned paragraph are adjacent in the docstring.
     """
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring)):
@@ -198,7 +199,8 @@ _NAMES = """
     anyio wadler_lindig prometheus_client array_record httpx2 httpcore2 h11 idna
 """
 PACKAGES = tuple(_NAMES.split())
-"""Packages that are read if installed: dependencies, so that equal versions give equal corpora."""
+"""Packages that are read if installed: only dependencies of bert_jax, so that the same versions of
+Python and of these packages give the same corpus everywhere."""
 
 MIN_SENTENCES = 4
 """Smallest number of sentences in a document. A class with fewer sentences is added to the document
@@ -224,7 +226,7 @@ _COMMENTS = re.compile(
 )
 _HASHES = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 
-_Paragraphs = list[list[str]]  # a document: paragraphs of sentences
+_Paragraphs = list[list[str]]  # document as paragraphs, each a list of sentences
 
 
 class PythonDocs(Source):

@@ -70,7 +70,7 @@ class ParquetSource(Source):
 
 
 class DelimitedSource(FileSource):
-    """A text column of a CSV or TSV file with a header; quotes in a TSV are part of the text."""
+    """A text column of a CSV or TSV file with a header. In TSV files, quotes are text."""
 
     has_cuts = False  # a line end may be inside a quoted field
     has_records = True

@@ -72,7 +72,7 @@ class FileSource(Source):
         return self._json_rows(blocks) if self.is_json else self._plain_rows(blocks)
 
     def lines(self) -> Iterator[str]:
-        """Yield all lines, blank ones too, without line ends; raise the BadRecord of a bad line."""
+        """Yield all lines, without line ends; raise a BadRecord for a long or undecodable line."""
         self.bytes_read = 0
         for line in self._items():
             if isinstance(line, BadRecord):
@@ -104,7 +104,10 @@ class FileSource(Source):
         return Path(self.name).suffix.lower() in COMPRESSED
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
-        """Return sorted file positions: start, end, and the first document after each distance."""
+        """Return sorted file positions at which to cut the part, including its start and end.
+
+        Each size is a distance in bytes; there is a cut where the first document after it begins.
+        """
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
             return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
@@ -135,7 +138,7 @@ class FileSource(Source):
         return f"line {number}"
 
     def _content(self) -> Iterator[bytes | BadRecord]:
-        """Yield blocks of the decompressed file, or of its `part`; an error stands for damage."""
+        """Yield non-empty blocks of the decompressed `part` or file; an error stands for damage."""
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:

@@ -18,7 +18,7 @@ from bert_jax.tasks.glue import TASKS
 from bert_jax.tasks.squad.sources import read_squad
 from bert_jax.tasks.text.sources import read_glue
 
-MAX_BYTES = 1 << 30  # of an evaluation file after decompression
+MAX_BYTES = 1 << 30  # largest evaluation file, after decompression
 _FORMS = (
     "squad:FILE, glue:DIR (the directory of GLUE, or of one task), or a file: .txt with one "
     "example per line, .tsv or .csv with one example per row, or .jsonl with one example per "

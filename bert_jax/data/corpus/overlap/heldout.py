@@ -15,7 +15,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-MAX_DOCUMENTS = 1 << 15  # held-out documents to compare, for each of which a process needs 4 KB
+MAX_DOCUMENTS = 1 << 15  # largest number of documents to compare; a process needs 4 KB for each
 _SHOWN = 10
 _SHOWN_CHARS = 60
 
@@ -73,7 +73,8 @@ def heldout_twins(
 ) -> HeldoutReport:
     """Find held-out documents with a similarity of `threshold` or more to a training document.
 
-    `show` is like tqdm. Raise a UserError if a store is damaged, or a store or rensa is missing.
+    `show` wraps a sequence to show progress, as tqdm does. Raise a UserError if a store is missing
+    or damaged, or rensa is not installed.
     """
     for part in ("train", "heldout"):
         if not is_store(corpus / part):

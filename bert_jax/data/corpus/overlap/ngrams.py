@@ -6,9 +6,9 @@ complete text is recognised. Shorter texts are skipped, since so few words may o
 
 Signatures find duplicate documents without comparing texts. A signature holds MinHashes (Broder
 1997) of the document's word 5-shingles, in b bands of r rows. Two documents with Jaccard similarity
-s share a band with probability 1 - (1 - s^r)^b. For 0.8 (see `banding`), the bands are 20 x 6: the
-probability is 0.998 for s = 0.8, 0.27 for s = 0.5. Documents that share a band are then compared by
-their smallest shingle hashes (see `similarity`).
+s share a band with probability 1 - (1 - s^r)^b. To find documents from s = 0.8 up, `banding` gives
+b = 20 and r = 6: the probability is 0.998 for s = 0.8, but 0.27 for s = 0.5. Documents that share a
+band are then compared by their smallest shingle hashes (see `similarity`).
 """
 
 import functools
@@ -57,7 +57,7 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 
 
 def ngram_hashes(hashes: np.ndarray, size: int) -> np.ndarray:
-    """Return the hashes of all n-grams of `size` words, (max(0, n - size + 1),) uint64."""
+    """Return the hashes, (max(0, n - size + 1),), of n-grams of `size` words with `hashes` (n,)."""
     ((_, found),) = several_ngram_hashes(hashes, [size])
     return found
 
@@ -75,7 +75,10 @@ def several_ngram_hashes(
 
 
 def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Return which words n-grams, as (size, positions of first words), cover: (num_words,) bool."""
+    """Return which words are covered by n-grams, (num_words,) bool.
+
+    Each item of `ngrams` is (size, positions of the n-grams' first words).
+    """
     edges = np.zeros(num_words + 1, np.int64)
     for size, starts in ngrams:
         np.add.at(edges, starts, 1)
@@ -149,7 +152,10 @@ class NgramTable:
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count all n-grams and the marked n-grams of each text, (num_texts,) int64; 0 if short."""
+        """Count the n-grams of each text, and the n-grams of each text that `seen` marks.
+
+        Both arrays are (num_texts,) int64. They are 0 for a text with fewer than `MIN_WORDS` words.
+        """
         total, marked = np.zeros((2, self.num_texts), np.int64)
         for size in self._sizes:
             np.add.at(total, self._owners[size], 1)
@@ -185,7 +191,11 @@ class Signatures(NamedTuple):
 
 @functools.cache
 def banding(threshold: float) -> tuple[int, int]:
-    """Return the number of bands, and of rows (the most possible), that find a similarity."""
+    """Return the number of bands, and of rows in each, that find documents of a similarity.
+
+    Documents of this similarity share a band with a probability of 0.9975. Rows, which spare
+    comparisons of other documents, are as many as `_MAX_HASHES` allow.
+    """
 
     def bands(rows: int) -> int:
         return math.ceil(math.log(_MISSED) / math.log1p(-(min(threshold, 0.99) ** rows)))
@@ -197,8 +207,8 @@ def banding(threshold: float) -> tuple[int, int]:
 def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = False) -> Signatures:
     """Compute the signatures of documents, whose paragraphs are separated by newlines.
 
-    Bands find documents of the similarity `near`; if None, bands and sketches are empty. Raise a
-    UserError if `near` is given, but rensa is not installed.
+    Bands find documents of the similarity `near`. If `near` is None, bands and sketches are empty.
+    Raise a UserError if `near` is given, but rensa is not installed.
     """
     hashes = np.zeros(len(texts), np.uint64)
     words: list[np.ndarray] = []
@@ -226,8 +236,9 @@ def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = F
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
     """Compute the Jaccard similarity of two documents from their sketches.
 
-    The result is exact below `SKETCH` distinct shingles. Otherwise, a bottom-k estimate (Cohen and
-    Kaplan 2007) compares the range of hashes in which both sketches are complete (std <= 0.016).
+    The result is exact if both documents have fewer than `SKETCH` distinct shingles. For longer
+    documents it is a bottom-k estimate (Cohen and Kaplan 2007) from the range of hashes in which
+    both sketches are complete, with a standard deviation of at most 0.016.
     """
     last = min((s[-1] for s in (one, other) if len(s) == SKETCH), default=None)
     if last is not None:
@@ -242,7 +253,7 @@ def _digest(hashes: np.ndarray) -> int:
 
 
 def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all documents' shingle hashes (at least one each), and the offsets, (n + 1,)."""
+    """Return the shingle hashes of all documents, one or more each, and the offsets, (n + 1,)."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     counts = np.maximum(lengths - SHINGLE + 1, 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])

@@ -23,8 +23,8 @@ from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-DIRECTORY = "contamination"  # in a token store, with the reports
-HELDOUT = "heldout.json"  # the report on held-out documents (see `heldout`)
+DIRECTORY = "contamination"  # directory of a token store, with the reports
+HELDOUT = "heldout.json"  # file with the report on held-out documents (see `heldout`)
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
@@ -60,8 +60,9 @@ class Report:
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` counts examples too short to judge. `seen`, `half` and `whole` count examples with
-        one, half or all of their n-grams in the corpus; `share` is the mean fraction.
+        `short` counts the examples that are too short to be judged. Among the others, `seen`,
+        `half` and `whole` count the examples with at least one, at least half, and all of their
+        n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
         """
         shares = self.shares()
         if len(shares) > 1:
@@ -147,7 +148,10 @@ def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
 
 
 def share_of(texts: Mapping[str, tuple[int, int]], keys: Iterable[str]) -> float:
-    """Return the share of an example's n-grams in the corpus; NaN if none, or a key is unknown."""
+    """Return the fraction of an example's n-grams that occur in the corpus.
+
+    The result is NaN if the example has no n-grams, or if one of its `keys` is not in `texts`.
+    """
     counts = [texts.get(key) for key in keys]
     total = 0 if None in counts else sum(each[0] for each in counts if each)
     return sum(each[1] for each in counts if each) / total if total else math.nan
@@ -176,8 +180,8 @@ def search_store(
 ) -> Report:
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    The evaluation texts are encoded and decoded, so that they lack what the tokenizer drops, as the
-    store's documents do. Raise a UserError if the store is missing or damaged.
+    The evaluation texts are encoded and decoded, so that they lack what the tokenizer drops (case,
+    accents), as the store's documents do. Raise a UserError if the store is missing or damaged.
     """
     store = open_store(path)
     tokenizer = load_tokenizer(path / "tokenizer")
