@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,12 @@ def test_answers_stand_where_the_file_says(my):
         for context, question in asked:
             (answer,) = question["answers"]
             assert context[answer["answer_start"] :].startswith(answer["text"])
+
+
+def test_minimal_pairs_differ_and_six_phenomena_have_twelve_each():
+    lines = (ROOT / "examples" / "minimal_pairs.jsonl").read_text("utf-8").splitlines()
+    pairs = [json.loads(line) for line in lines]
+    texts = [pair[name] for pair in pairs for name in ("sentence_good", "sentence_bad")]
+    assert len(set(texts)) == len(texts)
+    assert all(text[0].isupper() and text[-1] == "." for text in texts)
+    assert sorted(Counter(pair["UID"] for pair in pairs).values()) == [12] * 6

@@ -111,6 +111,13 @@ def top_tokens(
     return cast(tuple[Array, Array], _top_tokens(model.config, top, *end, places, banned))
 
 
+def label_log_probs(model: SavedModel, batch: Batch) -> Float[Array, " B"]:
+    """Return the log-probability of each row's label, a token id, at the first mask of the row."""
+    places = np.argmax(batch["tokens"] == model.tokenizer.special_ids.mask, axis=1)[:, None]
+    inputs = *_before_end(model, batch), places, batch["labels"]
+    return cast(Array, _label_log_probs(model.config, *inputs))
+
+
 def pooled(
     model: SavedModel, batch: Batch, pooling: Pooling, layers: tuple[int, ...], special_tokens: bool
 ) -> Float[Array, "B W"]:
@@ -239,6 +246,15 @@ def _top_tokens(
     _, ids = jax.lax.top_k(logits + banned, top)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.exp(jnp.take_along_axis(logits, ids, axis=-1) - total), ids
+
+
+@_program(0)
+def _label_log_probs(
+    config: ModelConfig, end: Any, x: Float[Array, "B L D"], context: Context,
+    places: Int[Array, "B 1"], labels: Int[Array, " B"],
+) -> Float[Array, " B"]:  # fmt: skip
+    logits = vocabulary_projection(config, end, _last(config, end, x, context, places)).logits()
+    return jnp.take_along_axis(jax.nn.log_softmax(logits[:, 0]), labels[:, None], axis=1)[:, 0]
 
 
 @_program(0, 1)

@@ -218,7 +218,8 @@ def row_batches(
         longest = int(rows.lengths[order[at]])
         size, length = shape_for(longest, len(order) - at, limit, max_tokens)
         index = order[at : at + size]
-        own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_start[index])
+        labels = rows.labels[index] if isinstance(rows.labels, np.ndarray) else None
+        own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_start[index], labels)
         ((_, batch),) = eval_batches(own, (length,), size, pad_id)
         yield index, batch
         at += size

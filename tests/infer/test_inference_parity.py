@@ -1,9 +1,14 @@
 """Every verb against Transformers' own, on random models that it wrote."""
 
+import json
+
 import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.infer.forward import on_device
+from bert_jax.infer.minimal_pairs import pair_scores, read_pairs
 
 pytestmark = pytest.mark.parity
 
@@ -74,6 +79,38 @@ def test_fill_mask_of_other_tokenizers(tmp_path, family, text):
             assert candidate["token"] == shown
             assert candidate["sequence"].split() == same["sequence"].split()
     assert compared > 20
+
+
+def test_pseudo_log_likelihoods(tmp_path):
+    """Every masked copy by itself, with the words that their tokenizer knows."""
+    import torch
+
+    model, tokenizer = written(tmp_path, "BertForMaskedLM")
+    texts = ["The dogs sat on the mats.", "dogsogs met", "kim met the cat in rome", "cats s .",
+             "the cat " * 15, "rome"]  # fmt: skip
+    expected = []
+    for text in texts:
+        batch = tokenizer(text, return_tensors="pt")
+        (ids,), words = batch["input_ids"], batch.word_ids()
+        sums = [0.0, 0.0]
+        for n, word in enumerate(words):
+            if word is None:
+                continue
+            later = [m for m, other in enumerate(words) if other == word and m >= n]
+            for score, hidden in enumerate((later, [n])):
+                copy = ids.clone()
+                copy[hidden] = tokenizer.mask_token_id
+                with torch.inference_mode():
+                    logits = model(**{**batch, "input_ids": copy[None]}).logits[0, n]
+                sums[score] += float(logits.double().log_softmax(-1)[ids[n]])
+        expected.append(sums)
+    pairs = [{"sentence_good": texts[n], "sentence_bad": texts[n + 1]} for n in range(0, 6, 2)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    records = read_pairs(f"{tmp_path / 'pairs.jsonl'}")
+    found = pair_scores(on_device(read_model(tmp_path)), records).reshape(len(texts), 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
+    differ = [abs(a - b) > 1e-3 for a, b in expected]
+    assert differ == [True, True, False, True, False, False]  # words of one token
 
 
 @pytest.mark.parametrize(

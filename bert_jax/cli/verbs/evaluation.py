@@ -14,7 +14,7 @@ from bert_jax.terminal import progress_bar
 class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     """Options of the evaluation on held-out text."""
 
-    TITLE: ClassVar[str] = "a pretraining run or a pretrained model, on held-out text"
+    TITLE: ClassVar[str] = "a pretraining run or a pretrained model, on text or minimal pairs"
 
     length: Annotated[int | None, "N"] = None
     """Number of tokens in a row (default: as in the last phase of the run)."""
@@ -23,6 +23,10 @@ class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     ...) and by masking rate, as a table and a picture."""
     masking_rates: Commas[Annotated[float, Above(0), Below(100)]] = ()
     """Percentages of the tokens that --by-position masks (default: 5,15,30)."""
+    minimal_pairs: Annotated[str | None, "FILE"] = None
+    """JSON lines as in BLiMP (sentence_good, sentence_bad, UID). Prints how often the good sentence
+    has the higher pseudo-log-likelihood, in all and for each UID. A token is masked with the later
+    tokens of its word (word_l2r) and without them (token)."""
 
 
 class Labelled(Verb):
@@ -81,12 +85,17 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
     $ bert-jax evaluate work/tiny
     $ bert-jax evaluate work/modern --by-position --length=8192 --rows=64
     $ bert-jax evaluate work/roberta --corpus work/corpus
+    $ bert-jax evaluate work/roberta --minimal-pairs examples/minimal_pairs.jsonl
     $ bert-jax evaluate work/mrpc --data dev
     $ bert-jax evaluate work/embedder --retrieval scifact --dimensions 256,128
     $ bert-jax evaluate work/ende --pairs test.en test.de
     """
 
     def __call__(self) -> int:
+        if self.minimal_pairs is not None:
+            self._refuse("cannot be used with --minimal-pairs", Heldout, Labelled, Pairs, Vectors,
+                         groups.Columns, but=("--minimal-pairs",))  # fmt: skip
+            return self._minimal_pairs(self.minimal_pairs)
         if self.pairs is not None:
             self._refuse("cannot be used with --pairs", Heldout, Labelled, Vectors, groups.Columns,
                          but=("--corpus", "--versus", "--other-seed"))  # fmt: skip
@@ -203,6 +212,15 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             split = {Path(sources).name: found["differences"]}
             lines += ["", *difference_lines((self.model, *self.other_seed), self.versus, split)]
         self.show(found, lines)
+        return 0
+
+    def _minimal_pairs(self, source: str) -> int:
+        from bert_jax.artefacts.saved.reading import read_model
+        from bert_jax.infer.forward import on_device
+        from bert_jax.infer.minimal_pairs import evaluate_pairs, pair_lines, read_pairs
+
+        found = evaluate_pairs(read_pairs(source), on_device(read_model(self.model)))
+        self.show(found, pair_lines(found))
         return 0
 
     def _vectors(self, chosen: str) -> int:

@@ -217,16 +217,17 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     skew = task.config.skew
     objective: Objective
     if task.objective == "embedding":
-        objective, inits = with_vectors(config, model, task, given, frozen)
+        objective, digested, inits = with_vectors(config, model, task, given, frozen)
     else:
         objective, inits = with_head(config, initial, model, task, given, frozen, read)
+        digested = inits
     teacher = None
     if config.distil.teacher:
         objective, teacher = with_teacher(config.distil, objective, initial, task, read)
     start = Start(teacher=teacher, inits=inits)
     fingerprints = {
         name: digest_of(parts, initial.tokenizer.fingerprint)
-        for name, parts in zip(("init", "sweep.baseline"), inits.values(), strict=False)
+        for name, parts in zip(("init", "sweep.baseline"), digested.values(), strict=False)
     }
     if teacher:
         fingerprints["distil.teacher"] = start.teacher_digest

@@ -200,11 +200,12 @@ def with_vectors(
     task: Task,
     given: Mapping[str, SavedModel | None],
     frozen: Mapping[str, Any],
-) -> tuple[EmbeddingObjective, dict[str, Any]]:
-    """Return the objective for embedding vectors, and the parameters of each initialisation.
+) -> tuple[EmbeddingObjective, dict[str, Any], dict[str, Any]]:
+    """Return the objective for embedding vectors, and the parameters of each initialisation, twice.
 
-    `given` and `frozen` are as in `with_head`. Raise a UserError if a setting does not fit vectors,
-    the kind of rows or the model.
+    The first copy is for digests: it lacks what sparse vectors compute from the texts, with last
+    digits that depend on the machine. `given` and `frozen` are as in `with_head`. Raise a UserError
+    if a setting does not fit vectors, the kind of rows or the model.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
@@ -241,6 +242,7 @@ def with_vectors(
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
+    read = starts
     if kept.is_sparse:
         pad_id = task.tokenizer.special_ids.pad
         starts = {
@@ -251,7 +253,7 @@ def with_vectors(
         weights = token_weights(train, model.vocab_size, idf=contrast.queries == "idf")
         weights[[*vars(task.tokenizer.special_ids).values()]] = 0
         starts = {name: {**each, "queries": weights} for name, each in starts.items()}
-    return objective, starts
+    return objective, read, starts
 
 
 def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:

@@ -1,5 +1,7 @@
 """A run looked at again from its work directory gives what it gave while it ran."""
 
+import json
+
 import pytest
 from small_run import (
     small_config,
@@ -10,6 +12,7 @@ from small_run import (
 from bert_jax.cli.inspection.by_position import measure
 from bert_jax.cli.inspection.evaluate import evaluate_run, open_heldout
 from bert_jax.cli.inspection.replay import replay_batch
+from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.objectives.masked_lm import position_buckets
 from bert_jax.training.pretrain.train import train
@@ -61,6 +64,23 @@ def test_a_corpus_that_cannot_be_evaluated_is_refused(result, tmp_path):
     alone = write_store(tmp_path / "alone", 5, seed=3)
     with pytest.raises(UserError, match="has no held-out text"):
         evaluate_run(result.workdir, corpus=str(alone.path))
+
+
+def test_minimal_pairs_of_a_run(result, tmp_path, capsys):
+    rows = [("5 6 7", "7 7 8", "x"), ("9 8", "10 11", "y")]
+    names = ("sentence_good", "sentence_bad", "UID")
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
+    verb = ["evaluate", str(result.workdir), "--minimal-pairs", str(path)]
+    assert main(verb) == 0
+    title, *lines, last = capsys.readouterr().out.splitlines()
+    assert title.split() == ["accuracy", "pairs", "word_l2r", "95%", "token", "95%"]
+    assert [line.split()[:2] for line in lines] == [["all", "2"], ["x", "1"], ["y", "1"]]
+    assert last == "Chance is 0.5. Equal scores (ties) count as wrong."
+    assert main([*verb, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token"]["pairs"] == 2
+    assert main([*verb, "--rows=3"]) == 2
+    assert "--rows cannot be used with --minimal-pairs" in capsys.readouterr().err
 
 
 def test_replay_shows_the_batch_with_the_labels_of_its_objective(result):
