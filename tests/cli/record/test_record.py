@@ -112,6 +112,19 @@ def test_a_recipe_brings_an_objective_that_the_package_lacks(track, tmp_path, mo
         read_model(run)
 
 
+def test_a_recipe_cannot_make_the_evaluation_easier(track, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: 10.0)
+    losses = []
+    for name, rate in (("whole", 1.0), ("kept", 0.0)):
+        (tmp_path / name).mkdir()
+        recipe = write_recipe(tmp_path / name)
+        masking = f'"masking": {{"mask_rate": {rate}, "random_rate": 0.0, "eval_rate": 0.5}},'
+        recipe.write_text(recipe.read_text().replace('"data"', masking + ' "data"'))
+        assert main(["record", *track, f"--recipe={recipe}"]) == 0
+        losses.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
