@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class Engine:
         self.num_workers = worker_count(num_workers)
         """Number of processes on this machine, also for work that is not divided into tasks."""
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         """Apply a picklable function to items, and yield the results in the order of the items.
 
         Raise a UserError if a process was killed. Errors of `function` are raised as they are.
@@ -141,7 +141,7 @@ class RayEngine(Engine):
             ) from error
 
     @override
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         ray = self._ray
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
