@@ -134,6 +134,13 @@ class RayEngine(Engine):
         except Exception as error:  # Ray's errors have no common class
             ray.shutdown()
             where = f" at {address}" if address else ""
+            if "AuthenticationError" in f"{error!r} {error.__cause__}":
+                mode = os.environ.get("RAY_AUTH_MODE", "not set")
+                raise UserError(
+                    f"the Ray cluster{where} refused the token: it is missing or incorrect here "
+                    f"(RAY_AUTH_MODE is {mode}). Set RAY_AUTH_MODE=token, and the cluster's token "
+                    "in RAY_AUTH_TOKEN, ~/.ray/auth_token or the file RAY_AUTH_TOKEN_PATH"
+                ) from error
             reason = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
                 f"no Ray cluster{where}: {reason}. Start one with `ray start --head`; `ray status` "

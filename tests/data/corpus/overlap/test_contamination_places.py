@@ -86,14 +86,14 @@ def test_the_report_is_the_local_one(
 @pytest.mark.parametrize(("corpus", "against"), PLACES)
 def test_on_ray_the_report_is_the_local_one(url, local, tmp_path, corpus: str, against: str):
     """Ray runs in a process of its own, because it reads its variables when it is imported."""
-    spec = against if against == "heldout" else str(local / against)
+    spec, out = against if against == "heldout" else str(local / against), tmp_path / "there.json"
     subprocess.run(
         [sys.executable, "-m", "bert_jax.cli", "contamination", f"{url}/{corpus}",
-         f"--against={spec}", "--engine=ray", "--num-workers=2", f"--out={tmp_path / 'there.json'}"],
+         f"--against={spec}", "--engine=ray", "--num-workers=2", f"--out={out}"],
         env={**os.environ, **QUIET, "XDG_CACHE_HOME": str(tmp_path / "cache")}, check=True,
     )  # fmt: skip
     here = report(str(local / corpus), spec, tmp_path / "here.json", "--num-workers=1")
-    assert json.loads((tmp_path / "there.json").read_text()) == here
+    assert json.loads(out.read_text()) == here
 
 
 def test_without_out_the_report_is_only_printed(url, local, tmp_path, monkeypatch, capsys):
