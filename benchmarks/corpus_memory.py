@@ -47,8 +47,7 @@ def generate(path: Path, megabytes: int, seed: int) -> None:
                 recent = [*recent[-RECENT:], ranks]
             words = list(map(word, ranks.tolist()))
             lines = (words[begin : begin + 12] for begin in range(0, len(words), 12))
-            left -= file.write("\n".join(f"{' '.join(each).capitalize()}." for each in lines))
-            left -= file.write("\n\n")
+            left -= file.write("\n".join(f"{' '.join(e).capitalize()}." for e in lines) + "\n\n")
 
 
 def peak(process: psutil.Process) -> int:
