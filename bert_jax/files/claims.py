@@ -18,6 +18,8 @@ from bert_jax.errors import UserError
 
 CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # file name; later claims have higher numbers
 _MAX_BYTES = 4096
+_OTHER = {"e_tag": '"0"'}
+"""Condition that no object in S3 meets, whose tags are longer."""
 
 
 @runtime_checkable
@@ -194,13 +196,24 @@ class S3Claims(Claims):
 
     @override
     def create(self, number: int, content: bytes) -> bool:
-        if not self._write(number, content, "create"):
-            return False
-        if self._write(number, content, "create") or self._write(number, content, {"e_tag": '"0"'}):
+        fault = ""
+        try:
+            if not self._write(number, content, "create"):
+                return False
+            if self._write(number, content, "create") or self._write(number, content, _OTHER):
+                fault = "ignores"
+        except (NotImplementedError, self._s3.exceptions.BaseError) as error:
+            if isinstance(error, NotImplementedError):  # obstore's own
+                fault = "is used with AWS_CONDITIONAL_PUT=disabled, without"
+            elif "status code: 501" in str(error):
+                fault = "answers 501 (Not Implemented) to"
+            else:
+                raise
+        if fault:
             self.remove(number)
             endpoint = os.environ.get("AWS_ENDPOINT_URL", "this store")
             raise UserError(
-                f"{self._url}: {endpoint} ignores the conditions If-None-Match and If-Match of "
+                f"{self._url}: {endpoint} {fault} the conditions If-None-Match and If-Match of "
                 "writes, so two processes could write to one directory. Take a store that has "
                 "conditional writes, or a local directory"
             )

@@ -112,6 +112,12 @@ def open_workdir(path: str | Path) -> WorkDir:
         root = epath.Path(local.resolve() if ".." in local.parts else local.absolute())
     else:
         bucket, _, directory = name.partition(":")[2].strip("/").partition("/")
+        if kind == "s3":
+            raise UserError(
+                f"the work directory {path}: Orbax, which writes checkpoints, has no s3://. Give a "
+                "local directory, which `aws s3 sync` can copy, or gs://BUCKET/DIRECTORY; "
+                "data.corpus may be in s3://"
+            )
         if kind != "gs":
             raise UserError(
                 f"the work directory {path}: {kind}:// is not supported. Give a local directory or "

@@ -20,6 +20,7 @@ import pytest
 from gcs_emulator import make_bucket, running_emulator
 from google.auth.exceptions import DefaultCredentialsError
 from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint._src.serialization.tensorstore_utils import build_kvstore_tspec
 
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.errors import UserError
@@ -260,10 +261,17 @@ def test_without_gcsfs(monkeypatch):
         open_workdir("gs://bucket/run")
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/run", "hf://bucket/run", Path("file:///tmp/run")])
+@pytest.mark.parametrize("path", ["hf://bucket/run", Path("file:///tmp/run")])
 def test_other_schemes(path):
     with pytest.raises(UserError, match=r"is not supported\. Give a local directory or gs://"):
         open_workdir(path)
+
+
+def test_s3_is_refused_because_of_orbax():
+    with pytest.raises(UserError, match=r"Orbax, which .* no s3://\. Give a local .*`aws s3 sync`"):
+        open_workdir("s3://bucket/run")
+    with pytest.raises(ValueError, match="should be absolute"):  # else the refusal may go
+        build_kvstore_tspec("s3://bucket/run")
 
 
 @pytest.mark.parametrize("path", ["gs://bucket", "gs://bucket/", "gs://"])

@@ -1,10 +1,10 @@
 """An emulator of S3 in memory: objects, ranges, listings, and conditional writes.
 
-Usage: python s3_emulator.py PORT [ignores]
+Usage: python s3_emulator.py PORT [ignores|refuses]
 
-With `ignores`, conditions of writes are ignored, as by stores without conditional writes. The
-number of requests so far is the object `requests` of any bucket. The name of a bucket that exists
-begins with "bucket".
+With `ignores`, conditions of writes are ignored, as by stores without conditional writes; with
+`refuses`, such a write is answered by 501. The number of requests so far is the object `requests`
+of any bucket. The name of a bucket that exists begins with "bucket".
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class S3Handler(BaseHTTPRequestHandler):
     """Path-style requests; signatures are not checked."""
 
     protocol_version = "HTTP/1.1"
-    ignores = False
+    ignores = refuses = False
     objects: ClassVar[dict[str, tuple[bytes, float]]] = {}
     lock = threading.Lock()
     requests = 0
@@ -67,6 +67,9 @@ class S3Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
 
     def put(self, key: str, body: bytes) -> None:
+        if self.refuses and ("If-None-Match" in self.headers or "If-Match" in self.headers):
+            self.answer(501, b"<Error><Code>NotImplemented</Code></Error>")
+            return
         found = self.objects.get(key)
         wrong = "If-None-Match" in self.headers and found is not None
         if "If-Match" in self.headers:
@@ -147,5 +150,5 @@ def requests(address: str) -> int:
 
 
 if __name__ == "__main__":
-    S3Handler.ignores = "ignores" in sys.argv[2:]
+    S3Handler.ignores, S3Handler.refuses = (o in sys.argv[2:] for o in ("ignores", "refuses"))
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), S3Handler).serve_forever()

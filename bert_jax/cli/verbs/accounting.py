@@ -4,12 +4,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
+from bert_jax.files.urls import is_url
 from bert_jax.terminal import progress_bar
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         return 0
 
 
-class Contamination(groups.Workers, groups.Json):
+class Contamination(groups.Workers, groups.OnEngine, groups.Json):
     """Find evaluation texts and near-duplicates of held-out texts.
 
     An evaluation text is found if it shares an n-gram of 13 words with the corpus. A held-out
@@ -93,10 +94,12 @@ class Contamination(groups.Workers, groups.Json):
     $ bert-jax contamination work/corpus --against glue:data/glue --against squad:dev.json
     $ bert-jax contamination work/corpus --against heldout
     $ bert-jax contamination 'my/*.txt' --against dev.tsv --out report.json
+    $ bert-jax contamination gs://corpora/c4 --against dev.tsv --engine=ray:auto --out report.json
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus` (only the training part is read), or text as for its --input."""
+    """Output of `bert-jax corpus` (only the training part is read), also in a bucket, or text as
+    for its --input."""
     against: tuple[Annotated[str, "FILE"], ...]
     """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file
     with one example per line (.txt), row (.tsv, .csv) or object (.jsonl). May be repeated."""
@@ -104,15 +107,14 @@ class Contamination(groups.Workers, groups.Json):
     """Lowest Jaccard similarity (of word 5-shingles) at which documents are near-duplicates."""
     out: Annotated[Path | None, "FILE.json"] = None
     """File for the report (default: in the corpus, where `evaluate`, `export` and `lineage` find
-    it; a report on text that is not yet a corpus is only printed)."""
+    it; a report on a corpus in a bucket, or on text that is not yet a corpus, is only printed)."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.overlap import search
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
         from bert_jax.data.corpus.overlap.heldout import heldout_twins
         from bert_jax.data.corpus.sources import resolve_sources
-        from bert_jax.data.corpus.workers import worker_count
-        from bert_jax.data.store import is_store
+        from bert_jax.training.pretrain.corpus import store_openers
 
         specs = self.against
         if self.out is not None and len(specs) > 1:
@@ -120,36 +122,37 @@ class Contamination(groups.Workers, groups.Json):
                 f"--out names one file, but there are {len(specs)} reports; run the verb once for "
                 "each --against"
             )
-        workers = worker_count(self.num_workers)
-        corpus = Path(self.corpus)
-        store = next((path for path in (corpus / "train", corpus) if is_store(path)), None)
-        place: Path | None
+        corpus = self.corpus.rstrip("/")
+        corpus = "." if corpus == "train" else corpus.removesuffix("/train")
+        name, opens = Path(corpus).resolve().name, store_openers(corpus)
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
-        if _HELDOUT in specs:
-            if store is None:
-                raise UserError(f"--against heldout needs a corpus directory; {corpus} is not one")
-            directory = store.parent if store.name == "train" else store
-            found = heldout_twins(
-                directory, threshold=self.similarity, num_workers=workers, show=_bar
-            )
-            place = self.out or directory / _HELDOUT / search.DIRECTORY / search.HELDOUT
-            found.save(place)
-            lines = [*found.lines(), f"report  {place}", ""]
-            self.show(asdict(found), lines, indent=None, ensure_ascii=False)
-        for each in sets:
-            if store is not None:
-                report = search.search_store(store, each, num_workers=workers, show=_bar)
-                place = self.out or store / search.DIRECTORY / report.file_name
-            else:
-                sources = resolve_sources([self.corpus])
-                documents = (text for source in sources for text in source.texts())
-                report = search.search_texts(corpus.name, documents, each, num_workers=workers)
-                place = self.out
-            if place is not None:
-                report.save(place)
-            lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
-            self.show(report.summary() | {"counts": report.counts()}, lines, indent=None)
+        if _HELDOUT in specs and not opens:
+            raise UserError(f"--against heldout needs a corpus directory; {self.corpus} is not one")
+
+        def place(part: str, file: str) -> Path | None:
+            there = Path(corpus, part, search.DIRECTORY, file)
+            return self.out or (there if opens and not is_url(corpus) else None)
+
+        with self.opened_engine(self.num_workers) as engine:
+            if _HELDOUT in specs:
+                found = heldout_twins(name, opens, engine, threshold=self.similarity, show=_bar)
+                self._say(found, asdict(found), place(_HELDOUT, search.HELDOUT), ensure_ascii=False)
+            part = "train" if "train" in opens else ""
+            for each in sets:
+                if opens:
+                    report = search.search_store(name, opens[part], each, engine, show=_bar)
+                else:
+                    sources = resolve_sources([self.corpus])
+                    report = search.search_sources(Path(self.corpus).name, sources, each, engine)
+                counts = report.summary() | {"counts": report.counts()}
+                self._say(report, counts, place(part, report.file_name))
         return 0
+
+    def _say(self, report: Any, values: Any, place: Path | None, **form: Any) -> None:
+        if place is not None:
+            report.save(place)
+        lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
+        self.show(values, lines, indent=None, **form)
 
 
 def _bar(items: Sequence[T]) -> Iterable[T]:

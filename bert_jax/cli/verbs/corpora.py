@@ -207,7 +207,7 @@ class Cleaning(Verb):
         return config
 
 
-class OfText(Cleaning):
+class OfText(Cleaning, groups.OnEngine):
     """Options of a corpus of text."""
 
     TITLE: ClassVar[str] = "text"
@@ -218,9 +218,6 @@ class OfText(Cleaning):
     """Column with few values, such as lang; each value gets a corpus in a subdirectory of --out."""
     estimate: bool = False
     """Read a sample and estimate the cost of the build. Nothing is written."""
-    engine: Annotated[str, "ENGINE"] = "local"
-    """Engine that runs the build. local: processes on this machine. ray: Ray on this machine.
-    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
     shard_mb: Annotated[float | None, Above(0), "MB"] = None
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
@@ -268,7 +265,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.datasheet import Provenance
         from bert_jax.data.corpus.passes import Recipe
         from bert_jax.data.corpus.sharded.build import estimate_corpus
-        from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, open_engine
+        from bert_jax.data.corpus.sharded.engine import SHARD_BYTES
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
         from bert_jax.tokenization.load import load_tokenizer
@@ -286,17 +283,13 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             found = estimate_corpus(sources, recipe, shard_bytes=shard_bytes)
             print("\n".join(found.lines(worker_count(self.num_workers))))
             return 0
-        name, _, address = self.engine.partition(":")
-        engine = open_engine(name, address=address or None, num_workers=self.num_workers)
-        try:
+        with self.opened_engine(self.num_workers) as engine:
             built = build_corpora(
                 self.input, recipe, out, engine=engine, shard_bytes=shard_bytes,
                 options=options, overwrite=self.overwrite, keep_dropped=self.keep_dropped,
                 scratch=self.scratch,
                 provenance=Provenance(self.license, self.command_line),
             )  # fmt: skip
-        finally:
-            engine.close()
         for corpus in built:
             print(corpus.summary())
         return 0

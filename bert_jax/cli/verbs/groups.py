@@ -1,5 +1,6 @@
 """Groups of options that several verbs share."""
 
+import contextlib
 import json
 import re
 import sys
@@ -14,6 +15,7 @@ from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
     from bert_jax.artefacts.saved.model import SavedModel
+    from bert_jax.data.corpus.sharded.engine import Engine
     from bert_jax.files.remote import WorkDir
     from bert_jax.model.seq2seq.search import SearchConfig
 
@@ -123,6 +125,21 @@ class Workers(Verb):
 
     num_workers: int | None = None
     """Number of processes (default: one for each core)."""
+
+
+class OnEngine(Verb):
+    """The engine that shares the work among processes."""
+
+    engine: Annotated[str, "ENGINE"] = "local"
+    """Engine that runs the work. local: processes on this machine. ray: Ray on this machine.
+    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
+
+    def opened_engine(self, workers: int | None) -> "contextlib.closing[Engine]":
+        """Return the engine, which a `with` block closes."""
+        from bert_jax.data.corpus.sharded.engine import open_engine
+
+        name, _, address = self.engine.partition(":")
+        return contextlib.closing(open_engine(name, address=address or None, num_workers=workers))
 
 
 class Top(Verb):

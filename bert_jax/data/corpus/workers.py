@@ -51,8 +51,9 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 def _work(
-    connection: Connection, initializer: Callable[..., None] | None, arguments: tuple[Any, ...]
-) -> None:
+    connection: Connection, function: Callable[[Any], Any],
+    initializer: Callable[..., None] | None, arguments: tuple[Any, ...],
+) -> None:  # fmt: skip
     # Ctrl-C reaches the whole process group; the parent decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
@@ -68,7 +69,7 @@ def _work(
         initializer(*arguments)
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
-            function, item = connection.recv()
+            item = connection.recv()
             try:
                 connection.send((function(item), None))
             except Exception as error:
@@ -99,13 +100,13 @@ class Guard:
             context = multiprocessing.get_context("spawn")
             self._connection, its = context.Pipe()
             limit = (self._most_bytes, self._most_bytes)
-            limited = (its, resource.setrlimit, (resource.RLIMIT_AS, limit))
+            limited = (its, _timed, resource.setrlimit, (resource.RLIMIT_AS, limit))
             process = context.Process(target=_work, args=limited)
             process.start()
             self._process = process
             its.close()
         try:
-            self._connection.send((_timed, (self._seconds, function, item)))
+            self._connection.send((self._seconds, function, item))
             if not self._connection.poll(10 * self._seconds):
                 raise TimeoutError
             result, error = self._connection.recv()
@@ -146,8 +147,9 @@ def map_ordered(
 ) -> Generator[R, None, None]:
     """Apply a function in worker processes, and yield the results in the order of the items.
 
-    Each process first calls `initializer(*arguments)`. With one worker or one item, everything runs
-    in this process. Items are read as results are consumed, at most three per worker in advance.
+    Each process gets the function once, and first calls `initializer(*arguments)`. With one worker
+    or one item, everything runs in this process. Items are read as results are consumed, at most
+    three per worker in advance.
 
     Processes are spawned, since forking a process that runs threads (as jax does) can hang. For
     each worker, a thread waits for results on a connection, which closes if the worker dies.
@@ -174,7 +176,7 @@ def map_ordered(
     def ask(item: T) -> Any:
         connection = idle.get()
         try:
-            connection.send((function, item))
+            connection.send(item)
             result, error = connection.recv()
         except (EOFError, OSError):
             death.set_result(None)
@@ -199,7 +201,9 @@ def map_ordered(
         for item in items:
             if len(processes) < num_workers:
                 mine, its = context.Pipe()
-                process = context.Process(target=_work, args=(its, initializer, arguments))
+                process = context.Process(
+                    target=_work, args=(its, function, initializer, arguments)
+                )
                 process.start()
                 processes.append(process)
                 its.close()  # a second holder would keep the connection open when the worker dies

@@ -2,16 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.data.pipeline import ExampleStream
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
 from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
 from bert_jax.errors import UserError
@@ -19,9 +18,13 @@ from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
 from bert_jax.files.urls import BUCKETS, scheme
-from bert_jax.training.pretrain.config import PretrainConfig
+
+if TYPE_CHECKING:  # these load jax, which processes that search a corpus do not need
+    from bert_jax.data.pipeline import ExampleStream
+    from bert_jax.training.pretrain.config import PretrainConfig
 
 _GOOD_WINDOW = 8
+_PARTS = ("train", "heldout", "")
 _REMEDY = (
     "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
     "replay: --corpus, if it has moved)"
@@ -91,8 +94,22 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     return Corpus(train, heldout)
 
 
+def store_openers(path: str) -> dict[str, Callable[[], TokenStore]]:
+    """Return functions that open the stores of a corpus, in any process, by part.
+
+    The parts are "train", "heldout", and "" for a store at `path` itself; there may be none. Raise
+    a BucketAwayError if the bucket is out of reach.
+    """
+    if scheme(path) not in BUCKETS:
+        parts = [part for part in _PARTS if Path(path, part, "corpus.json").is_file()]
+        return {part: partial(open_store, Path(path, part)) for part in parts}
+    bucket = BucketCorpus(path, DataConfig())
+    parts = [part for part in _PARTS if "corpus.json" in bucket.files.names(part)]
+    return {part: partial(bucket.opened, part) for part in parts}
+
+
 def phase_stores(
-    config: PretrainConfig, run: TokenStore, only: int | None = None
+    config: "PretrainConfig", run: TokenStore, only: int | None = None
 ) -> dict[int, TokenStore | Mixture]:
     """Open the training texts that differ from the run's corpus; return them by phase index.
 
@@ -169,7 +186,7 @@ class MixedCorpora:
             for number, text in texts.items()
         }
 
-    def seen(self, stream: ExampleStream, step: int) -> dict[str, Any]:
+    def seen(self, stream: "ExampleStream", step: int) -> dict[str, Any]:
         """Return columns of metrics that tell how much text the first `step` steps have read."""
         found = stream.progress(step)
         row: dict[str, Any] = {
@@ -248,6 +265,12 @@ class BucketCorpus:
         return open_store(
             directory, background=True, fetch=fetch, num_open=2 * self._data.window + 1
         )
+
+    def opened(self, part: str) -> TokenStore:
+        """Open a store that is there, to read it once."""
+        store = self.open(part, windowed=False)
+        assert store is not None, part
+        return store
 
     def _directory(self, header: bytes, prefix: str) -> Path:
         """Write the `corpus.json` of a store to the cache; return the cached store's directory."""

@@ -1,18 +1,17 @@
 """Search for held-out documents that are near-duplicates of training documents."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from bert_jax.data.corpus.overlap import search
 from bert_jax.data.corpus.overlap.ngrams import SHINGLE, sign, similarity
-from bert_jax.data.corpus.overlap.search import decoded, map_spans, store_spans
-from bert_jax.data.store import TokenStore, is_store, open_store
+from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
-from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 MAX_DOCUMENTS = 1 << 15  # largest number of documents to compare; a process needs 4 KB for each
@@ -69,19 +68,20 @@ class HeldoutReport:
 
 
 def heldout_twins(
-    corpus: Path, *, threshold: float = 0.8, num_workers: int = 1, show: Callable = iter
-) -> HeldoutReport:
+    corpus: str, opens: Mapping[str, search.Opens], engine: search.Mapper, *,
+    threshold: float = 0.8, show: Callable = iter,
+) -> HeldoutReport:  # fmt: skip
     """Find held-out documents with a similarity of `threshold` or more to a training document.
 
-    `show` wraps a sequence to show progress, as tqdm does. Raise a UserError if a store is missing
-    or damaged, or rensa is not installed.
+    `opens` has functions that open the stores `train` and `heldout` of the corpus with the name
+    `corpus`, in any process. `show` wraps a sequence to show progress, as tqdm does. Raise a
+    UserError if a store is missing or damaged, or rensa is not installed.
     """
     for part in ("train", "heldout"):
-        if not is_store(corpus / part):
+        if part not in opens:
             raise UserError(f"{corpus} has no store {part!r}; the comparison needs the stores "
                             "train and heldout.")  # fmt: skip
-    train, heldout = open_store(corpus / "train"), open_store(corpus / "heldout")
-    tokenizer = load_tokenizer(corpus / "train" / "tokenizer")
+    (train, tokenizer), heldout = search.opened(opens["train"]), opens["heldout"]()
     texts = _texts(heldout, tokenizer)
     signatures = sign(list(texts.values()), near=threshold)
     numbers = np.array(list(texts))
@@ -90,15 +90,15 @@ def heldout_twins(
     index = keys[order], order // signatures.bands.shape[1], signatures.sketches, threshold
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
-    spans = store_spans(train)
-    compared = map_spans(_compare, index, corpus / "train", show(spans), num_workers)
-    for span, found in zip(spans, compared, strict=True):
+    spans = search.store_spans(train)
+    compared = search.map_spans(_compare, index, opens["train"], spans, engine)
+    for span, found in zip(show(spans), compared, strict=True):
         for row, other, value in found:
             document = int(numbers[row])
             if value > best.get(document, (0.0, 0))[0]:
                 best[document] = value, int(bases[span[0]]) + span[1] + other
     return HeldoutReport(
-        corpus=corpus.resolve().name,
+        corpus=corpus,
         threshold=threshold,
         documents=len(texts),
         of=heldout.num_documents,
@@ -119,7 +119,8 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
     """Return {index: text} of at most `MAX_DOCUMENTS` documents, evenly spread over the store."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
-    texts = (text for span in store_spans(store) for text in decoded(store, tokenizer, span))
+    spans = search.store_spans(store)
+    texts = (text for span in spans for text in search.decoded(store, tokenizer, span))
     return {number: text for number, text in enumerate(texts) if number in chosen}
 
 

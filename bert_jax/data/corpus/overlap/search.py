@@ -5,17 +5,17 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from bert_jax.data.corpus.overlap import ngrams
 from bert_jax.data.corpus.overlap.evaluation import EvaluationSet, text_key
-from bert_jax.data.corpus.workers import grouped, map_ordered
-from bert_jax.data.store import TokenStore, open_store
+from bert_jax.data.corpus.workers import grouped
+from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
@@ -168,38 +168,67 @@ def _counts(shares: np.ndarray) -> dict[str, int | float]:
     }
 
 
+@runtime_checkable
+class Mapper(Protocol):
+    """The part of an engine (`sharded.engine.Engine`) that a search needs."""
+
+    is_local: bool
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
+        """Yield the function's results in the order of the items."""
+
+
 BLOCK_TOKENS = 1 << 18
 _BLOCK_CHARS = 1 << 20
+_TASK_BYTES = 64 << 20
 
+Opens: TypeAlias = Callable[[], TokenStore]
+"""A function that processes on other machines can call, too, to open a store."""
 Span = tuple[int, int, int]
 """Index of a shard, and the begin and end of a range of document indices in this shard."""
 
 
 def search_store(
-    path: Path, evaluation: EvaluationSet, *, num_workers: int = 1, show: Callable = iter
+    corpus: str, opens: Opens, evaluation: EvaluationSet, engine: Mapper, *, show: Callable = iter
 ) -> Report:
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    The evaluation texts are encoded and decoded, so that they lack what the tokenizer drops (case,
-    accents), as the store's documents do. Raise a UserError if the store is missing or damaged.
+    `opens` opens the store of the corpus with the name `corpus`, in any process. The evaluation
+    texts are encoded and decoded, so that they lack what the tokenizer drops (case, accents), as
+    the store's documents do. Raise a UserError if the store is missing or damaged.
     """
-    store = open_store(path)
-    tokenizer = load_tokenizer(path / "tokenizer")
+    store, tokenizer = opened(opens)
+    spans = store_spans(store)
     encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
     table = ngrams.NgramTable(ngrams.normalised_words(tokenizer.decode(ids)) for ids in encoded)
-    found = map_spans(_search_texts, table, path, show(store_spans(store)), num_workers)
-    name = path.resolve().parent.name if path.name == "train" else path.resolve().name
-    return _report(name, store.fingerprint, evaluation, table, found)
+    searched = zip(show(spans), map_spans(_search_texts, table, opens, spans, engine), strict=True)
+    return _report(corpus, store.fingerprint, evaluation, table, (found for _, found in searched))
 
 
-def search_texts(
-    name: str, documents: Iterable[str], evaluation: EvaluationSet, *, num_workers: int = 1
+def search_sources(
+    name: str, sources: Sequence[Any], evaluation: EvaluationSet, engine: Mapper
 ) -> Report:
-    """Search for evaluation texts in the documents of the corpus `name`."""
+    """Search for evaluation texts in the texts of `sources` (`documents.Source`), called `name`.
+
+    Processes on this machine get texts from this process; those of a cluster read parts of sources.
+    """
     table = ngrams.NgramTable(map(ngrams.normalised_words, evaluation.texts))
-    blocks = grouped(documents, len, _BLOCK_CHARS)
-    found = map_ordered(functools.partial(_search_texts, table), blocks, num_workers)
+    if engine.is_local:
+        texts = itertools.chain.from_iterable(source.texts() for source in sources)
+        blocks = grouped(texts, len, _BLOCK_CHARS)
+        found = engine.map(functools.partial(_search_texts, table), blocks)
+    else:
+        parts = (part for source in sources for part in source.divided(_TASK_BYTES))
+        tasks = grouped(parts, lambda part: part.size, _TASK_BYTES)
+        found = engine.map(functools.partial(_search_parts, table), tasks)
     return _report(name, "", evaluation, table, found)
+
+
+def opened(opens: Opens) -> tuple[TokenStore, Tokenizer]:
+    """Open a store and its tokenizer."""
+    store = opens()
+    assert store.path is not None
+    return store, load_tokenizer(store.path / "tokenizer")
 
 
 def store_spans(store: TokenStore) -> list[Span]:
@@ -222,25 +251,35 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
 
 
 def map_spans(
-    function: Callable, state: Any, path: Path, spans: Iterable[Span], num_workers: int
+    function: Callable, state: Any, opens: Opens, spans: Sequence[Span], engine: Mapper
 ) -> Iterator[Any]:
-    """Yield `function(state, texts)` for the texts of each span, computed in worker processes."""
-    given = functools.partial(function, state), path
-    return map_ordered(_of_span, spans, num_workers, initializer=_start, arguments=given)
+    """Yield `function(state, texts)` for the texts of each span, computed by the engine.
+
+    A task of a cluster is all spans of a shard, which its node then fetches or opens once.
+    """
+    by_shard = (list(each) for _, each in itertools.groupby(spans, lambda span: span[0]))
+    tasks = ([span] for span in spans) if engine.is_local else by_shard
+    for found in engine.map(_Reader(functools.partial(function, state), opens), tasks):
+        yield from found
 
 
-_worker: tuple[Callable[[Iterable[str]], Any], TokenStore, Tokenizer] | None = None
+@dataclass(frozen=True)
+class _Reader:
+    """A function of the texts of spans. A process opens the store when it first calls this."""
+
+    function: Callable[[Iterable[str]], Any]
+    opens: Opens
+
+    @functools.cached_property
+    def _opened(self) -> tuple[TokenStore, Tokenizer]:
+        return opened(self.opens)
+
+    def __call__(self, spans: Sequence[Span]) -> list[Any]:
+        return [self.function(decoded(*self._opened, span)) for span in spans]
 
 
-def _start(function: Callable, path: Path) -> None:
-    global _worker
-    _worker = function, open_store(path), load_tokenizer(path / "tokenizer")
-
-
-def _of_span(span: Span) -> Any:
-    assert _worker is not None
-    function, store, tokenizer = _worker
-    return function(decoded(store, tokenizer, span))
+def _search_parts(table: ngrams.NgramTable, parts: Iterable[Any]) -> dict[int, np.ndarray]:
+    return _search_texts(table, itertools.chain.from_iterable(part.texts() for part in parts))
 
 
 def _search_texts(table: ngrams.NgramTable, texts: Iterable[str]) -> dict[int, np.ndarray]:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class Engine:
         self.num_workers = worker_count(num_workers)
         """Number of processes on this machine, also for work that is not divided into tasks."""
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         """Apply a picklable function to items, and yield the results in the order of the items.
 
         Raise a UserError if a process was killed. Errors of `function` are raised as they are.
@@ -134,6 +134,13 @@ class RayEngine(Engine):
         except Exception as error:  # Ray's errors have no common class
             ray.shutdown()
             where = f" at {address}" if address else ""
+            if "AuthenticationError" in f"{error!r} {error.__cause__}":
+                mode = os.environ.get("RAY_AUTH_MODE", "not set")
+                raise UserError(
+                    f"the Ray cluster{where} refused the token: it is missing or incorrect here "
+                    f"(RAY_AUTH_MODE is {mode}). Set RAY_AUTH_MODE=token, and the cluster's token "
+                    "in RAY_AUTH_TOKEN, ~/.ray/auth_token or the file RAY_AUTH_TOKEN_PATH"
+                ) from error
             reason = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
                 f"no Ray cluster{where}: {reason}. Start one with `ray start --head`; `ray status` "
@@ -141,7 +148,7 @@ class RayEngine(Engine):
             ) from error
 
     @override
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         ray = self._ray
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"

@@ -13,6 +13,8 @@ from bert_jax.artefacts.saved.lineage import reports_on_ancestors
 from bert_jax.cli.main import main
 from bert_jax.data.corpus.overlap import heldout, search
 from bert_jax.data.corpus.overlap.search import read_report, reports_of
+from bert_jax.data.corpus.sharded.engine import Engine
+from bert_jax.training.pretrain.corpus import store_openers
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DRAW = random.Random(0)
@@ -104,11 +106,12 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
     write_store(tmp_path / "train", train)
     held = [changed(1, (1, 9), (3, 9)), DOCUMENTS[5], changed(0, (2, 20))]
     write_store(tmp_path / "heldout", held)
-    report = heldout.heldout_twins(tmp_path)
+    given = "corpus", store_openers(f"{tmp_path}"), Engine(1)
+    report = heldout.heldout_twins(*given)
     assert [(twin.document, twin.train_document) for twin in report.twins] == [(0, 1), (2, 0)]
     between = (report.twins[0].similarity + report.twins[1].similarity) / 2
     assert report.twins[0].similarity < between
-    assert heldout.heldout_twins(tmp_path, threshold=between).twins == report.twins[1:]
+    assert heldout.heldout_twins(*given, threshold=between).twins == report.twins[1:]
     _, some, first, second = report.lines()
     assert "sample of the 3 held-out documents" in some
     assert "held-out 2  train 0" in first

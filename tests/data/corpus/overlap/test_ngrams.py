@@ -21,7 +21,9 @@ from bert_jax.data.corpus.overlap.ngrams import (
     normalised_words,
     word_hashes,
 )
-from bert_jax.data.corpus.overlap.search import read_report, search_texts
+from bert_jax.data.corpus.overlap.search import read_report, search_sources
+from bert_jax.data.corpus.sharded.engine import Engine
+from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 
 WORDS = [f"w{number}" for number in range(4000)]
@@ -101,7 +103,9 @@ def test_the_report_says_which_examples_were_seen(tmp_path):
     )
     evaluation = EvaluationSet("eval/set", (("a.tsv", "0" * 64),), examples)
     documents = [" ".join(words_of(0, 16)), f"so {' '.join(words_of(2, 8))}!"]
-    report = search_texts("books", documents, evaluation)
+    (tmp_path / "books.txt").write_text("\n\n".join(documents))
+    sources = resolve_sources([f"{tmp_path / 'books.txt'}"])
+    report = search_sources("books", sources, evaluation, Engine(1))
     assert np.concatenate([*report.shares().values()])[:3] == pytest.approx((4 / 18, 0, 1))
     counts = report.counts()["all"]
     assert counts == {

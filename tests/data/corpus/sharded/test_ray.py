@@ -205,3 +205,23 @@ def test_a_killed_head_ends_the_command_and_what_was_read_is_kept(texts, tmp_pat
 def test_no_cluster():
     with pytest.raises(UserError, match=r"no Ray cluster at 127\.0\.0\.1:1: .*ray start --head"):
         open_engine("ray", address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mode"),
+    [({"RAY_AUTH_TOKEN": "b" * 64}, "token"), ({"RAY_AUTH_MODE": "disabled"}, "disabled")],
+)
+def test_a_refused_token_is_named(directory, monkeypatch, wrong: dict[str, str], mode: str):
+    monkeypatch.setitem(QUIET, "RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    with running_cluster(directory, 1) as cluster:
+        script = (
+            "from bert_jax.data.corpus.sharded.engine import open_engine\n"
+            f"open_engine('ray', address={cluster.address!r})"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True,
+            env={**os.environ, **QUIET, **wrong},
+        )  # fmt: skip
+    said = f"the Ray cluster at {cluster.address} refused the token: it is missing or incorrect "
+    assert f"{said}here (RAY_AUTH_MODE is {mode}). Set RAY_AUTH_MODE=token, and" in done.stderr

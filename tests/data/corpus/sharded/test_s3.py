@@ -46,6 +46,12 @@ def build(spec, out, recipe=RECIPE, **options):
     return built
 
 
+def text_file(directory):
+    path = directory / "text.txt"
+    path.write_text(TEXTS[0])
+    return path
+
+
 def test_sources(address):
     sources = resolve_sources(["s3://bucket/raw/*.txt*", "s3://bucket/raw/0.txt"])
     assert [source.name for source in sources] == [
@@ -121,9 +127,18 @@ def test_claims(address):
     assert first.read(1) is None
 
 
-def test_a_store_that_ignores_conditions_is_refused(address, tmp_path):
-    with running_s3(tmp_path / "log", "ignores") as other:
-        claims = S3Claims("s3://bucket/claims")
-        with pytest.raises(UserError, match=f"{other} ignores the conditions If-None-Match"):
+@pytest.mark.parametrize(
+    ("store", "fault"),
+    [("ignores", "ignores"), ("refuses", r"answers 501 \(Not Implemented\) to"),
+     ("disabled", "is used with AWS_CONDITIONAL_PUT=disabled, without")],
+)  # fmt: skip
+def test_a_store_without_conditions_is_refused(tmp_path, monkeypatch, store, fault):
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled" if store == "disabled" else "etag")
+    with running_s3(tmp_path / "log", store) as address:
+        claims = S3Claims("s3://bucket/out")
+        match = f"s3://bucket/out: {address} {fault} the conditions If-None-Match and If-Match"
+        with pytest.raises(UserError, match=match):
             claims.create(1, b"first")
         assert claims.numbers() == []
+        with pytest.raises(UserError, match=match):
+            build(str(text_file(tmp_path)), "s3://bucket/out")
