@@ -51,7 +51,7 @@ class Track(Bounded, section="track"):
         """Return the fields that the track sets in every recipe, as NAME=VALUE."""
         return [
             f"data.corpus={corpus}", f"masking.eval_rate={self.masking_rate}",
-            "masking.mask_rate=0.8", "masking.random_rate=0.1",  # kept tokens would be easy to guess
+            "masking.mask_rate=0.8", "masking.random_rate=0.1",  # kept tokens are easy to guess
             f"training.eval_rows={self.eval_rows}", "training.eval_every_steps=0",
         ]  # fmt: skip
 
