@@ -14,7 +14,7 @@ from bert_jax.files.untrusted.whole_file import read_text
 SHOWN = 5
 """Largest number of lines that a message lists. Further lines are only counted."""
 MAX_BYTES = 512 << 20
-"""Largest size, in bytes, of a file of tagged or parsed words."""
+"""Largest size, in bytes, of a file of questions, or of tagged or parsed words."""
 Example = TypeVar("Example", bound=Any)
 
 

@@ -83,6 +83,10 @@ def export(
 ) -> dict[str, Any]:
     """Write a model in another format and compare it with its source; on failure, write nothing.
 
+    Return the content of `parity.json`. Raise a UserError if an argument is invalid, `out` is
+    taken, or the format cannot hold the model. Raise a ProofFailedError if the written model and
+    the source compute different outputs.
+
     Args:
         source: Directory for `read_model`.
         format: A key of `FORMATS`.
@@ -94,13 +98,6 @@ def export(
         quantize: "int8" (ONNX only) replaces the proven float32 graph with a graph of 8-bit
             matrices; `quantized` in the result reports its differences. If empty, float32 is kept.
         say: Function that receives one line of text at each stage.
-
-    Returns:
-        Content of `parity.json`.
-
-    Raises:
-        UserError: An argument is invalid, `out` is taken, or the format cannot hold the model.
-        ProofFailedError: The written model and the source compute different outputs.
     """
     if format not in FORMATS:
         raise UserError(f"the format is {format!r}; it must be one of {', '.join(FORMATS)}")

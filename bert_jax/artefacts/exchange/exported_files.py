@@ -280,10 +280,8 @@ def write_description(saved: SavedModel, directory: Path) -> None:
 
     In place of `config.json`, an encoder without a class gets `model.json`, and a translation model
     gets `network.json`. An embedding model with a class also gets the files of
-    sentence-transformers, if sentence-transformers supports the model's pooling.
-
-    Raises:
-        UserError: Hugging Face's format cannot express the tokenizer.
+    sentence-transformers, if sentence-transformers supports the model's pooling. Raise a UserError
+    if Hugging Face's format cannot express the tokenizer.
     """
     write_tokenizer(saved, directory)
     own = {"special_ids": vars(saved.tokenizer.special_ids), "max_length": saved.max_length}

@@ -61,8 +61,7 @@ def auto_class(name: str) -> str:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the directory back; compare outputs and translations; return the result of `proven`.
 
-    Raises:
-        ProofFailedError: The written files differ from the model; the message says in which part.
+    Raise a ProofFailedError that says in which part the written files differ from the model.
     """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(proof.logits_of, read_back(saved, out))]
@@ -94,9 +93,8 @@ def proven(
 ) -> dict[str, Any]:
     """Combine the results of two proofs; the second proof may not have run.
 
-    Returns:
-        `differences` has the largest difference of each output in either proof. `proofs` has the
-        result of each proof, or the reason why it did not run. `versions` covers the `packages`.
+    `differences` in the result has the largest difference of each output in either proof. `proofs`
+    has the result of each proof, or the reason why it did not run. `versions` covers `packages`.
     """
     for each, gaps in zip(proofs.values(), found, strict=False):
         each["differences"] = gaps
@@ -173,8 +171,7 @@ def load_theirs(saved: SavedModel, out: Path) -> TheirModel:
 def check_tokenizer(saved: SavedModel, out: Path) -> dict[str, Any]:
     """Compare ids, types, special tokens and offsets with the `AutoTokenizer` of a directory.
 
-    Returns:
-        Counts of texts with equal ids and with equal offsets, and tied texts (see `_check_ids`).
+    Return counts of texts with equal ids and with equal offsets, and ties (see `_check_ids`).
     """
     import transformers
 

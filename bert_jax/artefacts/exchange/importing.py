@@ -76,19 +76,16 @@ def import_model(
 ) -> dict[str, Any]:
     """Import a model and compare it with its source; on failure, write nothing.
 
+    Return the content of `import.json`. Raise a UserError if `out` is taken, or the source is
+    unsupported or malformed (the message lists all faults). Raise a ProofFailedError if the written
+    model and the source compute different outputs.
+
     Args:
         source: Directory, prefix of a TensorFlow checkpoint, or name on the Hub.
         out: Directory that does not exist yet, or is empty.
         add_tokens: File of tokens to add to the vocabulary, one per line; None adds no tokens.
         gelu: Meaning of "gelu" in a TensorFlow checkpoint's configuration; None means tanh.
         tolerance: Largest allowed absolute difference of states and logits from the source.
-
-    Returns:
-        The content of `import.json`.
-
-    Raises:
-        UserError: `out` is taken, or the source is unsupported or malformed (lists all faults).
-        ProofFailedError: The written model and the source compute different outputs.
     """
     lines = [] if add_tokens is None else vocabulary.read_lines(add_tokens)
     found = read_source(source, gelu=gelu)

@@ -40,11 +40,8 @@ def write(saved: SavedModel, out: Path) -> None:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the checkpoint back and compare parameters bit for bit; `rows` are not used.
 
-    Returns:
-        `differences` (empty), `arrays` (the number of equal arrays) and `versions`.
-
-    Raises:
-        ProofFailedError: Arrays are missing, unexpected or not equal; the message lists them.
+    Return `differences` (empty), `arrays` (the number of equal arrays) and `versions`. Raise a
+    ProofFailedError that lists the arrays that are missing, unexpected or not equal.
     """
     number = len(jax.tree.leaves(saved.params))
     if wrong := unequal(read_tree(out / PARAMS), saved.params):

@@ -271,19 +271,15 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return, for each program, the largest difference between its outputs and those of `saved`.
+    """Return each program's largest absolute difference from `saved` in each output, by its name.
+
+    Raise a ProofFailedError if a program lacks a required output, or an output has a wrong shape.
 
     Args:
         saved: Model to compare the programs with.
         batches: Rows of token ids in each batch, with the length to pad them to.
         programs: Functions from a result of `inputs_of` to outputs with the names of `logits_of`.
         optional: Outputs that a program may lack.
-
-    Returns:
-        For each program, the largest absolute difference of each output, by the output's name.
-
-    Raises:
-        ProofFailedError: A program lacks a required output, or an output has the wrong shape.
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:
@@ -309,9 +305,7 @@ def compare_shapes(
     """Compare a program with `saved` on batches of several shapes; see `compare`.
 
     All rows come in batches of 16, then two rows with extra padding, then only the longest row.
-
-    Returns:
-        `differences`, the largest of each output, and `shapes`, the shapes (B, L) of all batches.
+    Return `differences`, the largest of each output, and `shapes`, the (B, L) of all batches.
     """
     longest = max(rows, key=len)
     padded = min(len(longest) + 5, saved.config.num_positions)

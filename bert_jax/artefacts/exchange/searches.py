@@ -47,11 +47,8 @@ def compare_searches(
 ) -> dict[str, dict[str, int]]:
     """Compare the translations of `rows` by `saved` and by `translate`, in batches of `size` rows.
 
-    Returns:
-        For each search, counts of `equal` translations and of equally probable ones (`ties`).
-
-    Raises:
-        ProofFailedError: A translation differs and is not a tie.
+    Return, for each search, counts of `equal` and of equally probable (`ties`) translations. Raise
+    a ProofFailedError if a translation differs and is not a tie.
     """
     steps = min(MAX_STEPS, saved.max_length)
     found = {}

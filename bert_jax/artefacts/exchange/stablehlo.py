@@ -134,12 +134,9 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Run the written programs on the written weights, and compare outputs or translations.
 
-    Returns:
-        `platforms` and `versions` of the programs, and the entries of `compare_shapes`. For
-        translation, `differences` is empty; `translations` has the result of `compare_searches`.
-
-    Raises:
-        ProofFailedError: An output's shape or a translation differs, or a score is not finite.
+    Return `platforms` and `versions` of the programs, and the entries of `compare_shapes`. For
+    translation, `differences` is empty; `translations` has the result of `compare_searches`. Raise
+    a ProofFailedError if an output's shape or a translation differs, or a score is not finite.
     """
     weights = safetensors.numpy.load_file(out / WEIGHTS)
     if saved.network is None:

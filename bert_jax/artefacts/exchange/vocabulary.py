@@ -69,10 +69,8 @@ def new_tokens(
     """Return the tokens of a list that a tokenizer lacks.
 
     Blank lines are skipped. `where` is a format string into which messages put the line number.
-
-    Raises:
-        UserError: Tokens cannot be added to this kind of tokenizer; or an entry is a special token,
-            is too long, or is not exactly one word.
+    Raise a UserError if tokens cannot be added to this kind of tokenizer, or an entry is a special
+    token, is too long, or is not exactly one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(

@@ -64,16 +64,17 @@ def _encoder(
     )
 
 
-def _pooler(name: str) -> tuple[Entry, ...]:
+def pooler(name: str) -> tuple[Entry, ...]:
+    """Return the entries of a pooler."""
     return tuple(affine(name, "encoder", "pooler", "dense"))
 
 
-_TOKENS = {
+TOKENS = {
     "tagging": tuple(affine("classifier", "head")),
     "span": tuple(affine("qa_outputs", "head")),
 }
-"""Heads whose tensors have the same names in all families of this module."""
-_TWO_MAPS = (*_pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
+"""Heads whose tensors have the same names in all families like BERT, and in DeBERTa."""
+_TWO_MAPS = (*pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
 """Classification head of two linear maps on the first token, which are our pooler and our head."""
 _PREDICTIONS = "cls.predictions"
 
@@ -82,7 +83,7 @@ BERT = Family(
     classes="Bert",
     prefix="bert.",
     encoder=_encoder("bert"),
-    pooler=_pooler("bert.pooler.dense"),
+    pooler=pooler("bert.pooler.dense"),
     pretraining={
         "mlm": masked_lm(
             f"{_PREDICTIONS}.transform.dense",
@@ -93,8 +94,8 @@ BERT = Family(
         "nsp": tuple(affine("cls.seq_relationship", "nsp")),
     },
     heads={
-        "classification": (*_pooler("bert.pooler.dense"), *affine("classifier", "head")),
-        **_TOKENS,
+        "classification": (*pooler("bert.pooler.dense"), *affine("classifier", "head")),
+        **TOKENS,
     },
     compares=True,
     computes=_COMPUTES,
@@ -109,11 +110,11 @@ _ROBERTA = Family(
     classes="Roberta|XLMRoberta|Camembert",
     prefix="roberta.",
     encoder=_encoder("roberta"),
-    pooler=_pooler("roberta.pooler.dense"),
+    pooler=pooler("roberta.pooler.dense"),
     pretraining={
         "mlm": masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head")
     },
-    heads={"classification": _TWO_MAPS, **_TOKENS},
+    heads={"classification": _TWO_MAPS, **TOKENS},
     computes=_COMPUTES,
     fields={name: ours for name, ours in BERT_FIELDS.items() if ours != "num_positions"},
     defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
@@ -140,7 +141,7 @@ _ELECTRA = Family(
             *affine("discriminator_predictions.dense_prediction", "rtd", "score"),
         ),
     },
-    heads={"classification": _TWO_MAPS, **_TOKENS},
+    heads={"classification": _TWO_MAPS, **TOKENS},
     computes=_COMPUTES,
     fields={**BERT_FIELDS, "embedding_size": "embedding_dim"},
     defaults={
@@ -175,8 +176,8 @@ _DISTILBERT = Family(
         )
     },
     heads={
-        "classification": (*_pooler("pre_classifier"), *affine("classifier", "head")),
-        **_TOKENS,
+        "classification": (*pooler("pre_classifier"), *affine("classifier", "head")),
+        **TOKENS,
     },
     computes=_COMPUTES,
     fields={

@@ -133,16 +133,10 @@ def read_tensors(
 ) -> Params:
     """Convert foreign tensors to our parameter tree, in float32.
 
-    Args:
-        table: Entries to read.
-        shapes: Shapes of our parameters.
-        found: Foreign arrays by name.
-        config: Architecture.
-        copies: Further tensors that `found` may have. Each name maps to the name of the tensor that
-            must have equal values, or to "" if the values are not checked.
-
-    Raises:
-        UserError: If tensors are missing, unexpected or do not fit. The message lists them.
+    `shapes` has the shapes of our parameters, and `found` the foreign arrays by name. `copies` names
+    further tensors that `found` may have. Each name maps to the name of the tensor that must have
+    equal values, or to "" if the values are not checked. Raise a UserError that lists all tensors
+    that are missing, unexpected or do not fit.
     """
     params: Params = {}
     wrong: dict[str, list[str]] = {}

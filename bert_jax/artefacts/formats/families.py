@@ -8,7 +8,7 @@ Transformers 5; for NeoBERT, Le Breton et al. 2025 and the names in its publishe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.artefacts.formats.bert_families import BERT, BERTS
+from bert_jax.artefacts.formats.bert_families import BERT, BERTS, TOKENS, pooler
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
 from bert_jax.artefacts.formats.family import (
     ATTENTION,
@@ -31,7 +31,7 @@ from bert_jax.model.heads import MASKED_LM
 _QKV = ("query", "key", "value")
 
 
-def _maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
+def maps(name: str, under: tuple[str, ...], parts: Iterable[str] = _QKV) -> list[Entry]:
     """Return the entries of some linear maps of a layer; `parts` are the maps' names in our tree.
 
     If each map is a tensor in the file, `name` contains `{part}` or `{first}` (the first letter of
@@ -58,10 +58,10 @@ _MODERNBERT = Family(
         token_table("model.embeddings.tok_embeddings"),
         *norm("model.embeddings.norm", *EMBEDDINGS, "norm"),
         *norm(f"{_LAYER}.attn_norm", *LAYERS, "attention_norm"),
-        *_maps(f"{_LAYER}.attn.Wqkv", ATTENTION),
+        *maps(f"{_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_LAYER}.attn.Wo", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_LAYER}.mlp_norm", *LAYERS, "mlp_norm"),
-        *_maps(f"{_LAYER}.mlp.Wi", MLP, ("gate", "up")),
+        *maps(f"{_LAYER}.mlp.Wi", MLP, ("gate", "up")),
         *affine(f"{_LAYER}.mlp.Wo", *MLP, "down"),
         *norm("model.final_norm", "encoder", "final_norm"),
     ),
@@ -105,10 +105,10 @@ _EUROBERT = Family(
     encoder=(
         token_table("model.embed_tokens"),
         *norm(f"{_LAYER}.input_layernorm", *LAYERS, "attention_norm"),
-        *_maps(f"{_LAYER}.self_attn.{{first}}_proj", ATTENTION),
+        *maps(f"{_LAYER}.self_attn.{{first}}_proj", ATTENTION),
         *affine(f"{_LAYER}.self_attn.o_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_LAYER}.post_attention_layernorm", *LAYERS, "mlp_norm"),
-        *_maps(f"{_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
+        *maps(f"{_LAYER}.mlp.{{part}}_proj", MLP, ("gate", "up", "down")),
         *norm("model.norm", "encoder", "final_norm"),
     ),
     pretraining={MASKED_LM: decoder_of("lm_head", "lm_head")},
@@ -143,7 +143,7 @@ _NOMIC = Family(
         token_table("nomic_bert.embeddings.word_embeddings"),
         Entry("nomic_bert.embeddings.token_type_embeddings.weight", (*EMBEDDINGS, "type")),
         *norm("nomic_bert.emb_ln", *EMBEDDINGS, "norm"),
-        *_maps(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION),
+        *maps(f"{_NOMIC_LAYER}.attn.Wqkv", ATTENTION),
         *affine(f"{_NOMIC_LAYER}.attn.out_proj", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_NOMIC_LAYER}.norm1", *LAYERS, "attention_norm"),
         *affine(f"{_NOMIC_LAYER}.mlp.fc11", *MLP, "up"),
@@ -170,10 +170,7 @@ _NOMIC = Family(
     },
     sets={"activation": "silu", "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
     heads={
-        "classification": (
-            *affine("nomic_bert.pooler.dense", "encoder", "pooler", "dense"),
-            *affine("classifier", "head"),
-        ),
+        "classification": (*pooler("nomic_bert.pooler.dense"), *affine("classifier", "head")),
         "tagging": tuple(affine("classifier", "head")),
     },
     classifies={"pooler_activation": "tanh"},
@@ -200,7 +197,7 @@ _NEOBERT = Family(
             for part in _QKV
         ),
         *affine(f"{_NEOBERT_LAYER}.wo", *ATTENTION, "output", num_inputs=2),
-        *_maps(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
+        *maps(f"{_NEOBERT_LAYER}.ffn.w12", MLP, ("gate", "up")),
         *affine(f"{_NEOBERT_LAYER}.ffn.w3", *MLP, "down"),
         *norm(f"{_NEOBERT_LAYER}.attention_norm", *LAYERS, "attention_norm"),
         *norm(f"{_NEOBERT_LAYER}.ffn_norm", *LAYERS, "mlp_norm"),
@@ -243,8 +240,8 @@ _DEBERTA = Family(
         *norm("deberta.embeddings.LayerNorm", *EMBEDDINGS, "norm"),
         Entry("deberta.encoder.rel_embeddings.weight", (*_RELATIVE, "table")),
         *norm("deberta.encoder.LayerNorm", *_RELATIVE, "norm"),
-        *_maps(f"{_DEBERTA_SELF}.{{part}}_proj", ATTENTION),
-        *_maps(f"{_DEBERTA_SELF}.pos_{{part}}_proj", (*ATTENTION, "relative"), _QKV[:2]),
+        *maps(f"{_DEBERTA_SELF}.{{part}}_proj", ATTENTION),
+        *maps(f"{_DEBERTA_SELF}.pos_{{part}}_proj", (*ATTENTION, "relative"), _QKV[:2]),
         *affine(f"{_DEBERTA_LAYER}.attention.output.dense", *ATTENTION, "output", num_inputs=2),
         *norm(f"{_DEBERTA_LAYER}.attention.output.LayerNorm", *LAYERS, "attention_norm"),
         *affine(f"{_DEBERTA_LAYER}.intermediate.dense", *MLP, "up"),
@@ -276,11 +273,8 @@ _DEBERTA = Family(
     },
     sets={"norm_eps": 1e-7, "pooler_activation": "gelu"},
     heads={
-        "classification": (
-            *affine("pooler.dense", "encoder", "pooler", "dense"), *affine("classifier", "head"),
-        ),
-        "tagging": tuple(affine("classifier", "head")),
-        "span": tuple(affine("qa_outputs", "head")),
+        "classification": (*pooler("pooler.dense"), *affine("classifier", "head")),
+        **TOKENS,
     },
     compares=True,
     classifies={"pooler_activation": "gelu"},
@@ -314,8 +308,7 @@ def known_family(found: Mapping[str, Any]) -> Family | None:
 def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
     """Return the family of a `config.json`; `where` names the file in messages.
 
-    Raises:
-        UserError: If the family is unknown, or the model needs its own code (`auto_map`).
+    Raise a UserError if the family is unknown, or the model needs its own code (`auto_map`).
     """
     if found.get("model_type") == "albert":
         groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)

@@ -21,8 +21,7 @@ FLAX_WEIGHTS = "flax_model.msgpack"
 def read_flax(path: Path) -> dict[str, np.ndarray]:
     """Read all tensors into memory, with the names and orientation of the PyTorch model.
 
-    Raises:
-        UserError: The file is missing or damaged, or is not a tree of arrays with sound names.
+    Raise a UserError if the file is missing or damaged, or is no tree of arrays with sound names.
     """
     raw: Any = map_bytes(path, f"{FLAX_WEIGHTS} was expected")
     try:

@@ -47,7 +47,6 @@ class Form:
     config: dict[str, Any]
     """Content of `config.json`."""
     model: ModelConfig
-    """Architecture."""
     arrays: dict[str, np.ndarray]
     dropped: tuple[str, ...] = ()
     """Names of the tensors that are not read."""
@@ -83,14 +82,13 @@ class Form:
     def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
         """Read the parameters as float32: `encoder`, and each requested head that the file has.
 
+        Raise a UserError that lists all faults: tensors that are missing, unexpected, of another
+        shape or not finite, and copies, such as the tied decoder, that differ from the original.
+
         Args:
             head: Fine-tuning head to read. None means no fine-tuning head.
             pretraining: Whether to read pretraining heads. If neither pretraining heads nor `head`
                 are read, the part that all fine-tuning heads of the family share is still read.
-
-        Raises:
-            UserError: If tensors are missing, unexpected, of another shape or not finite, or a copy
-                such as the tied decoder differs from its original. The message lists all faults.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)
@@ -145,10 +143,8 @@ class Form:
 def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
     """Return a model of any family, with its tensors named as in the tables of the family.
 
-    Args:
-        found: Content of `config.json`; its `model_type` is in `FAMILIES`.
-        arrays: All tensors of the model.
-        where: Name of the file, for messages.
+    `found` is the content of `config.json`, which `where` names in messages; its `model_type` is in
+    `FAMILIES`. `arrays` has all tensors of the model.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)

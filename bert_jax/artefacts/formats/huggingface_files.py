@@ -95,15 +95,14 @@ def head_from_huggingface(
 ) -> TaskOutputs:
     """Read a fine-tuning head.
 
+    Raise a UserError if the labels, the problem type or another field is invalid or does not fit.
+
     Args:
         task: Class-name suffix of the model, a key of `TASKS`.
         found: Content of `config.json`.
         arrays: Tensors of the model.
         bias: Name of the tensor with one number per output.
         rate: Dropout rate before the head.
-
-    Raises:
-        UserError: If the labels, the problem type or another field is invalid or does not fit.
     """
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:
@@ -257,9 +256,8 @@ def weight_files(directory: Path) -> list[Path]:
 def read_weights(directory: Path, made_by: str) -> dict[str, np.ndarray]:
     """Map or read all tensors, by name, from one file or from the shards that an index lists.
 
-    Raises:
-        UserError: If there are no weights, both a file and an index, or a malformed file. The
-            message says how to convert weights of another format with the class `made_by`.
+    Raise a UserError if there are no weights, both a file and an index, or a malformed file. The
+    message says how to convert weights of another format with the class `made_by`.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() and index.is_file():

@@ -35,9 +35,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
 
     Fields that do not change what the encoder computes (heads, labels, generation) are ignored.
     `found["model_type"]` is in `FAMILIES`; `where` names the file in messages.
-
-    Raises:
-        UserError: If fields are missing, wrong or not supported. The message lists all of them.
+    Raise a UserError that lists all fields that are missing, wrong or not supported.
     """
     family = FAMILIES[found["model_type"]]
     classifies = family.head_of(found) == "classification"

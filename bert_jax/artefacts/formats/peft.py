@@ -76,13 +76,9 @@ class Adapter:
 def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
     """Read an adapter that PEFT, or `bert-jax export --to peft`, has written.
 
-    Args:
-        directory: Directory of the adapter.
-        base: Directory of the base model. None means `BASE` in `directory` or, if that is missing,
-            the directory that the adapter names, which must be inside `directory`.
-
-    Raises:
-        UserError: If the adapter is malformed, is not plain LoRA, or has no base.
+    `base` is the directory of the base model. None means `BASE` in `directory` or, if that is
+    missing, the directory that the adapter names, which must be inside `directory`. Raise a
+    UserError if the adapter is malformed, is not plain LoRA, or has no base.
     """
     path = directory / CONFIG
     given = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)

@@ -153,8 +153,7 @@ def sentence_files(
 def read_sentence_files(directory: Path) -> SentenceForm:
     """Read the files that accompany an encoder.
 
-    Raises:
-        UserError: If the files are malformed, or ask for something that is not supported here.
+    Raise a UserError if the files are malformed, or ask for something that is not supported here.
     """
     modules, queries = _modules(directory, f"{_DENSE}|{_SPARSE}|Router", _READ), None
     if modules[0][0] == "Router":
@@ -219,8 +218,7 @@ def _dense(
 def scoring_fields(directory: Path) -> dict[str, Any]:
     """Return a cross-encoder's settings as a field of `config.json`, {} if there are none.
 
-    Raises:
-        UserError: If the files are malformed, or ask for something that is not supported here.
+    Raise a UserError if the files are malformed, or ask for something that is not supported here.
     """
     if is_sentence_model(directory) or not (directory / MODULES).is_file():
         return {}

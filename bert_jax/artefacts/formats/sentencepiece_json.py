@@ -32,9 +32,7 @@ def tokenizer_json(tokenizer: SentencePieceTokenizer) -> bytes:
     A text becomes `[CLS] text [SEP]`, and a pair `[CLS] first [SEP] second [SEP]`. The five special
     tokens are added tokens with their names in the model. Unlike `tokenizer`, the result encodes
     such a name in a text as the special token, unless `encode_special_tokens` is set.
-
-    Raises:
-        UserError: If the format cannot express a feature of the model.
+    Raise a UserError if the format cannot express a feature of the model.
     """
     made = _pipeline(tokenizer)
     special = tokenizer.special_ids

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from bert_jax.artefacts.formats.bert_families import BERT
 from bert_jax.artefacts.formats.entries import Entry, affine, norm, read_tensors, to_tensors
-from bert_jax.artefacts.formats.families import unread
+from bert_jax.artefacts.formats.families import maps, unread
 from bert_jax.artefacts.formats.family import check_only, read_field, show, their_name
 from bert_jax.artefacts.formats.model_config import (
     config_from_huggingface,
@@ -100,8 +100,7 @@ def _layers(side: str, *attentions: tuple[str, str]) -> list[Entry]:
     entries = []
     for theirs, name in attentions:
         under = f"{layer}.{theirs}"
-        for part in ("query", "key", "value"):
-            entries += affine(f"{under}.{part[0]}_proj", *ours, name, part)
+        entries += maps(f"{under}.{{first}}_proj", (*ours, name))
         entries += affine(f"{under}.out_proj", *ours, name, "output", num_inputs=2)
         entries += norm(f"{under}_layer_norm", *ours, f"{name}_norm")
     return [
@@ -253,9 +252,7 @@ def _moved(entries: Iterable[Entry], name: str, root: str) -> list[Entry]:
 _PAIR_TABLE = (
     *_moved(BERT.encoder, "encoder.", "encoder"),
     *_moved(BERT.encoder, "decoder.bert.", "decoder"),
-    *affine(f"{_CROSS_LAYER}.self.query", *_CROSS, "query"),
-    *affine(f"{_CROSS_LAYER}.self.key", *_CROSS, "key"),
-    *affine(f"{_CROSS_LAYER}.self.value", *_CROSS, "value"),
+    *maps(f"{_CROSS_LAYER}.self.{{part}}", _CROSS),
     *affine(f"{_CROSS_LAYER}.output.dense", *_CROSS, "output", num_inputs=2),
     *norm(f"{_CROSS_LAYER}.output.LayerNorm", "decoder", "layers", "cross_norm"),
     *_moved(BERT.pretraining[MASKED_LM], "decoder.", "output"),
@@ -373,8 +370,7 @@ FAMILIES: dict[str, Family] = {each.kind: each for each in (Marian(), Pegasus(),
 def family_of(network: Network, name: str) -> tuple[Family, TransformerNetwork]:
     """Return the class of Transformers that can compute a network, and the network.
 
-    Raises:
-        UserError: If no class can; the message lists the differences from the nearest class.
+    Raise a UserError if no class can; the message lists the differences from the nearest class.
     """
     if not isinstance(network, TransformerNetwork):
         raise UserError(f"{name}: no class of Transformers computes a {type(network).__name__}")

@@ -156,9 +156,8 @@ def named_steps(work: WorkDir, step: int | None, last: int | None = 1) -> list[i
 def pretrained_checkpoint(workdir: Path | str, step: int | None = None) -> Restored:
     """Read a checkpoint of a pretraining run, the newest intact one by default; change nothing.
 
-    Raises:
-        UserError: `workdir` holds no checkpoint, no checkpoint of `step`, or a fine-tuning run.
-        DamagedCheckpointError: No checkpoint is intact, or the checkpoint of `step` is damaged.
+    Raise a UserError if `workdir` holds no checkpoint, none of `step`, or a fine-tuning run. Raise
+    a DamagedCheckpointError if no checkpoint is intact, or the checkpoint of `step` is damaged.
     """
     work = open_workdir(workdir)
     if step is None:

@@ -38,7 +38,6 @@ class Recipe(NamedTuple):
     """A configuration, and the scores on held-out text that its run must reach."""
 
     config: str
-    """Configuration file."""
     least_gain: float
     """Nats by which the masked-LM loss must lie below the corpus's unigram entropy."""
     least_pair_accuracy: float

@@ -33,7 +33,6 @@ class Track(Bounded, section="track"):
     device: str = "cpu"
     """Kind of device, as `jax.Device.device_kind` names it."""
     devices: Annotated[int, AtLeast(1)] = 1
-    """Number of devices."""
     cores: int = 0
     """Number of processor cores that a run may use; 0 for any number."""
     seconds: Annotated[float, Above(0)] = 600.0

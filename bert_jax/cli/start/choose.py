@@ -47,14 +47,8 @@ def choices(
     """Return a choice for each size, the best first.
 
     `measure` is called for few sizes: first for a small one, whose speed and operations give the
-    speeds of the others, then for the best so far, until the best has been measured.
-
-    Args:
-        measure: function that measures the speed of a size.
-        seconds: time of the run.
-        unique: number of tokens of the training text.
-        known: speeds that are known; measured ones are added.
-        sizes: sizes to compare.
+    speeds of the others, then for the best so far, until the best has been measured. Measured
+    speeds are added to `known`. A run takes `seconds`, and its text has `unique` tokens.
     """
     best = sizes[1]
     while True:

@@ -38,10 +38,8 @@ def useful_tokens(tokens: int, unique: int) -> float:
 def nats_below_unigram(parameters: int, tokens: int, unique: int) -> float:
     """Predict the held-out masked-LM loss of a run, as nats below the unigram entropy.
 
-    Args:
-        parameters: number of parameters in the layers, without embeddings and head.
-        tokens: number of tokens in all training batches.
-        unique: number of tokens of the training text.
+    The layers have `parameters` parameters, without embeddings and head. All training batches have
+    `tokens` tokens, and the training text has `unique` tokens.
     """
     text = _TEXT / useful_tokens(tokens, unique) ** _TEXT_POWER
     return _LIMIT - _SIZE / parameters**_SIZE_POWER - text

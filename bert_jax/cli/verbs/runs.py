@@ -178,8 +178,7 @@ class Pretrain(Run):
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        result = train(config, self.workdir, branch_from=self.branch_from, **options)
-        return result.stopped_by
+        return train(config, self.workdir, branch_from=self.branch_from, **options).stopped_by
 
 
 class Finetune(Run):

@@ -93,12 +93,9 @@ class Evaluation:
     def similarity(self, source: str, columns: Sequence[str], **written: Any) -> Result:
         """Correlate the cosines of text pairs with human scores.
 
-        Raise a UserError if the file or a column cannot be read, or there are no scores.
-
-        Args:
-            source: A table.
-            columns: Names of three columns: first text (a query), second text (a document), score.
-            **written: Fields of `TableConfig` such as `header`.
+        `columns` names three columns of the table `source`: first text (a query), second text (a
+        document) and score. `written` has fields of `TableConfig` such as `header`. Raise a
+        UserError if the file or a column cannot be read, or there are no scores.
         """
         fields: dict[str, Any] = dict(zip(("text", "text_pair", "label"), columns, strict=True))
         table = TableConfig(**fields, problem_type="regression", empty="skip", **written)

@@ -135,14 +135,10 @@ class Index:
     ) -> list[list[Hit]]:  # fmt: skip
         """Find the `top` passages for each query, best first.
 
-        Raise a UserError if LanceDB cannot search the table.
-
-        Args:
-            top: Number of passages for each query.
-            words: Queries to search by BM25.
-            vectors: Vectors of queries, of length 1, to search by cosine; exact, unless an update
-                gave the table an approximate index. If words are given too, the score is the mean
-                of the cosine and the share of the query's best BM25 (Bruch et al. 2023).
+        `words` are queries to search by BM25. `vectors` are vectors of queries, of length 1, to
+        search by cosine; the search is exact, unless an update gave the table an approximate index.
+        If both are given, the score is the mean of the cosine and the share of the query's best
+        BM25 (Bruch et al. 2023). Raise a UserError if LanceDB cannot search the table.
         """
         with _errors_of(self.path):
             most = min(top, self.table.count_rows())

@@ -40,16 +40,13 @@ def ranking_scores(
 def query_scores(
     ranked: Mapping[_Id, Sequence[_Id]], relevant: Mapping[_Id, Mapping[_Id, float]]
 ) -> dict[str, np.ndarray]:
-    """Score the ranking of each query.
+    """Return `ndcg@10`, `mrr@10`, `recall@100` and `map` (Q,) of the queries in `relevant`.
 
     A document is relevant if its grade is above 0. Only nDCG uses the grade itself, as a linear
     gain (Järvelin and Kekäläinen, 2002). A query without a ranking, or without a relevant document,
     scores 0. Rankings of unjudged queries are ignored. A document that is ranked twice counts at
     its better rank. Rankings list the best document first, with ties already broken. Raise a
     UserError if no query is judged.
-
-    Returns:
-        Scores (Q,) in the order of `relevant`, by name: `ndcg@10`, `mrr@10`, `recall@100`, `map`.
     """
     if not relevant:
         raise UserError("no query is judged, so there is nothing to score")

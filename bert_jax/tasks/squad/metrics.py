@@ -94,10 +94,9 @@ def score(
     no questions, none of them has a prediction, a question's answers are unknown or, under v1.1, a
     question has no answer.
 
-    Returns:
-        Scores named as in the script for version 2.0: exact and f1 in percent, and total, the
-        number of scored questions. The same with the prefix HasAns_ for questions with reference
-        answers, and NoAns_ for questions without, if there are such questions.
+    The scores are named as in the script for version 2.0: exact and f1 in percent, and total, the
+    number of scored questions. The prefix HasAns_ marks scores of questions with reference answers,
+    and NoAns_ scores of questions without answers, if there are such questions.
     """
     if not questions:
         raise UserError("there are no questions to score")

@@ -16,10 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object, short
-from bert_jax.tasks.examples import Answer, Data, Origin, Question, file_name
-
-MAX_BYTES = 512 << 20
-"""Largest file that is read, in bytes; the training file of SQuAD 2.0 has 42 MB."""
+from bert_jax.tasks.examples import MAX_BYTES, Answer, Data, Origin, Question, file_name
 
 Misplaced = Literal["fail", "skip", "keep"]
 """Treatment of an answer that is not at its offset (see `read_squad`)."""

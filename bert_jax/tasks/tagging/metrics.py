@@ -43,11 +43,9 @@ _Tags = Sequence[Sequence[str]]
 def entity_scores(gold: _Tags, predicted: _Tags, *, strict: bool = False) -> dict[str, Any]:
     """Score the entities in predicted tags; an entity lies within one sentence.
 
-    Raise a ValueError if the numbers of sentences differ, or a word has no valid tag.
-
-    Returns:
-        `classes`, a row for each type found (see `class_rows`), `micro`, the scores over all types
-        together, and `macro`, the mean over types.
+    Return `classes`, a row for each type found (see `class_rows`), `micro`, the scores over all
+    types together, and `macro`, the mean over types. Raise a ValueError if the numbers of sentences
+    differ, or a word has no valid tag.
     """
     read = strict_entities if strict else entities
     golds, guesses, correct = Counter[str](), Counter[str](), Counter[str]()

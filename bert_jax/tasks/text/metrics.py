@@ -291,10 +291,9 @@ def reliability(
 ) -> dict[str, Any]:
     """Compare probabilities with the fraction that came true, in bins (i / bins, (i + 1) / bins].
 
-    Returns:
-        Lists with an entry per bin (0 if the bin is empty): `counts`; `confidence`, the mean
-        probability; `accuracy`, the fraction that came true. Also `ece`, the expected calibration
-        error: the mean gap between `confidence` and `accuracy`, weighted by `counts`.
+    The result has lists with an entry per bin (0 if the bin is empty): `counts`; `confidence`, the
+    mean probability; `accuracy`, the fraction that came true. It also has `ece`, the expected
+    calibration error: the mean gap between `confidence` and `accuracy`, weighted by `counts`.
     """
     number = np.clip(np.ceil(shares * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(number, minlength=bins)

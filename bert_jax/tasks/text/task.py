@@ -276,15 +276,9 @@ def predictions(
     """Predict the labels of examples by words and pairs of words, without a neural network.
 
     Texts become TF-IDF vectors. Logistic regression predicts classes, and ridge regression scores.
-
-    Args:
-        objective: "single_label", "multi_label" or "regression".
-        train: N labelled examples.
-        labels: labels of `train`: (N,) classes or scores, or (N, K) bool.
-        examples: M examples to predict.
-
-    Returns:
-        Predictions (M,) or (M, K); None if scikit-learn (the extra `baseline`) is not installed.
+    `labels` are the labels of the N examples `train`: (N,) classes or scores, or (N, K) bool.
+    Return the predictions, (M,) or (M, K), for the M examples in `examples`; None if scikit-learn
+    (the extra `baseline`) is not installed.
     """
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer

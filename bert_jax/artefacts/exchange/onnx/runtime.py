@@ -56,8 +56,7 @@ def write(saved: SavedModel, out: Path) -> None:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Run the graph in onnxruntime on the CPU and compare outputs.
 
-    Returns:
-        The entries of `compare_shapes`, and `versions`: the package versions and the opset.
+    Return the entries of `compare_shapes`, and `versions`: the package versions and the opset.
     """
     onnx, runtime = _packages()
     versions = {"onnx": onnx.__version__, "onnxruntime": runtime.__version__, "opset": OPSET}
@@ -67,8 +66,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
 def program(saved: SavedModel, out: Path) -> Callable[[proof.Batch], dict[str, np.ndarray]]:
     """Load the graph in a directory as a function from a batch to the outputs of `logits_of`.
 
-    Raises:
-        ProofFailedError: The graph cannot be loaded or, in the returned function, cannot be run.
+    Raise a ProofFailedError if the graph cannot be loaded or, in the returned function, be run.
     """
     _, runtime = _packages()
     try:
@@ -133,12 +131,9 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     ONNX Runtime's quantizer gives each matrix one scale; activations are quantized when the graph
     runs (dynamic quantization). The new graph replaces the proven graph in `out`.
 
-    Returns:
-        `kind`, the graph file's `bytes` before and after quantization, and the entries of `cost`.
-
-    Raises:
-        UserError: The weights of the graph are in a second file.
-        ProofFailedError: An output is not finite.
+    Return `kind`, the graph file's `bytes` before and after quantization, and the entries of
+    `cost`. Raise a UserError if the weights of the graph are in a second file, and a
+    ProofFailedError if an output is not finite.
     """
     from onnxruntime import quantization
 
