@@ -133,10 +133,10 @@ def read_tensors(
 ) -> Params:
     """Convert foreign tensors to our parameter tree, in float32.
 
-    `shapes` has the shapes of our parameters, and `found` the foreign arrays by name. `copies` names
-    further tensors that `found` may have. Each name maps to the name of the tensor that must have
-    equal values, or to "" if the values are not checked. Raise a UserError that lists all tensors
-    that are missing, unexpected or do not fit.
+    `shapes` has the shapes of our parameters, and `found` the foreign arrays by name. `copies` has
+    the names of further tensors that `found` may have. Each name maps to the name of the tensor
+    that must have equal values, or to "" if the values are not checked. Raise a UserError that
+    lists all tensors that are missing, unexpected or do not fit.
     """
     params: Params = {}
     wrong: dict[str, list[str]] = {}

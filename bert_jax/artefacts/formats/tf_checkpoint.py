@@ -60,16 +60,14 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     """Read a checkpoint of the original code, without the variables of its optimizer.
 
     The arrays are views of the mapped files. Variables of a fine-tuned head are dropped, because
-    the checkpoint does not record the names of its labels.
+    the checkpoint does not record the names of its labels. Raise a UserError if files are missing
+    or malformed, the model is not a BERT, or variables are missing, unexpected or of a wrong shape;
+    the message lists such variables.
 
     Args:
         path: The directory, or PREFIX or PREFIX.index to choose one of several checkpoints.
         gelu: Meaning of "gelu" as `hidden_act`. The code of google-research/bert computes the tanh
             form. Transformers, and the first release of google-research/bert, compute the erf form.
-
-    Raises:
-        UserError: If files are missing or malformed, the model is not a BERT, or variables are
-            missing, unexpected or of a wrong shape. The message lists such variables.
     """
     index = _find_index(Path(path))
     bundle = open_tensor_bundle(index)
