@@ -24,7 +24,7 @@ _SIP = 1 << 16
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
 _STORED = 1 << 18  # more bytes than a block of a .gz or .zst file that is stored as it is
-_EDGE = 64  # bytes at each end of a stream that show whether a document begins after or in it
+_EDGE = 64  # bytes on each side of a stream's start that show whether a document begins there
 _KEPT = 32  # last reads in which the next stream is looked for, since damage shows late
 
 
@@ -113,7 +113,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
 
 
 def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
-    """Find the start of a stream where what `ends` matches in the text ends; -1 if there is none.
+    """Find the first start of a stream at which a match of `ends` in the unpacked text ends, or -1.
 
     `data` is a piece of a .gz or .zst file. Blocks that are stored as they are may contain streams,
     so all streams must be sound up to the end of `data`, or longer than such a block in all.

@@ -49,7 +49,7 @@ class FileSource(Source):
     cut_suffixes: tuple[str, ...] = ("", ".gz", ".zst")
     """Compression suffixes ("": uncompressed) of files inside which reading can start."""
     record_start: re.Pattern[bytes] | None = None
-    """What precedes each record, if it is not a line end or a blank line."""
+    """Pattern that ends where a record begins; None means a line end or a blank line."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 

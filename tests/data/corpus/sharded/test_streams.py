@@ -106,12 +106,12 @@ def test_streams_inside_streams_make_no_cut(tmp_path):
     packed = hostile_records.warc_record(inner, Content_Type="application/gzip")
     outer = gzip.compress(packed, 0)
     assert inner in outer
-    made = [outer, *streams("a.wet.gz")] * 40
+    made = [outer, *streams("a.wet.gz")] * 12
     source = written(tmp_path / "a.wet.gz", b"".join(made))
     assert source.size > 2 * compressed._STORED
     places = {sum(map(len, made[:number])) for number in range(len(made))}
-    found = begins(source, len(outer) // 3)
-    assert len(found) > 20
+    found = begins(source, len(outer))
+    assert len(found) > 10
     assert {*found} <= places
     at = len(outer) + sum(map(len, streams("a.wet.gz")))  # the second outer member begins here
     (part,) = source.divided(source.size)
@@ -171,20 +171,6 @@ def test_damage_at_a_cut_is_counted_once(tmp_path, monkeypatch, name):
     assert many > 2
 
 
-def test_hostile_files_are_the_same_in_parts(tmp_path, monkeypatch):
-    pytest.importorskip("warcio", reason="warcio is not installed")
-    monkeypatch.setattr(compressed, "_STORED", 0)
-    divided = 0
-    for each in hostile_records.make(3, 120, 6):
-        if not each.name.endswith((".gz", ".zst")) or ".xml" in each.name:
-            continue
-        source = written(tmp_path / each.name, each.content)
-        parts = source.divided(max(1, source.size // 5))
-        assert counted(parts) == counted([source]), each.name
-        divided += len(parts) > 1
-    assert divided > 3
-
-
 def test_an_error_names_a_place_that_can_be_found(tmp_path):
     texts = [*DOCUMENTS[:150], "x" * 100, *DOCUMENTS[150:]]
     made = streams("a.jsonl.gz", texts)
@@ -195,27 +181,24 @@ def test_an_error_names_a_place_that_can_be_found(tmp_path):
         counted(source.divided(2000))
     number, place = f"{caught.value}".split("line ")[1].split(":")[0].split(" after byte ")
     assert int(place.replace(",", "")) == begin
-    rest = gzip.decompress(source_bytes(tmp_path / "a.jsonl.gz")[begin:])
+    rest = gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()[begin:])
     assert rest.split(b"\n")[int(number) - 1] == b"no json"
 
 
-def source_bytes(path) -> bytes:
-    return path.read_bytes()
-
-
 def test_only_bytes_near_the_cuts_are_read(tmp_path, monkeypatch):
-    rng = random.Random(4)
-    text = record(".jsonl", "x").replace(b"x", rng.randbytes(1 << 19).hex().encode())
-    source = written(tmp_path / "a.jsonl.gz", gzip.compress(text) * 60)
-    read = []
+    monkeypatch.setattr(compressed, "_STORED", STORED)
+    monkeypatch.setattr(text_files, "_STREAM_BLOCKS", (1 << 11, 1 << 13))
+    rng, read = random.Random(4), []
+    lines = [record(".jsonl", rng.randbytes(1 << 9).hex()) for _ in range(60)]
+    source = written(tmp_path / "a.jsonl.gz", b"".join(map(gzip.compress, lines)))
     find = compressed.next_start
     monkeypatch.setattr(
         text_files, "next_start", lambda data, *how: read.append(len(data)) or find(data, *how)
     )
-    assert len(source.divided(source.size // 3)) > 2
-    assert sum(read) < 3 * sum(text_files._STREAM_BLOCKS)
+    assert len(source.divided(source.size // 3)) == 3
+    assert sum(read) <= 2 * sum(text_files._STREAM_BLOCKS) < source.size
     read.clear()
-    source = written(tmp_path / "b.jsonl.gz", gzip.compress(text * 60))
+    source = written(tmp_path / "b.jsonl.gz", gzip.compress(b"".join(lines)))
     assert source.divided(source.size // 10) == [source]  # the first cut is looked for, no other
     assert sum(read) == sum(text_files._STREAM_BLOCKS)
 
