@@ -179,7 +179,7 @@ class Source(ABC):
     def head(self, size: int) -> "Source":
         """Return a source of about the first `size` bytes (or examples), at least one document."""
         first, *others = self.divided(size)
-        return first if others or self.size <= size else _Head(self, size)
+        return first if others or self.size <= size else Head(self, size)
 
     def _of(self, part: tuple[int, int], size: int) -> "Source":
         """Return a copy that reads only `part`, which has `size` bytes."""
@@ -214,7 +214,7 @@ class Source(ABC):
         return found | part | self._details
 
 
-class _Head(Source):
+class Head(Source):
     """The first documents of a source that is read from its beginning."""
 
     def __init__(self, source: Source, limit: int) -> None:

@@ -1,8 +1,10 @@
 """Decompression of files in blocks, with limited memory at any compression ratio."""
 
 import bz2
+import contextlib
 import functools
 import lzma
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
+_STORED = 1 << 18  # more bytes than a block of a .gz or .zst file that is stored as it is
+_EDGE = 64  # bytes on each side of a stream's start that show whether a document begins there
 _KEPT = 32  # last reads in which the next stream is looked for, since damage shows late
 
 
@@ -106,6 +110,34 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
             decoder, fresh, streams = new(), True, streams + 1
     if damage is not None:
         yield damage
+
+
+def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
+    """Find the first start of a stream at which a match of `ends` in the unpacked text ends, or -1.
+
+    `data` is a piece of a .gz or .zst file. Blocks that are stored as they are may contain streams,
+    so all streams must be sound up to the end of `data`, or longer than such a block in all.
+    """
+    _, magic, new, errors = _decoder(Path(name).suffix.lower())
+    first = -1
+    while (first := data.find(magic, first + 1)) >= 0:
+        begin, at, found, tail = first, first, -1, b""
+        with contextlib.suppress(EOFError, errors):
+            while found < 0 or (begin < len(data) and begin - first <= _STORED):
+                decoder, before, head = new(), tail, b""
+                while not decoder.eof:
+                    if not (piece := data[at : at + _ZSTD_SIP]):
+                        raise EOFError
+                    at += len(piece)
+                    text = decoder.decompress(piece)
+                    head, tail = (head + text)[:_EDGE], (tail + text)[-_EDGE:]
+                at -= len(decoder.unused_data)
+                if any(each.end() == len(before) for each in ends.finditer(before + head)):
+                    found = begin if found < 0 else found
+                begin = at
+            return found
+        first = begin  # of the stream that is not sound
+    return -1
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:

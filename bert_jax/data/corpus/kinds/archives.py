@@ -34,13 +34,13 @@ _Piece = bytes | BadRecord | None
 class _Archive(FileSource):
     """A file that can only be read from its beginning, record by record."""
 
-    has_cuts = False
+    cut_suffixes: tuple[str, ...] = ()
     has_records = True
     record_name = "record"
 
     @override
     def _place(self, number: int) -> str:
-        return f"{self.record_name} {number}"
+        return f"{self.record_name} {number}" + f" after byte {self._begin:,}" * (self._begin > 0)
 
     def _needs(self, package: str) -> contextlib.AbstractContextManager[None]:
         said = f"reading this file needs {package}: pip install 'bert_jax[corpora]'."
@@ -84,6 +84,9 @@ class _Archive(FileSource):
 
 class WarcSource(_Archive):
     """Plain-text records of a WARC or WET file; others, such as HTML pages, are skipped."""
+
+    cut_suffixes = (".gz", ".zst")  # a record of an uncompressed file may contain a whole WARC file
+    record_start = re.compile(b"(?=%s)" % re.escape(_RECORD))
 
     @override
     def _rows(self) -> Iterator[Row]:
@@ -160,9 +163,9 @@ class WarcSource(_Archive):
                 raise self._bad(number, told, "too-long", body)
         except (ArchiveLoadFailed, EOFError) as error:
             why = " ".join(str(error).split())[:200] or "it ends inside a response's headers"
-            told = f"{self.name} is not a valid WARC file: {why} (record {number}). Fetch it again."
+            told = f"{self.name} is not a valid WARC file: {why} ({self._place(number)})."
             again.extendleft(reversed(more))
-            raise BadRecord(told, data=head + body) from error
+            raise BadRecord(f"{told} Fetch it again.", data=head + body) from error
         text = data.decode("utf-8", "replace").replace("\0", " ")
         found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
         return paragraphs(text), {k: value for k, value in found.items() if value}

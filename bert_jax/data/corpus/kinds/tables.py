@@ -72,7 +72,7 @@ class ParquetSource(Source):
 class DelimitedSource(FileSource):
     """A text column of a CSV or TSV file with a header. In TSV files, quotes are text."""
 
-    has_cuts = False  # a line end may be inside a quoted field
+    cut_suffixes = ()  # a line end may be inside a quoted field
     has_records = True
 
     @override

@@ -12,10 +12,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Row, Source
+from bert_jax.data.corpus.documents import NO_FIELDS, Head, ReadOptions, Row, Source
 from bert_jax.errors import BadRecord
 from bert_jax.files.untrusted.compressed import SUFFIXES as COMPRESSED
-from bert_jax.files.untrusted.compressed import sound_blocks
+from bert_jax.files.untrusted.compressed import next_start, sound_blocks
 from bert_jax.files.urls import FileState, file_state, open_binary
 
 _MAGIC = {
@@ -31,6 +31,7 @@ _MAGIC = {
 }
 _JSON_TYPES = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
 _CUT_BLOCK = 1 << 18
+_STREAM_BLOCKS = 1 << 20, 1 << 24  # read to find a cut of a compressed file
 _LINE_END = re.compile(rb"\r?\n|\r(?!\n)")
 _BLANK_LINE = re.compile(rb"(?:\r?\n|\r(?!\n))[ \t]{0,60}(?:\r?\n|\r(?!\n))")
 _LONGEST_BLANK = 64
@@ -42,11 +43,13 @@ _Blocks = Iterable[tuple[int, list[str] | BadRecord]]
 
 
 class FileSource(Source):
-    """A text or JSON lines file; unless compressed, it can be divided into parts."""
+    """A text or JSON lines file, which can be divided unless it is a single compressed stream."""
 
     options: ReadOptions
-    has_cuts = True
-    """Whether reading can start inside the file, after line ends or blank lines."""
+    cut_suffixes: tuple[str, ...] = ("", ".gz", ".zst")
+    """Compression suffixes ("": uncompressed) of files inside which reading can start."""
+    record_start: re.Pattern[bytes] | None = None
+    """Pattern that ends where a record begins; None means a line end or a blank line."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
@@ -86,22 +89,26 @@ class FileSource(Source):
 
     @override
     def divided(self, size: int) -> Sequence[Source]:
-        if self.size <= size or not self.has_cuts or self._is_compressed:
+        if self.size <= size or self._compression not in self.cut_suffixes:
             return [self]
         count = -(-self.size // size)
         cuts = self._cuts(self.size * number // count for number in range(1, count))
-        return [self._of((begin, end), end - begin) for begin, end in itertools.pairwise(cuts)]
+        parts = [self._of((begin, end), end - begin) for begin, end in itertools.pairwise(cuts)]
+        return parts if len(parts) > 1 else [self]
 
     @override
     def head(self, size: int) -> Source:
+        if self.size > size and self._compression:
+            return Head(self, size)
         if self.size <= size or len(self.divided(self.size - 1)) < 2:  # it cannot be divided
             return super().head(size)
         begin, end, *_ = self._cuts([size])
         return self._of((begin, end), end - begin)
 
     @property
-    def _is_compressed(self) -> bool:
-        return Path(self.name).suffix.lower() in COMPRESSED
+    def _compression(self) -> str:
+        suffix = Path(self.name).suffix.lower()
+        return suffix if suffix in COMPRESSED else ""
 
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
         """Return sorted file positions at which to cut the part, including its start and end.
@@ -110,11 +117,19 @@ class FileSource(Source):
         """
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
-            return sorted({begin, end, *(self._cut(file, begin + size, end) for size in sizes)})
+            cuts = (self._cut(file, begin + size, end) for size in sizes)
+            return sorted({begin, end, *itertools.takewhile(lambda cut: cut < end, cuts)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
         """Find the first document after `position`; return its first byte, or `end` without one."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
+        for most in _STREAM_BLOCKS if self._compression else ():
+            file.seek(position)
+            data = file.read(min(most, end - position))
+            if (start := next_start(data, self.name, self.record_start or ends)) >= 0:
+                return position + start
+        if self._compression:
+            return end
         file.seek(position)
         seen, start = b"", 0
         while data := file.read(min(_CUT_BLOCK, end - position - len(seen))):
@@ -129,7 +144,7 @@ class FileSource(Source):
     @override
     def _place(self, number: int) -> str:
         """Name a line of the part, with its number in the file where that may be counted."""
-        if self._begin and self.options.on_bad != "stop":
+        if self._begin and (self._compression or self.options.on_bad != "stop"):
             return f"line {number:,} after byte {self._begin:,}"
         if self._begin:
             with open_binary(self.name) as file:
@@ -299,7 +314,7 @@ class FileSource(Source):
 
     def _not_utf8(self, raw: bytes, number: int, error: UnicodeDecodeError) -> BadRecord:
         hint = "Convert the file, for example: iconv -f WINDOWS-1252 -t UTF-8."
-        if not self._is_compressed:
+        if not self._compression:
             with open_binary(self.name) as again:
                 head = again.read(8)
             hint = next((f"It looks {_MAGIC[m]}." for m in _MAGIC if head.startswith(m)), hint)
