@@ -142,6 +142,10 @@ def use_s3(patch: pytest.MonkeyPatch, address: str) -> None:
     patch.setenv("AWS_REGION", "us-east-1")
     patch.setenv("AWS_ACCESS_KEY_ID", "none")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+    with contextlib.suppress(ImportError):
+        from obstore.fsspec import FsspecStore
+
+        FsspecStore.clear_instance_cache()  # file systems of an emulator that has ended
 
 
 def requests(address: str) -> int:
