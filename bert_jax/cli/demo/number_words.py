@@ -95,9 +95,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     print(f"token store   {corpus}\ncheckpoints   {run / 'checkpoints'}")
     print(f"metrics       {run / 'metrics.jsonl'}\nloss curve    {run / 'loss.png'}")
     print(f"attention     {page}: open it in a browser\n")
-    print(f"{share:.2%} of {len(examples):,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
-    guide = "To use your own pairs of texts, see docs/recipes/translation.md."
-    return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)
+    return _verdict(share, len(examples), workdir)
 
 
 def words_and_digits(texts: Iterable[str]) -> WordPieceTokenizer:
@@ -133,6 +131,12 @@ def _show(examples: Sequence[tuple[str, str]], translations: Sequence[str]) -> f
     for words, digits, given in wrong[:NUM_SHOWN]:
         print(f"{words}\n    {given}   (it is: {digits})")
     return 1 - len(wrong) / len(found)
+
+
+def _verdict(share: float, count: int, workdir: Path) -> int:
+    print(f"{share:.2%} of {count:,} unseen numbers exact (at least {LEAST_EXACT:.0%})")
+    guide = "To use your own pairs of texts, see docs/recipes/translation.md."
+    return verdict(share >= LEAST_EXACT, _next_commands(workdir), guide)
 
 
 def _next_commands(workdir: Path) -> list[list[str]]:

@@ -56,18 +56,14 @@ class Track(Bounded, section="track"):
 
 
 def read_track(path: Path) -> Track:
-    """Read a track from a JSON file.
-
-    Raise a UserError if the file is no track; the message names the field.
-    """
+    """Read a track from a JSON file; raise a UserError that names a wrong field."""
     return build(Track, read_json_object(path, max_bytes=1 << 20), str(path))
 
 
 def prepare(track: Track, texts: Path, home: Path) -> Corpus:
     """Check the texts, learn the vocabulary and build the corpus, unless they are there.
 
-    Raises:
-        UserError: A text is missing from `texts` or differs from the track's; nothing is written.
+    Raise a UserError, and write nothing, if a text is missing or differs from the track's.
     """
     corpus = home / "corpus"
     if not is_corpus(corpus):
