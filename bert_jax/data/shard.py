@@ -83,7 +83,7 @@ class Shard:
         Args:
             starts: (k,) int64 position of each span's first token. At special tokens, which the
                 caller writes, and padding, any token is read, even outside the array.
-            spans: (k,) int64 lengths of the spans. Their sum is B * L, where L is `length`.
+            spans: (k,) int64 lengths of the spans. The sum is B * L, where L is `length`.
             used: (B, 1) number of positions in each row that are not padding.
 
         Return tokens (B, L) with the dtype of the store, and (B, L) bool, false for padding. Raise

@@ -210,7 +210,7 @@ def search_sources(
 ) -> Report:
     """Search for evaluation texts in the texts of `sources` (`documents.Source`), called `name`.
 
-    Processes on this machine get texts from this process; those of a cluster read parts of sources.
+    Processes on this machine get texts from this process. Processes of a cluster read the sources.
     """
     table = ngrams.NgramTable(map(ngrams.normalised_words, evaluation.texts))
     if engine.is_local:
