@@ -18,8 +18,7 @@ from bert_jax.errors import UserError
 
 CLAIM = re.compile(r"lease-([1-9]\d{0,8})\.json")  # file name; later claims have higher numbers
 _MAX_BYTES = 4096
-_OTHER = {"e_tag": '"0"'}
-"""Condition that no object in S3 meets, whose tags are longer."""
+_OTHER = {"e_tag": '"0"'}  # condition that no object in S3 meets, because tags are longer
 
 
 @runtime_checkable

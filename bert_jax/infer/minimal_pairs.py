@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import binomtest
 from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
@@ -21,7 +20,7 @@ from bert_jax.infer.forward import label_log_probs
 from bert_jax.infer.predictor import text_field
 from bert_jax.infer.records import Record, read_records
 from bert_jax.tasks.examples import Problems
-from bert_jax.tasks.reports.intervals import LEVEL
+from bert_jax.tasks.reports.intervals import LEVEL, wilson
 from bert_jax.tasks.rows import Batch, Rows
 from bert_jax.terminal import progress_bar, table_lines
 from bert_jax.tokenization.tokenizer import make_row, num_special
@@ -64,8 +63,8 @@ def evaluate_pairs(pairs: Sequence[Record], model: SavedModel) -> dict[str, Any]
 
 def _accuracy(margins: Float[np.ndarray, " n"]) -> dict[str, Any]:
     right, ties, count = int((margins > 0).sum()), int((margins == 0).sum()), len(margins)
-    ends = [*map(float, binomtest(right, count).proportion_ci(LEVEL, "wilson"))]
-    return {"accuracy": right / count, "interval": ends, "pairs": count, "ties": ties}
+    share, interval = right / count, [*wilson(right, count)]
+    return {"accuracy": share, "interval": interval, "pairs": count, "ties": ties}
 
 
 def pair_scores(model: SavedModel, pairs: Sequence[Record]) -> Float[np.ndarray, "N 2 S"]:

@@ -224,10 +224,10 @@ class TranslationConfig(NetworkConfig):
 
     def laid_out(self, model: ModelConfig, params: Any) -> Any:
         """Copy the encoder to a decoder, and `mlm` to an output head, if `init_decoder` is set."""
-        wanted, there = self.num_decoder_layers or model.num_layers, model.num_layers
-        if norm := params.get("decoder", {}).get("layers", {}).get("cross_norm"):
-            there = len(norm["scale"])
-        if (norm and wanted < there) or ((norm or self.init_decoder) and wanted > there):
+        norm = params.get("decoder", {}).get("layers", {}).get("cross_norm")
+        there = len(norm["scale"]) if norm else model.num_layers
+        wanted = self.num_decoder_layers or model.num_layers
+        if (norm and wanted != there) or (self.init_decoder and wanted > there):
             raise UserError(
                 f"objective.num_decoder_layers is {self.num_decoder_layers}, so the decoder has "
                 f"{wanted} layers, but the {'decoder' if norm else 'encoder'} of init has {there}; "

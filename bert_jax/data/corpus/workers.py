@@ -88,8 +88,7 @@ class Guard:
     def __init__(self, seconds: float, most_bytes: int) -> None:
         """Limit the memory of the process and, for each call, its time on a processor.
 
-        A call also ends after ten times as many seconds by the clock, since some systems do not
-        count a process's time on a processor.
+        As a second limit, a call ends after ten times as many seconds by the clock.
         """
         self._seconds, self._most_bytes = seconds, most_bytes
         self._process: SpawnProcess | None = None
@@ -201,9 +200,8 @@ def map_ordered(
         for item in items:
             if len(processes) < num_workers:
                 mine, its = context.Pipe()
-                process = context.Process(
-                    target=_work, args=(its, function, initializer, arguments)
-                )
+                given = (its, function, initializer, arguments)
+                process = context.Process(target=_work, args=given)
                 process.start()
                 processes.append(process)
                 its.close()  # a second holder would keep the connection open when the worker dies

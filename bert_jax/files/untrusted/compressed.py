@@ -130,10 +130,10 @@ def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
                         raise EOFError
                     at += len(piece)
                     text = decoder.decompress(piece)
-                    head, tail = (head + text)[:_EDGE], (tail + text)[-_EDGE:]
+                    head, tail = head + text[: _EDGE - len(head)], (tail + text[-_EDGE:])[-_EDGE:]
                 at -= len(decoder.unused_data)
-                if any(each.end() == len(before) for each in ends.finditer(before + head)):
-                    found = begin if found < 0 else found
+                starts = (each.end() == len(before) for each in ends.finditer(before + head))
+                found = begin if found < 0 and any(starts) else found
                 begin = at
             return found
         first = begin  # of the stream that is not sound

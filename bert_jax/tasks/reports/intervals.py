@@ -53,6 +53,14 @@ class Intervals(NamedTuple):
     missing: dict[str, str]
 
 
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's interval at `LEVEL` of the share of `hits` among `count` trials."""
+    from scipy.stats import binomtest  # takes half a second to import
+
+    low, high = binomtest(hits, count).proportion_ci(LEVEL, "wilson")
+    return float(low), float(high)
+
+
 def weights(count: int) -> Iterator[np.ndarray]:
     """Yield blocks (d, count) of d resamples: how often each resample contains each unit."""
     key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
@@ -86,8 +94,6 @@ def unweighted(score: Score, count: int) -> dict[str, float]:
 
 def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
     """Return intervals of our scores or, given `theirs`, of our scores minus theirs (paired)."""
-    from scipy.stats import binomtest  # takes half a second to import
-
     _, unit = np.unique(ours.units, return_inverse=True)
     count = int(unit.max()) + 1
 
@@ -113,9 +119,8 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
         values = np.concatenate([block[name] for block in blocks])
         known = values[np.isfinite(values)]
         if are_shares and name in ("accuracy", "exact"):
-            hits = binomtest(round(point / ours.most * count), count)
-            low, high = hits.proportion_ci(LEVEL, "wilson")
-            result.found[name] = ours.most * float(low), ours.most * float(high)
+            low, high = wilson(round(point / ours.most * count), count)
+            result.found[name] = ours.most * low, ours.most * high
         elif len(known) < _LEAST_KNOWN * DRAWS:
             result.missing[name] = "it is not defined in some resamples"
         elif own < LEAST or known.std() < _LEAST_SPREAD * ours.most:

@@ -12,7 +12,7 @@ from bert_jax.data.mixture import Mixture, weights_of
 from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import PhaseConfig
 from bert_jax.data.shard import OFFSET_DTYPE, token_dtype
-from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, open_store, read_manifest
+from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, is_store, open_store, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.caches import cache_directory
@@ -101,7 +101,7 @@ def store_openers(path: str) -> dict[str, Callable[[], TokenStore]]:
     a BucketAwayError if the bucket is out of reach.
     """
     if scheme(path) not in BUCKETS:
-        parts = [part for part in _PARTS if Path(path, part, "corpus.json").is_file()]
+        parts = [part for part in _PARTS if is_store(Path(path, part))]
         return {part: partial(open_store, Path(path, part)) for part in parts}
     bucket = BucketCorpus(path, DataConfig())
     parts = [part for part in _PARTS if "corpus.json" in bucket.files.names(part)]

@@ -123,12 +123,12 @@ class FileSource(Source):
     def _cut(self, file: Any, position: int, end: int) -> int:
         """Find the first document after `position`; return its first byte, or `end` without one."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
-        for most in _STREAM_BLOCKS if self._compression else ():
-            file.seek(position)
-            data = file.read(min(most, end - position))
-            if (start := next_start(data, self.name, self.record_start or ends)) >= 0:
-                return position + start
         if self._compression:
+            for most in _STREAM_BLOCKS:
+                file.seek(position)
+                data = file.read(min(most, end - position))
+                if (start := next_start(data, self.name, self.record_start or ends)) >= 0:
+                    return position + start
             return end
         file.seek(position)
         seen, start = b"", 0
