@@ -27,6 +27,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax.cli.compile_cache import keep_programs
+from bert_jax.cli.kept_pages import keep_pages
 from bert_jax.cli.verbs.options import Parser, Verb, read
 from bert_jax.errors import UserError, report_error, suggestion
 from bert_jax.terminal import safe_streams
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complete()
         # JAX and Flax make many long-lived objects: collect garbage rarely, and not at exit.
         gc.set_threshold(500_000, 20, 100)
+        if not {*VERBS["text"], *VERBS["search by vectors"]} & set(sys.argv[1:2]):  # no steps
+            keep_pages()
         try:
             return _main(sys.argv[1:])
         finally:

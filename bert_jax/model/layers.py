@@ -65,6 +65,33 @@ def differentiable(
     return made
 
 
+def _product_forward(x, kernel, num_inputs):
+    """Contract the last `num_inputs` axes of `x` with the first axes of `kernel`."""
+    return jnp.tensordot(x, kernel, axes=num_inputs), (x, kernel)
+
+
+def _product_backward(num_inputs, operands, slope):
+    """Transpose `x` for the kernel's gradient if the device is a CPU.
+
+    JAX's derivative multiplies the transposes of both operands. XLA on CPU computes `slope` once
+    more for that, and the product takes twice the time (docs/experiments.md).
+    """
+    x, _ = operands
+    rows = x.ndim - num_inputs
+
+    def automatic(x, kernel, slope):
+        return jax.vjp(partial(jnp.tensordot, axes=num_inputs), x, kernel)[1](slope)
+
+    def on_cpu(x, kernel, slope):
+        x = jax.lax.optimization_barrier(x)
+        turned = jax.lax.optimization_barrier(jnp.moveaxis(x, range(rows), range(-rows, 0)))
+        return automatic(x, kernel, slope)[0], jnp.tensordot(turned, slope, axes=rows)
+
+    return jax.lax.platform_dependent(*operands, slope, cpu=on_cpu, default=automatic)
+
+
+_product = differentiable(_product_forward, _product_backward, static=(2,))
+
 AxisSizes = dict[str | None, int]
 """Sizes of axes by logical name, in the order of the axes."""
 
@@ -92,7 +119,7 @@ class Affine(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."], biased: bool = True) -> Float[Array, "..."]:
         """Apply the map, without its bias if `biased` is false; compute in the type of `x`."""
-        y = jnp.tensordot(x, self.kernel[...].astype(x.dtype), axes=self.num_inputs)
+        y = _product(x, self.kernel[...].astype(x.dtype), self.num_inputs)
         return y if self.bias is None or not biased else add_bias(y, self.bias[...])
 
 
