@@ -7,6 +7,7 @@ the process appends the results in order. The number of workers does not change 
 
 import contextlib
 import itertools
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -206,7 +207,7 @@ def iter_texts(
     """Yield paragraphs of the sources, for training a tokenizer.
 
     With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
-    sources are read once, and memory holds only the sample.
+    sources are read once, and a temporary file holds the sample.
     """
     texts = (text for source in resolve_sources(sources, options) for text in source.texts())
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
@@ -214,18 +215,19 @@ def iter_texts(
         yield from paragraphs
         return
 
-    def size_of(paragraph: str) -> int:
-        return len(paragraph.encode()) + 1
-
     # Keep every k-th piece, a few consecutive paragraphs; k doubles when all exceed `max_bytes`.
-    kept: list[list[str]] = []
-    size, stride = 0, 1
+    kept: list[tuple[int, int]] = []
+    total, stride = 0, 1
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
-    for number, piece in enumerate(grouped(paragraphs, size_of, piece_bytes + 1)):
-        if number % stride == 0:
-            kept.append(piece)
-            size += sum(map(size_of, piece))
-        while size > max_bytes and len(kept) > 1:
-            kept = kept[::2]
-            size, stride = sum(size_of(each) for piece in kept for each in piece), 2 * stride
-    yield from itertools.chain.from_iterable(kept)
+    lines = (f"{paragraph}\n".encode() for paragraph in paragraphs)
+    with tempfile.TemporaryFile() as spool:
+        for number, piece in enumerate(grouped(lines, len, piece_bytes + 1)):
+            if number % stride == 0:
+                kept.append((spool.tell(), spool.write(b"".join(piece))))
+                total += kept[-1][1]
+            while total > max_bytes and len(kept) > 1:
+                kept, stride = kept[::2], 2 * stride
+                total = sum(size for _, size in kept)
+        for begin, size in kept:
+            spool.seek(begin)
+            yield from spool.read(size).decode().split("\n")[:-1]

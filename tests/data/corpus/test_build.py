@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -376,6 +377,20 @@ def test_store_of_another_tokenizer(text, tmp_path):
 def test_iter_texts(text):
     everything = list(iter_texts([str(text)]))
     assert everything == [line for line in text.read_text().split("\n") if line]
+
+
+def test_memory_does_not_hold_the_sample(text):
+    text.write_text("Ein kurzer Satz.\n\n" * 200_000)
+
+    def peak(max_bytes: int | None) -> int:
+        tracemalloc.start()
+        size = sum(len(each) + 1 for each in iter_texts([str(text)], max_bytes=max_bytes))
+        assert max_bytes is None or max_bytes / 2 < size <= max_bytes
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(2_000_000) < peak(None) + 1_000_000
 
 
 @pytest.mark.parametrize("max_bytes", [5_000, 20_000, 10**9])

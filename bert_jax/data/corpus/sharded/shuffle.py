@@ -26,7 +26,7 @@ from bert_jax.files.staging import staged_file
 
 FAN = 64
 """Number of slices of a run."""
-RANGE_BYTES = 1 << 27
+RANGE_BYTES = 3 << 25
 """Number of bytes in a range and in a run. A process takes up to ten times as much memory."""
 HASHES = 1 << 32
 """Number of units of a hash."""
