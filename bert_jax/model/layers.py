@@ -65,32 +65,34 @@ def differentiable(
     return made
 
 
-def _product_forward(x, kernel, num_inputs):
+def _product_forward(x, kernel, num_inputs, turns_x):
     """Contract the last `num_inputs` axes of `x` with the first axes of `kernel`."""
     return jnp.tensordot(x, kernel, axes=num_inputs), (x, kernel)
 
 
-def _product_backward(num_inputs, operands, slope):
-    """Transpose `x` for the kernel's gradient if the device is a CPU.
+def _product_backward(num_inputs, turns_x, operands, slope):
+    """On a CPU, transpose `x` or `slope` before the product that is the kernel's gradient.
 
-    JAX's derivative multiplies the transposes of both operands. XLA on CPU computes `slope` once
-    more for that, and the product takes twice the time (docs/experiments.md).
+    From JAX's derivative, XLA on CPU makes a product of two transposes, which takes twice the time,
+    and computes the operands again while it transposes them (docs/experiments.md).
     """
-    x, _ = operands
-    rows = x.ndim - num_inputs
+    rows = operands[0].ndim - num_inputs
 
     def automatic(x, kernel, slope):
         return jax.vjp(partial(jnp.tensordot, axes=num_inputs), x, kernel)[1](slope)
 
     def on_cpu(x, kernel, slope):
-        x = jax.lax.optimization_barrier(x)
-        turned = jax.lax.optimization_barrier(jnp.moveaxis(x, range(rows), range(-rows, 0)))
-        return automatic(x, kernel, slope)[0], jnp.tensordot(turned, slope, axes=rows)
+        first, second = (x, slope) if turns_x else (slope, x)
+        turned = jax.lax.optimization_barrier(jnp.moveaxis(first, range(rows), range(-rows, 0)))
+        product = jax.lax.optimization_barrier(jnp.tensordot(turned, second, axes=rows))
+        outputs = range(kernel.ndim - num_inputs)
+        gradient = product if turns_x else jnp.moveaxis(product, outputs, range(-len(outputs), 0))
+        return automatic(x, kernel, slope)[0], gradient
 
     return jax.lax.platform_dependent(*operands, slope, cpu=on_cpu, default=automatic)
 
 
-_product = differentiable(_product_forward, _product_backward, static=(2,))
+_product = differentiable(_product_forward, _product_backward, static=(2, 3))
 
 AxisSizes = dict[str | None, int]
 """Sizes of axes by logical name, in the order of the axes."""
@@ -111,7 +113,7 @@ class Affine(nnx.Module):
     ):
         """Make a map; `std` is the initial kernel's standard deviation, by default `init_std`."""
         shape = (*inputs.values(), *outputs.values())
-        self.num_inputs = len(inputs)
+        self.inputs = tuple(inputs)
         kernel = truncated_normal(rngs.params(), shape, std or config.init_std)
         self.kernel = parameter(kernel, *inputs, *outputs)
         zeros = jnp.zeros(tuple(outputs.values()), jnp.float32)
@@ -119,7 +121,9 @@ class Affine(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."], biased: bool = True) -> Float[Array, "..."]:
         """Apply the map, without its bias if `biased` is false; compute in the type of `x`."""
-        y = _product(x, self.kernel[...].astype(x.dtype), self.num_inputs)
+        # The residual stream is computed in any case, so transposing it costs least.
+        turns_x = "embed" in self.inputs
+        y = _product(x, self.kernel[...].astype(x.dtype), len(self.inputs), turns_x)
         return y if self.bias is None or not biased else add_bias(y, self.bias[...])
 
 

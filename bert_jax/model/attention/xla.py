@@ -159,6 +159,19 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
     return out.reshape(rows, count * block, *out.shape[2:])[:, :length]
 
 
+def _over_queries(
+    weights: Float[Array, "B H L S"], x: Float[Array, "B H L K"]
+) -> Float[Array, "B H S K"]:
+    """Sum weight times `x` over the queries. On a CPU, the smaller operand is transposed first."""
+
+    def on_cpu(weights: Array, x: Array) -> Array:
+        turned = jax.lax.optimization_barrier(x.swapaxes(2, 3))
+        return jax.lax.optimization_barrier(turned @ weights).swapaxes(2, 3)
+
+    sums = partial(jnp.einsum, "BHLS,BHLK->BHSK")
+    return jax.lax.platform_dependent(weights, x, cpu=on_cpu, default=sums)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
 def _attention(q, k, v, bias, visible, drop, rate, scale, when_kept, keeps_half):
     """Compute attention for q (B, H, L, K), k and v (B, H, S, K) and visible (B, 1, L, S).
@@ -192,7 +205,7 @@ def _backward(rate, scale, when_kept, keeps_half, residuals, gradient):
     # The barrier keeps XLA from recognising the forward mask and storing it until this pass.
     drop = jax.lax.optimization_barrier(drop)
     weights = kept.astype(jnp.float32) if keeps_half else jnp.exp(kept) * inverse
-    dv = jnp.einsum("BHLS,BHLK->BHSK", dropout(weights.astype(v.dtype), rate, *drop), gradient)
+    dv = _over_queries(dropout(weights.astype(v.dtype), rate, *drop), gradient)
     dweights = dropout(einsum_float32("BHLK,BHSK->BHLS", gradient, v), rate, *drop)
     # The sum over keys of weight times gradient follows from the output, in a pass over (L, K)
     # instead of (L, S) (Dao et al. 2022, appendix B.2).
@@ -200,7 +213,7 @@ def _backward(rate, scale, when_kept, keeps_half, residuals, gradient):
     dbias = weights * (dweights - mean) * slope
     dscores = dbias.astype(q.dtype)
     dq = jnp.einsum("BHLS,BHSK->BHLK", dscores, k)
-    dk = jnp.einsum("BHLS,BHLK->BHSK", dscores, q)
+    dk = _over_queries(dscores, q)
     return dq, dk, dv, None if biased is None else dbias, None, None
 
 
