@@ -225,8 +225,8 @@ def projected_cross_entropy(
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
     """Return the `cross_entropy` of the logits of a projection. A CPU computes it in blocks."""
     # On a CPU, passes over all logits cost as much as computing them. Other devices fuse them.
-    count = losses.num_blocks(len(projection.table)) if platform(layout) == "cpu" else 1
-    if count > 1 and (layout is None or layout.is_local):
+    if platform(layout) == "cpu" and (layout is None or layout.is_local):
+        count = losses.num_blocks(len(projection.table))
         return losses.cross_entropy_in_blocks(*projection, labels, count)
     return losses.cross_entropy(projection.logits(), labels)
 
