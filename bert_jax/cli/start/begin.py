@@ -109,12 +109,12 @@ def begin(asked: Asked, home: Path) -> Promise:
     promise = Promise(found[0].nats + off, law.INTERVAL * law.SPREAD)
     twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
     lines = list(_lines(asked, found, off))
-    lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} hours: {twice:.2f} nats"]
+    lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} h: {twice:.2f} nats"]
     config = recipe(
         found[0].size, found[0].num_steps, str(home / "corpus"), place.num_chips if place else 1
     )
     command = f"bert-jax pretrain --config={home / RECIPE} --workdir={home / 'run'}"
-    title = f"Chosen by `bert-jax start` for {asked.hours:g} hours.\n\n    {command}\n\n"
+    title = f"Chosen by `bert-jax start` for {asked.hours:g} h.\n\n    {command}\n\n"
     replace_file(home / RECIPE, as_file(config, title + "\n".join(lines) + "\n").encode())
     replace_file(home / CHOICES, ("\n".join(lines) + "\n").encode())
     replace_file(path, json.dumps({"asked": mine, "promise": promise}).encode())

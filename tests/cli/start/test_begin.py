@@ -66,7 +66,7 @@ def test_a_recipe_is_written_once_and_kept(text, home, measured, monkeypatch, ca
     assert 1 <= config.training.num_steps <= 50
     assert f"{config.training.num_steps:,} steps" in (home / CHOICES).read_text()
     assert f"promise     {promise}" in said
-    assert f"twice       {2 * SHORT:g} hours: " in said
+    assert f"twice       {2 * SHORT:g} h: " in said
     assert f"bert-jax pretrain --config={home / RECIPE}" in (home / RECIPE).read_text()
     assert (home / CHOICES).read_text() in said
     before = snapshot(home)
