@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
@@ -19,7 +20,7 @@ from bert_jax.config.command_line import load_config
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh, place_batch
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.steps.state import jitted_init
 from bert_jax.training.steps.step import make_train_step
@@ -27,9 +28,17 @@ from bert_jax.training.steps.step import make_train_step
 RECIPES = "multi30k_small", "recurrent_additive"
 
 
-def stepper(recipe: str, directory: str) -> Callable[[int], float]:
-    """Return a function of a step's number that takes the step and returns seconds a token."""
-    corpus, config = open_corpus(directory), load_config(PretrainConfig, recipe)
+class Step(NamedTuple):
+    """Costs of one training step."""
+
+    seconds: float
+    """Seconds of the processor's time."""
+    tokens: int
+    """Real tokens in the batch."""
+
+
+def stepper(config: PretrainConfig, corpus: Corpus) -> Callable[[int], Step]:
+    """Return a function of a step's number that takes the step; the first call compiles."""
     config = config.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     settings = step_config(config, corpus)
@@ -37,13 +46,13 @@ def stepper(recipe: str, directory: str) -> Callable[[int], float]:
     step = make_train_step(settings, mesh)
     stream = ExampleStream(corpus.train, config.data, config.phases)
 
-    def take(number: int) -> float:
+    def take(number: int) -> Step:
         nonlocal state
         batch = place_batch(stream.batch(number), mesh)
         start = time.process_time()
         state, metrics = step(state, batch)
         jax.block_until_ready(metrics)
-        return (time.process_time() - start) / int(metrics["num_tokens"])
+        return Step(time.process_time() - start, int(metrics["num_tokens"]))
 
     return take
 
@@ -56,9 +65,10 @@ def main() -> None:
         "--recipes", nargs="+", default=RECIPES, help=f"default: {' '.join(RECIPES)}"
     )
     options = parser.parse_args()
-    takes = [stepper(recipe, options.corpus) for recipe in options.recipes]
-    # The first steps compile.
-    seconds = [[take(number) for take in takes] for number in range(options.steps + 1)][1:]
+    corpus = open_corpus(options.corpus)
+    takes = [stepper(load_config(PretrainConfig, recipe), corpus) for recipe in options.recipes]
+    steps = [[take(number) for take in takes] for number in range(options.steps + 1)][1:]
+    seconds = [[step.seconds / step.tokens for step in row] for row in steps]
     medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
     for recipe, median in zip(options.recipes, medians, strict=True):
         print(f"{recipe}: {median * 1e6:.0f} us a token, {median / medians[0]:.2f} of the first")

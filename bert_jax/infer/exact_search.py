@@ -47,8 +47,7 @@ def top_k(
 
 
 def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
-    missing = rows - len(vectors)
-    return np.pad(np.asarray(vectors, np.float32), ((0, missing), (0, 0)))
+    return np.pad(np.asarray(vectors, np.float32), ((0, rows - len(vectors)), (0, 0)))
 
 
 @jax.jit

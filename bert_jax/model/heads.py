@@ -295,8 +295,7 @@ def pair_logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]
 ) -> Float[Array, "B 2"]:
     """Compute next-sentence logits: entry 0 for "the second text follows", entry 1 for "not"."""
-    pooled = pool(config, params, hidden)
-    return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pooled)
+    return with_params(params[NEXT_SENTENCE], LinearHead, config, 2)(pool(config, params, hidden))
 
 
 class LayerOutputs(NamedTuple):

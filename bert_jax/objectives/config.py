@@ -184,6 +184,9 @@ class NetworkConfig(ObjectiveConfig):
 
     label_smoothing: Rate = 0.1
     """Share of a label's probability spread over all tokens (Szegedy et al. 2016, section 7)."""
+    forces_end: bool = False
+    """Whether the end token costs nothing at a translation's maximum length, as in opus-mt. A run
+    whose `init` has this rule keeps the rule."""
 
     def network(self, model: ModelConfig) -> Network:
         """Make the network, whose encoder is `model`."""
@@ -240,7 +243,8 @@ class TranslationConfig(NetworkConfig):
 
     def network(self, model: ModelConfig) -> TransformerNetwork:
         """Make the network, whose encoder is `model`."""
-        return TransformerNetwork(model, self.num_decoder_layers, self.tying)
+        layers, tying = self.num_decoder_layers, self.tying
+        return TransformerNetwork(model, layers, tying, forces_end=self.forces_end)
 
 
 @dataclass(frozen=True)
@@ -252,8 +256,8 @@ class RecurrentTranslationConfig(NetworkConfig, RecurrentConfig):
 
     def network(self, model: ModelConfig) -> RecurrentNetwork:
         """Make the network with the widths and layers of `model`."""
-        names = [field.name for field in fields(RecurrentConfig)]
-        return RecurrentNetwork(model, RecurrentConfig(**{n: getattr(self, n) for n in names}))
+        own = {field.name: getattr(self, field.name) for field in fields(RecurrentConfig)}
+        return RecurrentNetwork(model, RecurrentConfig(**own), forces_end=self.forces_end)
 
 
 @dataclass(frozen=True)

@@ -273,8 +273,7 @@ def read_starts(path: Path) -> list[Start]:
     try:
         if not path.is_file():
             return []
-        rows = read_json(path, max_bytes=_MAX_REPORT_BYTES)["starts"]
-        return [_start(row) for row in rows]
+        return [_start(row) for row in read_json(path, max_bytes=_MAX_REPORT_BYTES)["starts"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         _log.warning("%s cannot be read, so a new record begins: %r", path, error)
         return []

@@ -111,8 +111,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
         if ancestor.kind in RUNS:
             if ancestor.step is None or not ancestor.digest:
                 return "unread", ancestor.note or "it has saved no checkpoint"
-            work = open_workdir(ancestor.place)
-            fault = find_fault(work.checkpoints / str(ancestor.step))
+            fault = find_fault(open_workdir(ancestor.place).checkpoints / str(ancestor.step))
         elif ancestor.kind == "corpus":
             path = Path(ancestor.place)
             stores = [path] if is_store(path) else [path / part for part in ("train", "heldout")]

@@ -117,8 +117,7 @@ def build_corpus(
     of processes, by default one per core.
     """
     recipe = Recipe(tokenizer, heldout_rate, splitter)
-    engine = Engine(num_workers)
-    (built,) = build_corpora(sources, recipe, out, engine=engine, **options)
+    (built,) = build_corpora(sources, recipe, out, engine=Engine(num_workers), **options)
     return built
 
 

@@ -52,8 +52,7 @@ class TaskScorer:
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
-        evaluation = replace(setup.step, objective=setup.objective)
-        self._step = make_eval_step(evaluation, mesh, seed=0)
+        self._step = make_eval_step(replace(setup.step, objective=setup.objective), mesh, seed=0)
         limit = setup.objective.model.num_positions
         self._buckets = {
             split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)

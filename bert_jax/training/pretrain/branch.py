@@ -60,8 +60,7 @@ class Branch:
         """Configuration of the other run; None once this run has saved."""
         if self.source is None:
             return None
-        where = f"{self.source.name}/config.json"
-        return build(PretrainConfig, self.began["config"], where=where)
+        return build(PretrainConfig, self.began["config"], where=f"{self.source.name}/config.json")
 
     def check(
         self,

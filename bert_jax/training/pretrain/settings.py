@@ -14,7 +14,8 @@ from bert_jax.data.store import TokenStore
 from bert_jax.distributed.parallel.sharding import check_batch_size
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
-from bert_jax.objectives.config import Given
+from bert_jax.model.seq2seq.network import Network
+from bert_jax.objectives.config import Given, NetworkConfig
 from bert_jax.objectives.objective import Objective
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.special_ids import SpecialIds
@@ -24,13 +25,17 @@ from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.steps.state import StepConfig
 
 
-def with_architecture(config: PretrainConfig, model: ModelConfig) -> PretrainConfig:
-    """Return the configuration with the architecture of `model`.
+def with_architecture(
+    config: PretrainConfig, model: ModelConfig, network: Network | None = None
+) -> PretrainConfig:
+    """Return the configuration with the architecture of `model`, and the forced end of `network`.
 
     Vocabulary size, dropout rates and settings such as `remat` stay as configured.
     """
-    fields = {name: getattr(model, name) for name in ARCHITECTURE}
-    config = replace(config, model=replace(config.model, **fields))
+    fields, objective = {name: getattr(model, name) for name in ARCHITECTURE}, config.objective
+    if isinstance(objective, NetworkConfig) and network is not None and network.forces_end:
+        objective = replace(objective, forces_end=True)
+    config = replace(config, model=replace(config.model, **fields), objective=objective)
     config.check_thetas()
     return config
 

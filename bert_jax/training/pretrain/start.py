@@ -36,13 +36,13 @@ def resolve_start(
     if there.steps:
         before = there.config(PretrainConfig)
     if config.init and before is not None:
-        config = with_architecture(config, before.model)
+        config = with_architecture(config, before.model, before.objective.network(before.model))
     elif config.init:
         initial = read(config.init)
         check_tokenizer(initial, fingerprint, "init", config.init)
         laid_out = config.objective.laid_out(initial.config, initial.params)
         initial = dataclasses.replace(initial, params=laid_out)
-        config = with_architecture(config, initial.config)
+        config = with_architecture(config, initial.config, initial.network)
     config, teacher = resolve_teacher(config, read, fingerprint)
     if teacher and initial is None and config.distil.from_teacher and not there.steps:
         initial = _student(config, teacher)

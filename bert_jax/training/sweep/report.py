@@ -163,8 +163,7 @@ def _comparison_lines(
         better += f", {each.unpaired} runs unpaired" if each.unpaired else ""
         mean = "-" if each.mean is None else f"{each.mean * scale:+z.1f}"
         student = " to ".join(f"{end * scale:+z.1f}" for end in each.student or ())
-        row = [f"  {name}", mean, student or "-", better]
-        tables.setdefault(head, [columns]).append(row)
+        tables.setdefault(head, [columns]).append([f"  {name}", mean, student or "-", better])
     lines = [line for table in tables.values() for line in ("", *table_lines(table))]
     if any(c.seeds == 1 for c in comparisons):
         lines.append("one seed in common: no interval")

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -98,6 +101,35 @@ def test_learning_goes_on_and_the_result_is_a_marian_again(source, corpus, tmp_p
     assert config["architectures"] == ["MarianMTModel"]
     for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_the_forced_end_of_opus_mt_is_kept(source, corpus, tmp_path):
+    """Also after a restart, which reads no initial model, and in a copy of the run's model."""
+    shutil.copytree(source, tmp_path / "opus-mt")
+    path = tmp_path / "opus-mt" / "generation_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"forced_eos_token_id": settings["eos_token_id"]}))
+
+    def stop(line):
+        if line.startswith("step 1/4"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config, work = config_of(tmp_path / "opus-mt", training__eval_translations=0), tmp_path / "run"
+    assert not train(config, work, corpus=corpus, echo=stop).finished
+    shutil.rmtree(tmp_path / "opus-mt")
+    assert train(config, work, corpus=corpus, echo=lambda line: None).finished
+    found = read_model(work)
+    assert found.network.forces_end
+    (tmp_path / "out").mkdir()
+    write_huggingface(found, tmp_path / "out")
+    for name in ("config.json", "generation_config.json"):
+        written = json.loads((tmp_path / "out" / name).read_text())
+        assert written["forced_eos_token_id"] == written["eos_token_id"] == 0
+    assert read_model(tmp_path / "out").network.forces_end
+    text, asked = sentences(1, seed=2)[0], {"num_beams": 1, "max_length_rate": 0, "length_alpha": 0}
+    (ended,) = LoadedModel(found).translate(text, max_length=3, **asked)
+    (copied,) = LoadedModel(read_model(tmp_path / "out")).translate(text, max_length=3, **asked)
+    assert ended == copied
 
 
 def test_a_run_ends_where_its_score_no_longer_rises(source, corpus, tmp_path):
