@@ -142,7 +142,7 @@ def scored(
             continue
         chosen = [pairs[n] for n in at]
         ours = grounds(name, [found[n] for n in at], chosen)
-        own = {"pairs": len(at), **unweighted(ours.score, len(at))}
+        own: dict[str, Any] = {"pairs": len(at), **unweighted(ours.score, len(at))}
         own |= {f"{score}_interval": ends for score, ends in intervals(ours).found.items()}
         if none is not None:
             theirs = grounds(name, [none[n] for n in at], chosen)
@@ -179,7 +179,7 @@ def run(name: str, system: str, minutes: float, home: Path) -> dict[str, Any] | 
     best = pretrained_checkpoint(place, made.best_step).state
     saved = on_device(dataclasses.replace(read_model(place), params=best))
     translator = Translator(saved, search=SearchConfig(num_beams=task.num_beams))
-    parts = {
+    parts: dict[str, tuple[list[Pair], Any]] = {
         "test": (task.test, BUCKETS), "joined": (task.joined(task.more_test, 2), JOINED_BUCKETS)
     }  # fmt: skip
     found = {
@@ -206,7 +206,7 @@ def table(rows: Sequence[dict[str, Any]], name: str) -> str:
     columns = [(part, bucket) for part in ("test", "joined") for bucket in first[part]]
     titles = [f"{part}, {bucket} ({first[part][bucket]['pairs']})" for part, bucket in columns]
 
-    def shown(value: float, ends: Sequence[float] | None, sign: str = "") -> str:
+    def cell(value: float, ends: Sequence[float] | None, sign: str = "") -> str:
         return f"{value:{sign}.1f}" + (" ({:.1f} to {:.1f})".format(*ends) if ends else "")
 
     scores = [["system", "parameters", "steps", "minutes", "loss", *titles]]
@@ -215,10 +215,11 @@ def table(rows: Sequence[dict[str, Any]], name: str) -> str:
         steps = f"{row['best_step']:,} of {row['steps']:,}{'' if row['converged'] else ', cut'}"
         about = [f"{row['parameters']:,}", steps, f"{row['spent']}", f"{row['loss']:.3f}"]
         found = [row[part].get(bucket, {}) for part, bucket in columns]
-        cells = [shown(each[score], each.get(f"{score}_interval")) for each in found]
+        cells = [cell(each[score], each.get(f"{score}_interval")) for each in found]
         scores.append([f"`{row['system']}`", *about, *cells])
         if all("over_none" in each for each in found):
-            cells = [shown(*each["over_none"][score], "+") for each in found]
+            differences = [each["over_none"][score] for each in found]
+            cells = [cell(mean, ends, "+") for mean, ends in differences]
             gains.append([f"`{row['system']}`", *cells])
     tables = [markdown_table(each, figures=True) for each in (scores, gains) if len(each) > 1]
     return "\n\n".join([f"{name}, {score}", *tables])

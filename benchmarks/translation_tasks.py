@@ -1,5 +1,6 @@
 """Pairs of texts for translation_systems.py, and what differs between its two tasks."""
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -54,14 +55,14 @@ class Task(NamedTuple):
         """Join pairs in random order, each at most once, to sources of up to 20 to 60 words."""
         random = np.random.default_rng(seed)
         groups: list[list[Pair]] = []
-        words = limit = 0
+        words, limit = 0, 0
         for number in random.permutation(len(pairs)):
             pair = pairs[number]
             words += len(f"{self.between.source}{pair.source}".split())
             if words > limit:
                 groups.append([])
                 words = len(pair.source.split())
-                limit = random.integers(FEWEST_WORDS, MOST_WORDS + 1)
+                limit = int(random.integers(FEWEST_WORDS, MOST_WORDS + 1))
             groups[-1].append(pair)
         return [
             Pair(*map(str.join, self.between, zip(*group, strict=True)))
@@ -73,7 +74,7 @@ class Task(NamedTuple):
 def numbers() -> Task:
     """Make lists of numbers; the numbers of test and held-out lists are in no training list."""
     sys.path.append(str(CHAPTER))
-    import number_words as task
+    task = importlib.import_module("number_words")
 
     def pairs(known: np.ndarray, count: int, seed: int) -> list[Pair]:
         lists = task.drawn(known, count, seed)
