@@ -7,12 +7,12 @@ Without --model: 3 + 3 layers, 256 wide, feed-forward 512, 4 heads, 8,000 tokens
 that every translation has the greatest length. The model is written as a `MarianMTModel` (or the
 class that computes a trained one), which the peer loads; both sides search the same sources, from
 ids to ids, five beams, in float32, and the peer's tokens must be ours. The peer runs at the best of
-several batch sizes. One process, the sides take turns; `--check` exits with 1 below the bar.
+several batch sizes. One process, the sides take turns. Rates are by the wall and by the processor's
+time; `--check` exits with 1 where the ratio by the wall is below the bar.
 """
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import tempfile
 import time
@@ -35,8 +35,8 @@ from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 
-BAR = 2.0
-"""Least ratio to the peer that `--check` accepts."""
+BAR = 2.5
+"""Least ratio by the wall that `--check` accepts."""
 
 
 def main() -> int:
@@ -82,21 +82,23 @@ def main() -> int:
     for size in map(int, options.batch_sizes.split(",")):
         sides[f"generate, {size} a batch"] = partial(searched, size)
     found = {name: run() for name, run in sides.items()}  # compiles, and fills caches
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(options.repeats):
         for name, run in sides.items():
-            begun = time.process_time()
+            begun = time.perf_counter(), time.process_time()
             run()
-            seconds[name].append(time.process_time() - begun)
-    rates = {name: count / statistics.median(each) for name, each in seconds.items()}
+            seconds[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+    rates = {name: count / np.median(each, axis=0) for name, each in seconds.items()}
     ours = rates.pop("bert_jax")
-    best = max(rates, key=rates.__getitem__)
+    best = max(rates, key=lambda name: rates[name][0])
     same = np.mean([a == b for a, b in zip(found["bert_jax"], found[best], strict=True)])
-    print(f"bert_jax {ours:.1f} sentences a second of processor time; equal tokens {same:.1%}")
-    for name, rate in rates.items():
-        print(f"{name} {rate:.1f}")
-    print(f"ratio {ours / rates[best]:.2f} to {best}")
-    return int(options.check and ours < BAR * rates[best])
+    print("sentences a second by the wall, and of the processor's time")
+    for name, (wall, busy) in {"bert_jax": ours, **rates}.items():
+        print(f"{wall:8.1f} {busy:8.1f}  {name}")
+    wall, busy = ours / rates[best]
+    print(f"ratio {wall:.2f} by the wall, {busy:.2f} of processor time to {best}; "
+          f"equal tokens {same:.1%}")  # fmt: skip
+    return int(options.check and wall < BAR)
 
 
 def random_model() -> SavedModel:
