@@ -241,16 +241,10 @@ class _Part:
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # it ends each target
         write_manifest(
-            self.path,
-            [self.writer.finish()],
-            self.tokenizer,
-            part=self.path.name,
-            pairs=True,
-            target_entropy=entropy(targets),
-            heldout_rate=heldout_rate,
-            text_bytes=text_bytes,
+            self.path, [self.writer.finish()], self.tokenizer, part=self.path.name, pairs=True,
+            target_entropy=entropy(targets), heldout_rate=heldout_rate, text_bytes=text_bytes,
             **accounted,
-        )
+        )  # fmt: skip
 
 
 def _findings(

@@ -61,7 +61,6 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
 T = TypeVar("T")
 R = TypeVar("R")
 
-NAMES = ("local", "ray")
 _RETRIES = 20
 """Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
 _REACH_SECONDS = 30.0
@@ -190,7 +189,7 @@ def open_engine(
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
-        raise UserError(f"there is no engine {name!r}; the engines are {' and '.join(NAMES)}.")
+        raise UserError(f"there is no engine {name!r}; the engines are local and ray.")
     if address is not None:
         raise UserError(f"--engine=local:{address}: only --engine=ray takes an address.")
     return Engine(num_workers)
