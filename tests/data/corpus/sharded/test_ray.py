@@ -131,7 +131,7 @@ def test_a_ray_of_its_own(texts, local, tmp_path):
 def start(
     texts, out: Path | str, cluster: Cluster, marks: Path, *, search: bool, nodes: int = 2,
     scratch: str | None = None,
-) -> subprocess.Popen:
+) -> subprocess.Popen:  # fmt: skip
     """A build on the cluster, in a process of its own.
 
     Its tasks take some seconds or, with `search`, each range of the search for duplicates does.
@@ -207,7 +207,8 @@ def test_two_nodes_build_into_buckets_though_a_worker_is_killed(texts, local, tm
     ):  # fmt: skip
         make_bucket("corpora")
         for scheme, bucket in (("gs", "corpora"), ("s3", "bucket")):
-            url, files, marks = f"{scheme}://{bucket}", file_system(f"{scheme}:/"), tmp_path / bucket
+            url, marks = f"{scheme}://{bucket}", tmp_path / bucket
+            files = file_system(url)
             for path in Path(texts).parent.iterdir():
                 files.pipe_file(f"{bucket}/raw/{path.name}", path.read_bytes())
             process = start(
