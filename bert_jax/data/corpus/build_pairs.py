@@ -311,12 +311,9 @@ def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> 
 
 
 def _encoded(
-    sources: Sequence[PairSource],
-    tokenizer: Tokenizer,
-    num_workers: int,
-    sample: list[str],
+    sources: Sequence[PairSource], tokenizer: Tokenizer, num_workers: int, sample: list[str],
     bar: Any,
-) -> Iterator[EncodedPairs]:
+) -> Iterator[EncodedPairs]:  # fmt: skip
     """Yield the encoded blocks of sources in order, and add the first targets to `sample`."""
     encoded = map_ordered(
         encode_pairs, _blocks(sources, sample), num_workers,

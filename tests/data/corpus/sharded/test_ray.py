@@ -234,8 +234,10 @@ def test_a_killed_head_ends_the_command_and_what_was_read_is_kept(
     with running_cluster(directory, 1) as cluster:
         process = start(texts, tmp_path / "out", cluster, tmp_path / "marks1", search=True, nodes=1)
         cluster.kill(0)
-        process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode != 0
+        assert f"the head of the Ray cluster at {cluster.address} is gone" in errors
+        assert "rerun the command; complete tasks are kept" in errors
     tasks = tmp_path / "out.unfinished" / "duplicates" / "tasks"
     complete = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
     assert complete
