@@ -131,7 +131,7 @@ class RayEngine(Engine):
                 log_to_driver=False,
                 logging_level="WARNING",
             )
-            head = address if colon else found.address_info["gcs_address"]
+            head = (address if colon else None) or found.address_info["gcs_address"]
             self._head: str = head.removeprefix("ray://")
         except Exception as error:  # Ray's errors have no common class
             ray.shutdown()
