@@ -4,17 +4,14 @@
     python benchmarks/cost_table.py --only bert_tiny --only bert_base
     python benchmarks/cost_table.py --write docs/guide/costs.md
 
-No TPU is needed, only libtpu. `CASES` has the recipes, slices and overrides; `prices.json` beside
-this script has the dollars of a chip-hour on demand. Each phase costs its steps x the predicted
-seconds of a step x the chips of the slice. A step of a batch warm-up counts by its rows. Phases
-that differ only in their learning rate, end or text have the same step, which is compiled once.
-What was compiled before comes from the cache.
+No TPU is needed, only libtpu. `CASES` has the recipes, slices and overrides;
+`bert_jax/planning/prices.json` has the dollars of a chip-hour on demand. Each phase costs its steps
+x the predicted seconds of a step x the chips of the slice. A step of a batch warm-up counts by its
+rows. Phases that differ only in their learning rate, end or text have the same step, which is
+compiled once. What was compiled before comes from the cache.
 """
 
 import argparse
-import datetime
-import json
-import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.chips import CHIPS
 from bert_jax.config.command_line import load_config
 from bert_jax.data.phases import PhaseConfig
 from bert_jax.errors import UserError
@@ -31,13 +27,13 @@ from bert_jax.planning.command import startable
 from bert_jax.planning.compile import Plan, default_cache, row_tokens, with_vocabulary
 from bert_jax.planning.output import memory_per_chip
 from bert_jax.planning.planner import Planner
+from bert_jax.planning.prices import PRICES, Price, read_prices
 from bert_jax.planning.topology import Topology, parse_topology
 from bert_jax.terminal import markdown_table
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import with_batch_unit
 
 UNKNOWN = "\N{EN DASH}"
-PRICES = Path(__file__).with_name("prices.json")
 BEGIN, END = "<!-- cost_table.py begins -->", "<!-- cost_table.py ends -->"
 
 
@@ -86,16 +82,6 @@ SCORES = {
     "modernbert_base": "88.4, GLUE dev (Warner et al. 2024, table 1)",
 }
 """Scores that the sources published for their own models; none where we are not certain."""
-
-
-@dataclass(frozen=True)
-class Price:
-    """The price of a chip, and where it stands."""
-
-    dollars: float
-    """Dollars of a chip-hour on demand."""
-    date: str
-    source: str
 
 
 Prices = Mapping[str, Price | None]
@@ -220,43 +206,6 @@ def replaced(page: Path, text: str) -> str:
     if not begin or not end:
         raise UserError(f"{page} must have the lines {BEGIN} and {END}, in this order")
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
-
-
-def read_prices(path: Path) -> Prices:
-    """Read the price of each chip.
-
-    Raises:
-        UserError: The file is unreadable, has other chips than `bert-jax plan`, or has a price
-            without its date or source.
-    """
-    try:
-        chips = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
-    if not isinstance(chips, dict) or set(chips) != set(CHIPS):
-        raise UserError(f"{path}: the chips must be {', '.join(CHIPS)}")
-    return {name: _price(f"{path}: {name}", entry) for name, entry in chips.items()}
-
-
-def _price(where: str, entry: Any) -> Price | None:
-    if not isinstance(entry, dict) or set(entry) != {"dollars", "date", "source"}:
-        raise UserError(f"{where} must have the fields dollars, date and source")
-    dollars, date, source = entry["dollars"], entry["date"], entry["source"]
-    if dollars is None and date is None and source is None:
-        return None
-    if (
-        isinstance(dollars, bool)
-        or not isinstance(dollars, int | float)
-        or not 0 < dollars < math.inf
-    ):
-        raise UserError(f"{where}.dollars is {dollars!r}; it must be a number above 0")
-    try:
-        datetime.date.fromisoformat(date)
-    except (TypeError, ValueError):
-        raise UserError(f"{where}.date is {date!r}; it must be a day as YYYY-MM-DD") from None
-    if not isinstance(source, str) or not source.strip():
-        raise UserError(f"{where}.source is {source!r}; it must say where the price stands")
-    return Price(dollars, date, source)
 
 
 def _arguments() -> argparse.Namespace:

@@ -156,3 +156,18 @@ def test_gpu_smoke_of_all_parts(tmp_path):
     assert {part for part, _ in found} == {"numerics", "train", "sweep", "inference"}
     assert {side for part, side in found if part == "train"} == {"bert_jax", "sdpa"}
     assert ("inference", "pipeline, batch 2") in found
+
+
+def test_a_search_for_near_duplicates_is_simulated(capsys):
+    pytest.importorskip("rensa")
+    import near_duplicates
+
+    arguments = Namespace(input=[], documents=400, words=60, copies=0.3, threshold=0.8)
+    sample = near_duplicates.Sample(arguments)
+    capsys.readouterr()
+    near_duplicates.report(1e9, sample, 11, {"scan": 0.5, "keys": 1.5}, edge=1e-6)
+    said = [line[2:23].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert said == [
+        "opened files", "signatures", "written, read", "candidates", "edges", "rounds",
+        "memory of processes", "largest",
+    ]  # fmt: skip

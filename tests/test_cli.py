@@ -19,6 +19,7 @@ import pytest
 import bert_jax
 from bert_jax.cli import main as cli
 from bert_jax.cli.verbs.options import options
+from bert_jax.planning.prices import Price
 from bert_jax.tokenization.load import load_tokenizer
 
 SMALL = [
@@ -299,11 +300,17 @@ def test_existing_corpus_needs_overwrite(made: Made, run: Run, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path):
+def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path, monkeypatch):
     how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--shard-mb=0.002"]
     estimated = run(*how, "--estimate")
     assert estimated.code == 0
     assert "documents        60\n" in estimated.out
+    for price in (None, Price(0.5, "2026-01-31", "a page")):
+        monkeypatch.setattr("bert_jax.planning.prices.read_prices", lambda p=price: {"core": p})
+        said = run(*how, "--estimate").out
+        assert "processor hours" in said
+        assert ("dollars" in said) == (price is not None)
+    assert "0.00 (0.5 a core-hour on demand on 2026-01-31, a page)\n" in said
     assert not list(tmp_path.iterdir())
     built = run(*how, "--num-workers=1", "--out", tmp_path / "c")
     assert built.code == 0

@@ -1,19 +1,19 @@
 """The table of docs/guide/costs.md and its script, with a stand-in for the compiler."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
 import cost_table
 import pytest
-from cost_table import Case, Cost, Price
+from cost_table import Case, Cost
 from made_plans import made_plan
 
 from bert_jax.chips import CHIPS
 from bert_jax.config.command_line import load_config
 from bert_jax.errors import UserError
 from bert_jax.planning import planner
+from bert_jax.planning.prices import Price
 from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 
@@ -122,35 +122,3 @@ def test_every_command_of_the_page_is_a_case_of_a_shipped_recipe():
         overrides = [f"--config.{each}" for each in case.overrides]
         assert load_config(PretrainConfig, f"pretrain/{case.recipe}", overrides)
         assert f"--config={case.recipe} --topology={case.topology} --phase=all" in case.command
-
-
-def test_shipped_prices_have_date_and_source():
-    assert set(cost_table.read_prices(cost_table.PRICES)) == set(CHIPS)
-
-
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [
-        ({"dollars": 1.2, "date": None, "source": "a page"}, "v5e.date is None"),
-        ({"dollars": 1.2, "date": "January", "source": "a page"}, "v5e.date is 'January'"),
-        ({"dollars": 1.2, "date": "2026-01-31", "source": None}, "v5e.source is None"),
-        ({"dollars": 1.2, "date": "2026-01-31", "source": " "}, "v5e.source is ' '"),
-        ({"dollars": None, "date": "2026-01-31", "source": "a page"}, "v5e.dollars is None"),
-        ({"dollars": "1.2", "date": "2026-01-31", "source": "a page"}, "v5e.dollars is '1.2'"),
-        ({"dollars": -1, "date": "2026-01-31", "source": "a page"}, "v5e.dollars is -1"),
-        ({"dollars": 1.2}, "v5e must have the fields"),
-    ],
-)
-def test_a_price_without_date_or_source_is_refused(entry, told, tmp_path):
-    path = tmp_path / "prices.json"
-    none = dict.fromkeys(("dollars", "date", "source"))
-    path.write_text(json.dumps({**dict.fromkeys(CHIPS, none), "v5e": entry}))
-    with pytest.raises(UserError, match=re.escape(told)):
-        cost_table.read_prices(path)
-
-
-def test_prices_of_other_chips_are_refused(tmp_path):
-    path = tmp_path / "prices.json"
-    path.write_text('{"v5": {"dollars": null, "date": null, "source": null}}')
-    with pytest.raises(UserError, match="the chips must be v4, v5e"):
-        cost_table.read_prices(path)

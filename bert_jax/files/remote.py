@@ -23,7 +23,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.claims import CLAIM, BucketClaims, Claims, LocalClaims
-from bert_jax.files.urls import bucket_failures, file_system, scheme
+from bert_jax.files.urls import FileState, bucket_failures, file_state, file_system, scheme
 
 _CHECKPOINTS, _DAMAGED, _RESUME = "checkpoints", "damaged", "resume"
 """Directories of checkpoints, which are read and written in the bucket and not mirrored."""
@@ -141,7 +141,7 @@ class _Mirror:
 
     def __init__(self, url: str):
         self._url, self.files = url, file_system(url)
-        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._uploaded: dict[str, FileState] = {}
         self._failed = False
         self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
         atexit.register(self._remove)
@@ -180,7 +180,7 @@ class _Mirror:
             target.write_bytes(self.files.cat_file(key))
             if isinstance(written := entry.get("mtime"), datetime.datetime):
                 os.utime(target, (written.timestamp(),) * 2)
-            self._uploaded[name] = _signature(target)
+            self._uploaded[name] = file_state(str(target))
 
     def upload(self) -> None:
         """Upload each changed file. No object is deleted, even if its local file is gone."""
@@ -190,11 +190,11 @@ class _Mirror:
             if not path.is_file() or re.search(r"\.tmp\b", name):
                 continue
             # Taken before the read, so that lines appended during the upload come next time.
-            signature = _signature(path)
-            if self._uploaded.get(name) == signature:
+            state = file_state(str(path))
+            if self._uploaded.get(name) == state:
                 continue
             self.files.pipe_file(f"{self._url}/{name}", path.read_bytes())
-            self._uploaded[name] = signature
+            self._uploaded[name] = state
         self._failed = False
 
     def _remove(self) -> None:
@@ -202,8 +202,3 @@ class _Mirror:
             _log.error("Files that could not be uploaded to %s are in %s", self._url, self.local)
         else:
             shutil.rmtree(self.local, ignore_errors=True)
-
-
-def _signature(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns

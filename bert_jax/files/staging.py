@@ -118,7 +118,7 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-class StagedDirectory:
+class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     """A directory that is built under a temporary name beside `target` and renamed when complete.
 
     Use it as a context manager: the body fills `.path` and calls `commit()`. Without a commit, the
@@ -238,9 +238,6 @@ class StagedDirectory:
         if not self._committed and not self._resume:
             _remove(self.path)
         os.close(self._lock)
-
-    def __enter__(self) -> "StagedDirectory":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +113,16 @@ def match_urls(pattern: str) -> dict[str, FileState]:
         found = files.glob(pattern.removeprefix(prefix), detail=True)
     there = sorted(name for name, info in found.items() if info["type"] == "file")
     return {prefix + name: _state(found[name]) for name in there if not name.endswith("/")}
+
+
+def list_states(urls: Sequence[str]) -> dict[str, FileState]:
+    """Return the states of remote files, in the order of `urls`, by a listing of each directory."""
+    found = dict[str, FileState]()
+    for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
+        with _read_failures(folder):
+            entries = file_system(folder).ls(folder, detail=True)
+        found |= {f"{scheme(folder)}://{each['name']}": _state(each) for each in entries}
+    return {url: found[url] for url in urls}
 
 
 def upload(directory: Path, url: str) -> None:

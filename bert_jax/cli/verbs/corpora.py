@@ -111,12 +111,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
             options=self.reading(),
         )  # fmt: skip
         options = (
-            "character_coverage",
-            "limit_alphabet",
-            "min_frequency",
-            "keep_accents",
-            "memory",
-        )
+            "character_coverage", "limit_alphabet", "min_frequency", "keep_accents", "memory"
+        )  # fmt: skip
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
         if self.memory is not None and self.kind != "wordpiece":
@@ -268,6 +264,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         from bert_jax.data.corpus.sharded.engine import SHARD_BYTES
         from bert_jax.data.corpus.sources import resolve_sources
         from bert_jax.data.corpus.workers import worker_count
+        from bert_jax.planning.prices import read_prices
         from bert_jax.tokenization.load import load_tokenizer
 
         size = self.shard_mb
@@ -281,7 +278,12 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
         if self.estimate:
             sources = resolve_sources(self.input, options)
             found = estimate_corpus(sources, recipe, shard_bytes=shard_bytes)
-            print("\n".join(found.lines(worker_count(self.num_workers))))
+            lines = found.lines(worker_count(self.num_workers))
+            if price := read_prices()["core"]:
+                dollars = found.processor_seconds / 3600 * price.dollars
+                why = f"{price.dollars:g} a core-hour on demand on {price.date}, {price.source}"
+                lines.append(f"  dollars          {dollars:,.2f} ({why})")
+            print("\n".join(lines))
             return 0
         with self.opened_engine(self.num_workers) as engine:
             built = build_corpora(

@@ -241,16 +241,10 @@ class _Part:
         targets = self.counts[1].copy()
         targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # it ends each target
         write_manifest(
-            self.path,
-            [self.writer.finish()],
-            self.tokenizer,
-            part=self.path.name,
-            pairs=True,
-            target_entropy=entropy(targets),
-            heldout_rate=heldout_rate,
-            text_bytes=text_bytes,
+            self.path, [self.writer.finish()], self.tokenizer, part=self.path.name, pairs=True,
+            target_entropy=entropy(targets), heldout_rate=heldout_rate, text_bytes=text_bytes,
             **accounted,
-        )
+        )  # fmt: skip
 
 
 def _findings(
@@ -317,12 +311,9 @@ def _overlap(train: _Part, held: _Part, side: int, store: TokenStore | None) -> 
 
 
 def _encoded(
-    sources: Sequence[PairSource],
-    tokenizer: Tokenizer,
-    num_workers: int,
-    sample: list[str],
+    sources: Sequence[PairSource], tokenizer: Tokenizer, num_workers: int, sample: list[str],
     bar: Any,
-) -> Iterator[EncodedPairs]:
+) -> Iterator[EncodedPairs]:  # fmt: skip
     """Yield the encoded blocks of sources in order, and add the first targets to `sample`."""
     encoded = map_ordered(
         encode_pairs, _blocks(sources, sample), num_workers,

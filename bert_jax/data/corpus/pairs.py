@@ -12,15 +12,12 @@ from typing_extensions import override
 
 from bert_jax.data.corpus.documents import NO_FIELDS, ReadOptions, Row, Source
 from bert_jax.data.corpus.kinds.text import FileSource
-from bert_jax.data.corpus.sources import match_files, resolve_sources
+from bert_jax.data.corpus.sources import DELIMITED, match_files, resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix
 from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tokenization.tokenizer import replace_surrogates
-
-_DELIMITED = (".csv", ".tsv", ".tab")
-"""Suffixes of tables that may have no header; their columns are then given as column numbers."""
 
 
 class Pair(NamedTuple):
@@ -104,7 +101,7 @@ class PairTable(PairSource):
 
     @override
     def _pairs(self) -> Iterator[Pair]:
-        is_delimited = plain_suffix(self.name) in _DELIMITED
+        is_delimited = plain_suffix(self.name) in DELIMITED  # it may have no header
         numbered = is_delimited and all(column.isdigit() for column in self._columns)
         table = TableFormat(header=False if numbered else None)
         digest, rows = hashlib.sha256(), 0

@@ -17,7 +17,7 @@ from bert_jax.data.corpus.kinds.tables import DelimitedSource, ParquetSource, Tf
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.errors import UserError, first_few, nearest, needs_package, suggestion
 from bert_jax.files.untrusted.compressed import plain_suffix
-from bert_jax.files.urls import FileState, is_url, match_urls
+from bert_jax.files.urls import FileState, is_url, list_states, match_urls
 
 _NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<config>[^:]*))?(:(?P<split>[^:]+))?",
@@ -150,7 +150,7 @@ PYTHON_DOCS = "python-docs"
 _TEXT_SUFFIXES = (".txt", ".text", ".md", "")
 _LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2,4})?")  # train.en, train.zh_tw, test.en-de
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
+DELIMITED = (".csv", ".tsv", ".tab")
 _WARC_SUFFIXES = (".warc", ".wet")
 _SUPPORTED = (
     ".txt, .en (a language's code), .jsonl, .csv and .tsv (each also with .gz, .xz, .zst or "
@@ -182,7 +182,7 @@ def resolve_sources(
             found: Mapping[str, FileState | None] = {spec: None}
         else:
             is_hub = spec.startswith("hf:") and not is_url(spec)
-            found = dict.fromkeys(match_hub(spec)) if is_hub else match_files(spec)
+            found = list_states(match_hub(spec)) if is_hub else match_files(spec)
         for name, state in found.items():
             key = name if name == spec or is_url(name) else str(Path(name).resolve())
             if key not in seen:
@@ -237,7 +237,7 @@ def _open(name: str, options: ReadOptions, state: FileState | None) -> Source:
         return WarcSource(name, options, state)
     if kind == ".xml":
         return WikipediaSource(name, options, state)
-    if kind in _DELIMITED_SUFFIXES:
+    if kind in DELIMITED:
         return DelimitedSource(name, options, state)
     if kind in _JSON_SUFFIXES:
         return FileSource(name, options, state, is_json=True)

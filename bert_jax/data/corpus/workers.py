@@ -137,13 +137,9 @@ def _timed(given: tuple[float, Callable[[T], R], T]) -> R:
 
 
 def map_ordered(
-    function: Callable[[T], R],
-    items: Iterable[T],
-    num_workers: int,
-    *,
-    initializer: Callable[..., None] | None = None,
-    arguments: tuple[Any, ...] = (),
-) -> Generator[R, None, None]:
+    function: Callable[[T], R], items: Iterable[T], num_workers: int, *,
+    initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = (),
+) -> Generator[R, None, None]:  # fmt: skip
     """Apply a function in worker processes, and yield the results in the order of the items.
 
     Each process gets the function once, and first calls `initializer(*arguments)`. With one worker

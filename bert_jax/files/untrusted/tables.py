@@ -10,14 +10,9 @@ from bert_jax.files.urls import open_binary
 
 
 def csv_records(
-    name: str,
-    lines: Iterable[str],
-    max_field: int,
-    *,
-    delimiter: str = ",",
-    hint: str = "",
+    name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = "",
     first: int = 1,
-) -> Iterator[tuple[int, list[str]]]:
+) -> Iterator[tuple[int, list[str]]]:  # fmt: skip
     """Yield the number of the first line and the fields, perhaps double-quoted, of each CSV record.
 
     Lines, without line ends, are numbered from `first`. `hint` ends the message about a stray

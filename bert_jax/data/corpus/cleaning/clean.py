@@ -180,13 +180,9 @@ class Cleaner:
     """
 
     def __init__(
-        self,
-        config: CleaningConfig,
-        drops: Drops | None = None,
-        *,
-        source: str = "",
+        self, config: CleaningConfig, drops: Drops | None = None, *, source: str = "",
         samples: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._config, self._drops, self._source = config, drops, source
         self._edits, self._filters = resolve_filters(config.filters)
         digests = tuple(read_evaluation(spec).digest for spec in config.without)
@@ -204,7 +200,7 @@ class Cleaner:
     def _clean(self, number: int, text: str) -> str | Dropped:
         for name, edit in self._edits.items():
             lines = text.split("\n")
-            kept = [changed for line in lines if (changed := edit.change(line))]
+            kept = [changed for line in lines if (changed := edit(line))]
             if len(kept) < len(lines):
                 self.report.lines[name] += len(lines) - len(kept)
             if not kept:

@@ -136,16 +136,6 @@ class Filter:
         return {**finite, "source": self.source}
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A change of each line of a document; a line that becomes empty is left out."""
-
-    change: Callable[[str], str]
-    what: str
-    """Readable description of the lines or marks that are left out."""
-    source: str
-
-
 def _unless(unwanted: Callable[[str], bool]) -> Callable[[str], str]:
     return lambda line: "" if unwanted(line) else line
 
@@ -205,26 +195,17 @@ FILTERS: dict[str, Filter] = {
     "braces": Filter(lambda p: p.text.count("{"), "curly braces", _C4, high=0),
 }  # fmt: skip
 
+Edit = Callable[[str], str]
 EDITS: dict[str, Edit] = {
-    "citation-marks": Edit(
-        lambda line: _CITATION.sub("", line).strip(), "marks such as [1] and [edit]", _C4
+    "citation-marks": lambda line: _CITATION.sub("", line).strip(),
+    "terminal-punctuation": _unless(
+        lambda line: not line.endswith(_TERMINAL) or line.endswith(_ELLIPSES)
     ),
-    "terminal-punctuation": Edit(
-        _unless(lambda line: not line.endswith(_TERMINAL) or line.endswith(_ELLIPSES)),
-        "lines that do not end in a full stop, ! or ?, or a closing quotation mark", _C4,
-    ),
-    "short-lines": Edit(
-        _unless(lambda line: len(line.split()) < 5), "lines of fewer than 5 words", _C4
-    ),
-    "javascript": Edit(
-        _unless(lambda line: "javascript" in line.lower()), "lines with the word JavaScript", _C4
-    ),
-    "policies": Edit(
-        _unless(lambda line: any(each in line.lower() for each in _POLICIES)),
-        "lines about cookies, terms of use or privacy policies", _C4,
-    ),
-}  # fmt: skip
-"""Edits of lines by name; filters measure the edited document."""
+    "short-lines": _unless(lambda line: len(line.split()) < 5),
+    "javascript": _unless(lambda line: "javascript" in line.lower()),
+    "policies": _unless(lambda line: any(each in line.lower() for each in _POLICIES)),
+}
+"""Changes of a line (C4) by name. A line that becomes empty is left out, before filters measure."""
 
 _REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
 _QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)

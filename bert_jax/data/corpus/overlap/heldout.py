@@ -97,17 +97,12 @@ def heldout_twins(
             document = int(numbers[row])
             if value > best.get(document, (0.0, 0))[0]:
                 best[document] = value, int(bases[span[0]]) + span[1] + other
-    return HeldoutReport(
-        corpus=corpus,
-        threshold=threshold,
-        documents=len(texts),
-        of=heldout.num_documents,
-        twins=tuple(
-            Twin(document, place, round(value, 4), texts[document][:_SHOWN_CHARS])
-            for document, (value, place) in sorted(best.items())
-        ),
-        fingerprints={"train": train.fingerprint, "heldout": heldout.fingerprint},
+    twins = tuple(
+        Twin(document, place, round(value, 4), texts[document][:_SHOWN_CHARS])
+        for document, (value, place) in sorted(best.items())
     )
+    fingerprints = {"train": train.fingerprint, "heldout": heldout.fingerprint}
+    return HeldoutReport(corpus, threshold, len(texts), heldout.num_documents, twins, fingerprints)
 
 
 _Index = tuple[np.ndarray, np.ndarray, list[np.ndarray], float]

@@ -293,12 +293,9 @@ def _search_texts(table: ngrams.NgramTable, texts: Iterable[str]) -> dict[int, n
 
 
 def _report(
-    name: str,
-    fingerprint: str,
-    evaluation: EvaluationSet,
-    table: ngrams.NgramTable,
+    name: str, fingerprint: str, evaluation: EvaluationSet, table: ngrams.NgramTable,
     found: Iterable[dict[int, np.ndarray]],
-) -> Report:
+) -> Report:  # fmt: skip
     seen = table.nothing_seen()
     for block in found:
         for size, numbers in block.items():

@@ -205,14 +205,9 @@ def _scan_task(
 
 
 def _run(
-    work: Callable[..., dict[str, Any]],
-    space: Workspace,
-    key: Callable[[Task], str],
-    tasks: Sequence[Task],
-    engine: Engine,
-    description: str,
-    progress: bool,
-) -> list[dict[str, Any]]:
+    work: Callable[..., dict[str, Any]], space: Workspace, key: Callable[[Task], str],
+    tasks: Sequence[Task], engine: Engine, description: str, progress: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
     A task is complete if its mark in `space` contains the key `key(task)`. If a local engine has
@@ -289,12 +284,9 @@ class Estimate:
 
 
 def estimate_corpus(
-    sources: Sequence[Source],
-    recipe: Recipe,
-    *,
-    shard_bytes: int = SHARD_BYTES,
+    sources: Sequence[Source], recipe: Recipe, *, shard_bytes: int = SHARD_BYTES,
     sample_bytes: int = SAMPLE_BYTES,
-) -> Estimate:
+) -> Estimate:  # fmt: skip
     """Estimate the sizes of a corpus and the cost of building it.
 
     A sample, evenly spread over the sources, is built in a temporary directory, and its sizes are

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -61,10 +62,9 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
 T = TypeVar("T")
 R = TypeVar("R")
 
-NAMES = ("local", "ray")
 _RETRIES = 20
 """Number of times that Ray repeats a task whose process or node, such as a spot node, is killed."""
-_REACH_SECONDS = 30.0
+_REACH_SECONDS, _PROBE_SECONDS = 30.0, 5.0
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment variable that makes Ray use 127.0.0.1 as this machine's address, so that other
 machines cannot connect to a cluster that was started here."""
@@ -125,12 +125,14 @@ class RayEngine(Engine):
             host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
             if colon:
                 socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
-            ray.init(
+            found = ray.init(
                 address=address or "local",
                 **({} if address else options),
                 log_to_driver=False,
                 logging_level="WARNING",
             )
+            head = (address if colon else None) or found.address_info["gcs_address"]
+            self._head: str = head.removeprefix("ray://")
         except Exception as error:  # Ray's errors have no common class
             ray.shutdown()
             where = f" at {address}" if address else ""
@@ -154,9 +156,11 @@ class RayEngine(Engine):
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
         shared = ray.put(function)  # sent to each node once, with the tokenizer in it
-        pending = deque(remote.remote(shared, item) for item in items)
+        pending, told = deque(remote.remote(shared, item) for item in items), False
         try:
             while pending:
+                while not told and not ray.wait([pending[0]], timeout=_PROBE_SECONDS)[0]:
+                    told = self._has_no_head()
                 result = ray.get(pending[0])
                 pending.popleft()
                 yield result
@@ -178,6 +182,17 @@ class RayEngine(Engine):
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.cancel(left, force=False)
 
+    def _has_no_head(self) -> bool:
+        """Return true if the head is gone, and say so: in a minute, Ray ends this process."""
+        host, _, port = self._head.rpartition(":")
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
+            return False
+        said = f"the head of the Ray cluster at {self._head} is gone, and Ray ends this command."
+        print(f"{said} Start a cluster, and rerun the command; complete tasks are kept.",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return True
+
     @override
     def close(self) -> None:
         self._ray.shutdown()  # also ends a Ray that was started here
@@ -190,7 +205,7 @@ def open_engine(
     if name == "ray":
         return RayEngine(address, num_workers)
     if name != "local":
-        raise UserError(f"there is no engine {name!r}; the engines are {' and '.join(NAMES)}.")
+        raise UserError(f"there is no engine {name!r}; the engines are local and ray.")
     if address is not None:
         raise UserError(f"--engine=local:{address}: only --engine=ray takes an address.")
     return Engine(num_workers)

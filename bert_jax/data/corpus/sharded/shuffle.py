@@ -92,16 +92,9 @@ Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 
 
 def reduce(
-    space: Workspace,
-    map_: Map,
-    name: str,
-    reducer: Reducer,
-    runs: Sequence[Run],
-    width: int,
-    num_units: int,
-    kinds: Mapping[str, int],
-    weights: np.ndarray | None = None,
-) -> dict[str, list[Run]]:
+    space: Workspace, map_: Map, name: str, reducer: Reducer, runs: Sequence[Run], width: int,
+    num_units: int, kinds: Mapping[str, int], weights: np.ndarray | None = None,
+) -> dict[str, list[Run]]:  # fmt: skip
     """Call a reducer for each range of units, and return the runs of its rows by kind.
 
     Args:
@@ -179,14 +172,9 @@ def _size(part: Part) -> int:
 
 
 def _run(
-    space: Workspace,
-    width: int,
-    limit: int,
-    name: str,
-    reducer: Reducer,
-    kinds: Mapping[str, int] | None,
-    item: tuple[int, Range],
-) -> dict[str, list[Run]]:
+    space: Workspace, width: int, limit: int, name: str, reducer: Reducer,
+    kinds: Mapping[str, int] | None, item: tuple[int, Range],
+) -> dict[str, list[Run]]:  # fmt: skip
     """Write the rows of a reducer as runs of about `limit` bytes; `kinds` are None for a merge."""
     number, (span, parts) = item
     runs: dict[str, list[Run]] = defaultdict(list)

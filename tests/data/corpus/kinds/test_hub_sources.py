@@ -102,6 +102,18 @@ def test_files_are_read_in_place(tmp_path):
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_files_are_listed_with_one_request_for_each_directory(tmp_path):
+    numbers = range(30)
+    files = {f"{folder}/train-{n}.jsonl": jsonl(f"{n}") for folder in "ab" for n in numbers}
+    with running(Hub({"me/many": {MAIN: files}}, {})) as hub:
+        (found,) = read(hub.address, tmp_path, "hf:me/many")
+    assert len(found) == 60
+    assert [each.partition("/tree/")[2][:42] for each in hub.requests if "/tree/" in each] == [
+        f"{MAIN}/a", f"{MAIN}/b",
+    ]  # fmt: skip
+    assert len([each for each in hub.requests if "/resolve/" not in each]) < 8
+
+
 def names(monkeypatch, spec: str, configs: list[dict] | None) -> list[str]:
     """Paths that a specification stands for, of a data set whose card has `configs`."""
 

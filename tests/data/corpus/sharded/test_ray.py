@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from gcs_emulator import make_bucket, running_emulator
 from made_texts import make_text
 from ray_cluster import QUIET, Cluster, running_cluster
+from s3_emulator import running_s3
 from word_tokenizer import Failing, WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
@@ -23,7 +25,10 @@ from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import duplicates
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine
 from bert_jax.data.corpus.sharded.shuffle import Inputs, Rows
+from bert_jax.data.pairings import DataConfig
 from bert_jax.errors import UserError
+from bert_jax.files.urls import file_system
+from bert_jax.training.pretrain.corpus import open_corpus
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,6 +84,15 @@ def texts(tmp_path_factory) -> str:
     return str(directory / "*.txt")
 
 
+@pytest.fixture(scope="module")
+def local(texts, tmp_path_factory) -> tuple[str, str]:
+    """Fingerprints of the corpus that one local process makes, and two."""
+    out = tmp_path_factory.mktemp("local")
+    one = build(texts, out / "1", Engine(1))
+    assert build(texts, out / "2", Engine(2)) == one
+    return one
+
+
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A short path: Ray makes sockets below it."""
@@ -86,11 +100,11 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def build(texts, out, engine: Engine, recipe=RECIPE):
+def build(texts, out, engine: Engine, recipe=RECIPE, scratch=None):
     (built,) = build_corpora(
-        [texts], recipe, out, engine=engine, shard_bytes=10_000, progress=False
+        [texts], recipe, out, engine=engine, shard_bytes=10_000, progress=False, scratch=scratch
     )
-    return built.train.fingerprint, built.heldout.fingerprint
+    return built.train and (built.train.fingerprint, built.heldout.fingerprint)
 
 
 def addresses(processes: list[psutil.Process]) -> set[str]:
@@ -102,8 +116,7 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
     return found
 
 
-def test_a_ray_of_its_own(texts, tmp_path):
-    local = build(texts, tmp_path / "local", Engine(1))
+def test_a_ray_of_its_own(texts, local, tmp_path):
     engine = open_engine("ray", num_workers=2)
     try:
         children = psutil.Process().children(recursive=True)
@@ -116,8 +129,9 @@ def test_a_ray_of_its_own(texts, tmp_path):
 
 
 def start(
-    texts, out: Path, cluster: Cluster, marks: Path, *, search: bool, nodes: int = 2
-) -> subprocess.Popen:
+    texts, out: Path | str, cluster: Cluster, marks: Path, *, search: bool, nodes: int = 2,
+    scratch: str | None = None,
+) -> subprocess.Popen:  # fmt: skip
     """A build on the cluster, in a process of its own.
 
     Its tasks take some seconds or, with `search`, each range of the search for duplicates does.
@@ -134,7 +148,8 @@ if {search}:
     duplicates._candidates = partial(waiting_candidates, Path({str(marks)!r}))
 else:
     recipe = replace(RECIPE, tokenizer=Waiting(Path({str(marks)!r})))
-print(*build({texts!r}, {str(out)!r}, open_engine("ray", address={cluster.address!r}), recipe))
+engine = open_engine("ray", address={cluster.address!r})
+print(*build({texts!r}, {str(out)!r}, engine, recipe, {scratch!r}) or [])
 """
     marks.mkdir()
     process = subprocess.Popen(
@@ -153,9 +168,7 @@ def fingerprints(process: subprocess.Popen) -> tuple[str, ...]:
     return tuple(output.split()[-2:])
 
 
-def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
-    local = build(texts, tmp_path / "local", Engine(1))
-    assert build(texts, tmp_path / "local2", Engine(2)) == local
+def test_two_nodes_and_what_is_killed(texts, local, tmp_path, directory):
     with running_cluster(directory, 2) as cluster:
         # A worker, in the search for duplicates.
         process = start(texts, tmp_path / "worker", cluster, tmp_path / "marks1", search=True)
@@ -181,17 +194,50 @@ def test_two_nodes_and_what_is_killed(texts, tmp_path, directory):
         cluster.kill(1)
         assert fingerprints(process) == local
     assert sorted(path.name for path in tmp_path.iterdir() if "marks" not in path.name) == [
-        "command", "local", "local2", "node", "worker",
+        "command", "node", "worker",
     ]  # fmt: skip
 
 
-def test_a_killed_head_ends_the_command_and_what_was_read_is_kept(texts, tmp_path, directory):
-    local = build(texts, tmp_path / "local", Engine(1))
+def test_two_nodes_build_into_buckets_though_a_worker_is_killed(texts, local, tmp_path, directory):
+    """Sources, corpus and signatures are in the bucket."""
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    with (
+        running_emulator(tmp_path / "gs"), running_s3(tmp_path / "s3"),
+        running_cluster(directory, 2) as cluster,
+    ):  # fmt: skip
+        make_bucket("corpora")
+        for scheme, bucket in (("gs", "corpora"), ("s3", "bucket")):
+            url, marks = f"{scheme}://{bucket}", tmp_path / bucket
+            files = file_system(url)
+            for path in Path(texts).parent.iterdir():
+                files.pipe_file(f"{bucket}/raw/{path.name}", path.read_bytes())
+            process = start(
+                f"{url}/raw/*.txt", f"{url}/out", cluster, marks, search=True,
+                scratch=f"{url}/scratch",
+            )  # fmt: skip
+            assert files.find(f"{bucket}/scratch/duplicates/scans")
+            os.kill(int(next(iter(marks.iterdir())).name), signal.SIGKILL)
+            fingerprints(process)
+            cache = str(tmp_path / f"{bucket}-cache")
+            data = DataConfig(window=1, cache_dir=cache)
+            found = open_corpus(f"{url}/out", data)
+            assert (found.train.fingerprint, found.heldout.fingerprint) == local
+            assert found.train.meta["dropped"].keys() == {"duplicate", "near-duplicate"}
+            left = {name.split("/")[2] for name in files.find(f"{bucket}/out")}
+            assert left == {"train", "heldout", "CORPUS.md"}
+            assert not files.exists(f"{bucket}/scratch")
+
+
+def test_a_killed_head_ends_the_command_and_what_was_read_is_kept(
+    texts, local, tmp_path, directory
+):
     with running_cluster(directory, 1) as cluster:
         process = start(texts, tmp_path / "out", cluster, tmp_path / "marks1", search=True, nodes=1)
         cluster.kill(0)
-        process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode != 0
+        assert f"the head of the Ray cluster at {cluster.address} is gone" in errors
+        assert "rerun the command; complete tasks are kept" in errors
     tasks = tmp_path / "out.unfinished" / "duplicates" / "tasks"
     complete = {path.name: path.stat().st_mtime_ns for path in tasks.glob("*.json")}
     assert complete

@@ -1,0 +1,73 @@
+"""What a build does with records that cannot be read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from word_tokenizer import WordTokenizer
+
+from bert_jax.data.corpus.build import build_corpora
+from bert_jax.data.corpus.documents import ReadOptions
+from bert_jax.data.corpus.intake import BAD_SAMPLES
+from bert_jax.data.corpus.passes import Recipe
+from bert_jax.data.corpus.sharded.engine import Engine
+from bert_jax.errors import UserError
+
+RECORDS, BAD = 400, range(0, 400, 50)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """A file in which 8 of 400 lines, 2%, are no JSON."""
+    texts = (f"Document {number} has a few words." for number in range(RECORDS))
+    lines = [json.dumps({"text": text}) for text in texts]
+    for number in BAD:
+        lines[number] = "no json"
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def build(source: Path, out: Path, workers: int = 1, **options):
+    (built,) = build_corpora(
+        [str(source)], Recipe(WordTokenizer(), heldout_rate=0.0), out, engine=Engine(workers),
+        shard_bytes=source.stat().st_size // 3, options=ReadOptions(**options), progress=False,
+    )  # fmt: skip
+    return built
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_build_stops_at_the_first_bad_record(source, tmp_path, workers):
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1: not JSON"):
+        build(source, tmp_path / "out", workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_more_bad_records_than_allowed_stop_a_build_that_skips(source, tmp_path, workers):
+    told = r"8 of 400 records are bad \(8 malformed\)\. The largest share is 0\.01: .*skip:0\.05"
+    with pytest.raises(UserError, match=told):
+        build(source, tmp_path / "out", workers, on_bad="skip")
+
+
+@pytest.mark.parametrize("choice", ["skip", "quarantine"])
+def test_the_datasheet_says_what_was_left_out(source, tmp_path, choice):
+    out = tmp_path / "out"
+    built = build(source, out, on_bad=choice, most_bad=0.02)
+    assert built.written.train == RECORDS - len(BAD)
+    assert "left out: 8 of 400 records are bad (8 malformed)" in built.summary()
+    page = (out / "CORPUS.md").read_text()
+    assert f"`--on-bad={choice}:0.02`: 8 of 400 records are bad (8 malformed)." in page
+    kept = [*(out / "quarantine").glob("*")] if choice == "quarantine" else []
+    assert [path.name for path in kept] == ["malformed.jsonl"] * (choice == "quarantine")
+    for path in kept:
+        samples = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {each["text"] for each in samples} == {"no json"}
+        assert len(samples) == len(BAD)
+
+
+def test_records_are_kept_up_to_a_bound(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(["no json"] * (BAD_SAMPLES + 50) + ['{"text": "A text."}']))
+    build(path, tmp_path / "out", on_bad="quarantine", most_bad=1.0)
+    kept = (tmp_path / "out" / "quarantine" / "malformed.jsonl").read_text().splitlines()
+    assert len(kept) == BAD_SAMPLES
