@@ -116,7 +116,7 @@ class NgramTable:
         self._grams: dict[int, np.ndarray] = {}
         """For each size: ascending hashes of the distinct n-grams."""
         self._entries: dict[int, np.ndarray] = {}
-        """For each size: for each n-gram of the texts, its index in `_grams`."""
+        """For each size: the index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
         """For each size: (2^22,) bool, whether the index is the first 22 bits of a hash."""
         for size in self._sizes:
