@@ -68,7 +68,7 @@ class Split(ABC):
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
     baseline = CONSTANT
-    """Noun phrase for what has the `constant_score`."""
+    """Noun phrase that names the baseline with the `constant_score`, for messages."""
 
     def __init__(
         self,

@@ -300,6 +300,6 @@ def predictions(
 
 
 def _text(example: TextExample) -> str:
-    """Return the text of an example; words of the second text become other words."""
+    """Return the text of an example; a prefix marks the words of the second text."""
     second = (example.text_pair or "").split()
     return " ".join([example.text, *(f"second_{word}" for word in second)])
