@@ -113,10 +113,11 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
 
 
 def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
-    """Find the first start of a stream at which a match of `ends` in the unpacked text ends, or -1.
+    """Return the offset of the first stream whose text begins after a match of `ends`; -1 if none.
 
-    `data` is a piece of a .gz or .zst file. Blocks that are stored as they are may contain streams,
-    so all streams must be sound up to the end of `data`, or longer than such a block in all.
+    `data` is a piece of a .gz or .zst file. Stored (uncompressed) blocks may contain bytes that
+    look like streams. So the streams that follow must be sound up to the end of `data`, or for more
+    bytes than a stored block has.
     """
     _, magic, new, errors = _decoder(Path(name).suffix.lower())
     first = -1
