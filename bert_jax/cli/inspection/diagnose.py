@@ -1,6 +1,7 @@
-"""Causes of a plateau in pretraining, each by a test of the newest checkpoint and its batches.
+"""Tests for causes of a plateau in pretraining, on the newest checkpoint and its batches.
 
-The limits were set on runs with planted faults, and tested on others: benchmarks/diagnose.py.
+The tests' limits were set on runs with planted faults, and checked on other runs
+(benchmarks/diagnose.py).
 """
 
 import math

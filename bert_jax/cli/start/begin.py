@@ -74,7 +74,7 @@ def begin(asked: Asked, home: Path) -> Promise:
     """Choose a recipe, print the choices with their reasons, and write the recipe.
 
     A second call with the same arguments keeps the recipe. Raise a UserError if the files cannot be
-    read, or `home` is the work of other arguments.
+    read, or `home` was made with other arguments.
     """
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
