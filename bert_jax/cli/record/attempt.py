@@ -82,7 +82,7 @@ def attempt(
 
 
 def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
-    """Describe in which facts, such as versions, two lines differ although losses should agree."""
+    """Describe how two lines differ in facts on which losses depend, such as versions."""
     return [
         f"{name}: {line.get(name)} in the record, {again[name]} here"
         for name in _SAME

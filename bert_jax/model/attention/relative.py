@@ -150,5 +150,5 @@ def _moved(y: Float[Array, "B H L M"]) -> Float[Array, "B H L L"]:
 
 
 def scale_of(width: int, relative: Relative | None) -> float:
-    """Return the factor of the products in a score, for heads of `width`."""
+    """Return the factor of attention scores: 1 / sqrt(width x number of terms in a score)."""
     return 1 / math.sqrt(width * (1 if relative is None else relative.terms))

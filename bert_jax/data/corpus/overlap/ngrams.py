@@ -169,7 +169,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 
 SHINGLE = 5
 _MISSED = 0.0025
-"""Largest probability that documents with the lowest similarity to be found share no band."""
+"""Largest probability of missing two documents whose similarity equals the threshold."""
 _MAX_HASHES = 144
 SKETCH = 1024
 """Largest number of hashes in a sketch. A sketch keeps a document's smallest shingle hashes."""
