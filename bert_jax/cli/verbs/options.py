@@ -206,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave the check of choices to `read`, which suggests the nearest choice."""
+        """Accept any value; `read` later checks choices and suggests the nearest one."""
 
 
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
