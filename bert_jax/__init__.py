@@ -58,7 +58,7 @@ def finetune(config: "Recipe | FinetuneConfig", workdir: "str | Path", **fields:
     >>> table = {"train": "reviews.csv"}
     >>> run = bert_jax.finetune("table", "work/reviews", init="work/tiny", task=table)
 
-    For arguments and errors, see `pretrain`. A text in `unlearned` says that nothing was learned.
+    For arguments and errors, see `pretrain`. If the model learned nothing, `run.unlearned` says so.
     """
     from bert_jax.config.command_line import config_from
     from bert_jax.training.finetune.config import FinetuneConfig
@@ -103,7 +103,8 @@ def plan(config: "Recipe | PretrainConfig", topology: str, **fields: Any) -> "li
 
     >>> fits = all(phase.fits for phase in bert_jax.plan("bert_base", "v5e:4x4"))
 
-    For arguments and errors, see `pretrain`. The configuration is planned as it is.
+    For `config`, `fields` and errors, see `pretrain`. Unlike the verb, this tries no other
+    settings.
     """
     from bert_jax.config.command_line import config_from
     from bert_jax.planning.command import plans

@@ -17,7 +17,7 @@ class UserError(ValueError):
 
 
 class BadRecord(UserError):
-    """Error in one record of a file, such as a line, a row or a page. Others can be read."""
+    """Error in one record (line, row or page) of a file; other records can still be read."""
 
     count = 1
     """Number of records that are lost."""
@@ -25,7 +25,7 @@ class BadRecord(UserError):
     """Number of bytes of the stored file that are lost, if the number of records is not known."""
 
     def __init__(self, message: str, reason: str = "malformed", data: bytes | str = b"") -> None:
-        """Describe a record by its place and its error, a reason of docs/data.md, and its data."""
+        """Make an error from a message, a reason listed in docs/data.md, and the record itself."""
         super().__init__(message)
         self.reason, self.data = reason, data
 

@@ -45,7 +45,7 @@ class Intervals:
     """Shortest interval, in seconds."""
 
     def __init__(self, now: Callable[[], float] | None = None):
-        """Start to wait for the first line; `now` replaces `time.monotonic`."""
+        """Start the first interval; `now` replaces `time.monotonic`."""
         self._now = now or time.monotonic
         self._start = self._last = self._now()
 

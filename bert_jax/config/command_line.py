@@ -61,14 +61,14 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
 
 
 def overridden(config: Config, overrides: Sequence[str], where: str = _WHERE) -> Config:
-    """Apply overrides such as `--config.seed=1`. A UserError says which, and `where`, is wrong."""
+    """Apply overrides such as `--config.seed=1`; `where` names their source in a UserError."""
     values = to_dict(config)
     _override(type(config), values, overrides, where)
     return build(type(config), values, where=where)
 
 
 def config_from(cls: type[Config], given: Any, fields: Mapping[str, Any]) -> Config:
-    """Make a configuration of a recipe, file, nested dict or configuration, and set fields.
+    """Make a configuration from a recipe, file, nested dict or configuration, and set fields.
 
     `fields` are nested or have dotted names. Raise a UserError if a field is unknown or wrong.
     """

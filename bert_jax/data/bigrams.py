@@ -1,4 +1,4 @@
-"""A bigram model of a text: what the token before tells about a token."""
+"""A bigram model of a text, which predicts each token from the token before."""
 
 import numpy as np
 from jaxtyping import Integer
@@ -11,10 +11,10 @@ _DISCOUNT = 0.75
 def bigram_gain(
     tokens: Integer[np.ndarray, " T"], heldout: Integer[np.ndarray, " S"], vocab_size: int
 ) -> float:
-    """Compute the nats a token by which bigrams predict `heldout` better than unigrams do.
+    """Compute by how many nats per token bigrams predict `heldout` better than unigrams do.
 
-    The bigrams of `tokens` have an absolute discount, and share it by how many different tokens a
-    token follows (Kneser & Ney 1995).
+    Bigrams of `tokens` are discounted absolutely. The freed probability goes to each token in
+    proportion to how many different tokens it follows (Kneser & Ney 1995).
     """
     tokens, heldout = tokens.astype(np.int64), heldout.astype(np.int64)
     counts = np.bincount(tokens, minlength=vocab_size)

@@ -1,4 +1,4 @@
-"""Directories of what can be made or fetched again."""
+"""Directories of caches, for files that can be made or fetched again."""
 
 import os
 from pathlib import Path

@@ -57,7 +57,7 @@ class Lease:
             claims, name: Claims in the directory, and its path or URL for messages.
             say: Function that receives messages about waiting.
             exit: Function that ends the process when the lease is lost.
-            writer, place: Words, for messages, for what writes and for the kind of directory.
+            writer, place: Nouns for messages: the writer, and the kind of directory.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place
@@ -143,7 +143,7 @@ class Lease:
             self.confirm()
 
     def _is_over(self, content: bytes, version: Any) -> bool:
-        """Return true if a claim's holder is gone; raise a UserError in the cases of `take`."""
+        """Return true if a claim's holder is gone; raise a UserError for the reasons in `take`."""
         now, holder = time.monotonic(), dict[str, Any]()
         with contextlib.suppress(UserError):  # the writer may have died while it wrote the claim
             found = parse_json(content, where="lease")

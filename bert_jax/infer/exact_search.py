@@ -10,7 +10,7 @@ from bert_jax.infer.predictor import check_count
 BLOCK = 1 << 14
 """Number of documents that the device holds at a time."""
 QUERIES = 256
-"""Number of queries that are compared with a block at a time. Their scores take 16 MiB."""
+"""Number of queries that are compared with a block at a time. The scores take 16 MiB."""
 
 
 def top_k(

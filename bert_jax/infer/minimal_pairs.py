@@ -2,8 +2,9 @@
 
 Scores are pseudo-log-likelihoods: sums of the log-probabilities of a sentence's tokens, each behind
 a mask. `token` masks one token at a time (Salazar et al. 2020, arXiv 1910.14659). `word_l2r` also
-masks the later tokens of the same word, which give the masked one away (Kauf and Ivanova 2023,
-arXiv 2305.10588). The fields of a line are BLiMP's (Warstadt et al. 2020). A tie counts as wrong.
+masks the later tokens of the same word, which would give the masked token away (Kauf and Ivanova
+2023, arXiv 2305.10588). The fields of a line are BLiMP's (Warstadt et al. 2020). A tie counts as
+wrong.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def read_pairs(source: str) -> list[Record]:
 
 
 def evaluate_pairs(pairs: Sequence[Record], model: SavedModel) -> dict[str, Any]:
-    """Return the accuracy of each of `SCORES`, with Wilson's interval, in all and for each UID."""
+    """Return the accuracy of each of `SCORES`, with Wilson's interval, overall and for each UID."""
     begins = range(0, len(pairs), _PART)
     bar = progress_bar(begins, of="minimal pairs", unit=f"parts of {_PART}")
     found = np.concatenate([pair_scores(model, pairs[begin : begin + _PART]) for begin in bar])

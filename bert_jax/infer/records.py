@@ -33,7 +33,7 @@ _KNOWN: dict[str, Format] = {
 _PATIENCE = 0.05
 """Seconds to wait for more input from a pipe before the lines read so far are answered."""
 _MOST_PATIENCE = 0.5
-"""Total seconds of waiting for a pipe after which the lines read so far are answered anyway."""
+"""Longest total wait, in seconds, before the lines read so far are answered anyway."""
 
 
 @dataclass

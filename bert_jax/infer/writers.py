@@ -22,7 +22,7 @@ File: TypeAlias = Any
 Chunks: TypeAlias = Iterable[list[Record]]
 JSON_LINES = (".jsonl", ".ndjson")
 Form = Literal["people", "json", "plain"]
-"""Form of answers. people: each below its text. json: one line of JSON. plain: one line of text."""
+"""Form of answers. people: lines below each text. json: a line of JSON. plain: a line of text."""
 
 
 class KeptLines:
@@ -38,7 +38,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records; set `Record.line` up to the first without a matching saved line."""
+        """Yield all records; set `Record.line` until a record has no matching saved line."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record. If `chunks` raises a UserError, add how to continue."""
+        """Write a line for each record. A UserError of `chunks` also says how to continue."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:

@@ -79,15 +79,15 @@ class ModelConfig(Bounded, section="model"):
     positions: Literal["learned", "rope", "sinusoidal", "relative"] = "learned"
     """Encoding of positions. `learned` is a table; `rope` rotates queries and keys (Su et al. 2021,
     RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5);
-    `relative` adds to scores what contents and distances make (He et al. 2021, DeBERTa, 3.1)."""
+    `relative` adds products of contents and distances to scores (He et al. 2021, DeBERTa, 3.1)."""
     relative_terms: Literal["c2p|p2c", "c2p", "p2c"] = "c2p|p2c"
     """Relative terms of a score: of a query and a distance (c2p), of a distance and a key (p2c)."""
     relative_shared: bool = True
-    """Whether the maps to queries and keys also serve for the embeddings of distances."""
+    """Whether the tokens' query and key maps are also applied to the embeddings of distances."""
     relative_norm: bool = True
     """Whether the embeddings of distances are normalised."""
     relative_buckets: Natural = 256
-    """Number of embeddings of distances on each side; far distances share them. 0: no sharing."""
+    """Number of distance embeddings per direction; far distances share them. 0: no sharing."""
     relative_distance: Natural = 0
     """Distance from which on all distances share an embedding; 0 means num_positions."""
     scale_embeddings: bool = False

@@ -8,8 +8,7 @@
 
 Parameters are a nested dict with the entry `encoder`, without a pooler, and the entries that the
 pooling reads: `pooling` for `weighted` and for linear maps, `mlm` for `splade`, and `queries` for
-static queries. Texts are compared by the cosine of their vectors, or by the product if the pooling
-is `splade`.
+static queries. Texts are compared by the cosine of their vectors; for `splade`, by the product.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the start of a vector is a useful vector);

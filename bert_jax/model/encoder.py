@@ -70,7 +70,7 @@ class Embeddings(nnx.Module):
             self.project = Affine(config, {None: width}, {"embed": config.hidden_dim}, rngs)
 
     def shared(self, context: Context) -> Context:
-        """Add to the context what all layers read of the embeddings."""
+        """Add the embeddings of distances, which all layers share, to the context."""
         relative = self.relative() if self.config.positions == "relative" else None
         return context._replace(relative=relative)
 

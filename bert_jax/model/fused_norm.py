@@ -75,7 +75,7 @@ def _normed(rate, eps, x, y, bias, scale, shift, words, row_index):
 
 
 def _forward(rate, eps, x, y, bias, scale, shift, words, row_index):
-    """Return the result and the residuals, of which only the sum has the size of `y`."""
+    """Return the result and the residuals; only one residual, the sum, has the size of `y`."""
     shapes = [(y.shape, y.dtype)] * 2 + [(y.shape[:2], jnp.float32)] * 2
     kernel, operands = partial(_forward_kernel, rate, eps), (x, y, bias, scale, shift)
     out, *kept = _call(FORWARD, kernel, "norm_forward", (*operands, words, row_index), shapes)

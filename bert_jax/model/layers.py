@@ -231,7 +231,7 @@ def _normal_cdf(x):
 def _wide_gelu_forward(x):
     """Compute GELU in float32, and keep only `x` for the backward pass.
 
-    Bfloat16 would round constants: 2 / sqrt(pi) of the derivative to 1.125, too small by 0.3%.
+    Bfloat16 would round 2 / sqrt(pi), a constant of the derivative, to 1.125, 0.3% too small.
     """
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype), x

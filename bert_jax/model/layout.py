@@ -88,7 +88,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform (tpu, gpu or cpu) that will run the step; another one may trace it."""
+    """Return the platform (tpu, gpu or cpu) that will run the step, which another may trace."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()

@@ -140,8 +140,8 @@ class ReplacedTokensConfig(ObjectiveConfig):
     temperature: Positive = 1.0
     """Temperature by which the generator's logits are divided before a token is drawn."""
     disentangled: bool = False
-    """Whether the discriminator's token table is the generator's, without a gradient to it, plus an
-    own table that starts as zeros (He et al. 2023, DeBERTaV3). Otherwise both share embeddings."""
+    """Whether the discriminator's token table is the generator's, with stopped gradient, plus its
+    own table that starts as zeros (He et al. 2023, DeBERTaV3). Otherwise both share one table."""
 
     @classmethod
     def learned(cls, pairing: str) -> str:

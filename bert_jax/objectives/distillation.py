@@ -140,7 +140,7 @@ class Distilled(Objective):
     """Weights of the losses, temperature and layers."""
 
     def __post_init__(self) -> None:
-        """Freeze the teacher; make it compute like the student; check layers and relation heads."""
+        """Freeze the teacher, copy the student's compute settings to it, check layers and heads."""
         student = self.student
         computes = {
             n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
@@ -170,7 +170,7 @@ class Distilled(Objective):
         return bool(self.config.hidden_weight) and other_width
 
     def init(self, key: Array) -> Any:
-        """Initialise parameters. Those of the student are the same as without a teacher."""
+        """Initialise parameters. The student's parameters are the same as without a teacher."""
         params = self.student.init(key)
         if self.projects:
             made = jax.random.fold_in(key, 1)

@@ -57,19 +57,18 @@ class ContrastConfig(Bounded, section="embedding"):
     """Whether the model returns vectors of length 1. The loss compares dense vectors by cosine.
     Sparse vectors are never normalised, and compared by their product."""
     temperature: Positive | None = None
-    """Temperature by which the loss divides cosines or products. None means 0.05 for cosines and 1
-    for products."""
+    """Temperature by which the loss divides cosines or products. None: 0.05 for cosines, else 1."""
     symmetric: bool = False
-    """Whether half of the loss is to find a document's query; needs task.rows `pairs`, `texts`."""
+    """Whether half of the loss is for finding a document's query (task.rows: pairs or texts)."""
     dimensions: tuple[int, ...] = ()
     """Descending widths, such as 128,64. Training also computes the loss of vectors cut to these
     widths (Matryoshka). The full width is always trained."""
     dimension_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each width in `dimensions`; empty means 1, as for the full width."""
     queries: Literal["encoder", "ones", "idf"] = "encoder"
-    """Vector of a query (splade). `encoder` computes it like a document's. With `ones` and `idf`, a
-    query has a fixed weight for each of its tokens, and no encoder runs when it is asked: 1, or the
-    token's inverse document frequency in the training documents."""
+    """Vector of a query (splade). `encoder` computes it like a document's vector. Without running
+    the encoder, `ones` gives each of the query's tokens the weight 1, and `idf` gives each token
+    its inverse document frequency in the training documents."""
     query_flops: NonNegative = 5e-5
     """Weight of the FLOPS loss of queries (splade). A higher weight leaves fewer tokens."""
     document_flops: NonNegative = 3e-5
@@ -202,7 +201,7 @@ def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
 class EmbeddingObjective(Adapted, CoupledObjective):
     """Training of text vectors. Batches are `tasks.rows.Batch`; outputs are float32 (B, G, D).
 
-    Dense outputs have length 1, so that a product of outputs is what the loss compares.
+    Dense outputs have length 1, so their products are the cosines that the loss compares.
     """
 
     config: EmbeddingConfig

@@ -130,7 +130,7 @@ class Objective(ABC):
         """Compute the denominators of the loss over the full batch."""
 
     def pace(self, done: Float[Array, ""]) -> Scalars:
-        """Return more entries of `counts`, which change with the share `done` of all steps."""
+        """Return further entries of `counts`, functions of `done`, the completed share of steps."""
         return {}
 
     @abstractmethod

@@ -57,7 +57,7 @@ class Memory:
     temporaries: int
     """Peak of activations, gradients and everything else that lives only during a step."""
     other: int
-    """Code, padding of the arguments to tiles, and results that do not reuse their memory."""
+    """Code, padding of the arguments to tiles, and results that do not reuse arguments' memory."""
 
     @property
     def peak(self) -> int:
@@ -75,7 +75,7 @@ class Exchange:
     group_size: int
     runs: int
     bytes: int
-    """Sum over all runs of `Collective.bytes`, the bytes per device in one run."""
+    """Bytes per device in a step: the sum of `Collective.bytes` over all runs."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def default_cache() -> Path:
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Set the sizes of the initial model and the vocabulary; add a line on the size's source."""
+    """Set the initial model's sizes and the vocabulary size; also return a line on its source."""
     config, start = resolve_start(config, read_model)
     if start.initial is not None:
         config = config.with_vocabulary(start.initial.config.vocab_size)

@@ -19,7 +19,7 @@ from bert_jax.training.run_plan import RunPlan, Trace
 
 _STEP, _SHOWN = "jit_train_step", 20
 _PLACES = {"gpu": ("/device:GPU:", "Stream", _STEP), "tpu": ("/device:TPU:", "XLA Ops", _STEP)}
-"""Names, in a trace, of planes and lines with operations, and of the program if none is named."""
+"""Names, by platform: planes and lines with operations in a trace, and the default program."""
 
 
 class Profile:
@@ -66,7 +66,7 @@ class Profile:
             jax.profiler.start_trace(session.work.local / "profile", profiler_options=options)
 
     def _table(self, session: Session) -> list[str]:
-        """End the trace; write and return the milliseconds of each line a step and device."""
+        """End the trace; write and return milliseconds per step and device by source line."""
         jax.profiler.stop_trace()
         path = max(session.work.local.glob("profile/plugins/profile/*/*.xplane.pb"))
         trace, device = jax.profiler.ProfileData.from_file(str(path)), self._mesh.local_devices[0]

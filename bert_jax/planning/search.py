@@ -20,8 +20,8 @@ REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches in a step. The smallest power of two that reaches the fraction
-`ENOUGH` of the throughput with `MOST_PARTS` is chosen."""
+"""Largest number of micro-batches in a step, and the fraction of its throughput that is enough.
+The smallest power of two that reaches this fraction is chosen."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
 """Limits on compilations in a search: of models with fewer layers, and of the full model."""
 SHRINK_BELOW = 0.97

@@ -316,7 +316,7 @@ class EmbeddingSplit(Split):
         return self._graded(search_scores(flat[queries], flat[documents], relevant, hidden))
 
     def _graded(self, values: Mapping[str, Float[np.ndarray, " Q"]]) -> Examined:
-        """Return the means of each query's scores, and what their intervals rest on."""
+        """Return the means of each query's scores, and the data for their confidence intervals."""
         each = np.stack([values[name] for name in self._score_names], axis=1)
         units, right = np.arange(len(each)), each.mean(axis=1)
         found = Grounds(means(self._score_names, each), units, right)

@@ -169,7 +169,7 @@ class LabelSet:
         return len(self.names)
 
     def id(self, name: str, origin: Origin | str) -> int:
-        """Return a label's index, or raise an error that begins with `origin` if it is unknown."""
+        """Return a label's index; if it is unknown, raise a UserError that begins with `origin`."""
         number = self.find(name)
         if number is None:
             raise UnknownLabel(name, origin, self.names)
@@ -185,10 +185,7 @@ class LabelSet:
 
 
 class UnknownLabel(UserError):
-    """Error for a label that is not in a `LabelSet`.
-
-    A message is slow to make, so only the few that are shown are made, perhaps 5 of a million.
-    """
+    """Error for a label that is not in a `LabelSet`; the message is made only when it is shown."""
 
     def __str__(self) -> str:
         name, origin, known = self.args

@@ -112,7 +112,7 @@ def glue_task(name: str) -> GlueTask:
 
 
 def glue_sources(name: str, data: str) -> list[str]:
-    """List what a run on a task reads: training and dev files, or a data set as tfds:NAME."""
+    """List the sources of a run on a task: training and dev files, or a data set as tfds:NAME."""
     task = glue_task(name)
     if data == "tfds":
         return [f"tfds:glue/{task.tfds[0]}"]

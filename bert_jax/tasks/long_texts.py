@@ -59,7 +59,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return two lengths cut to `room` in all, the longer one first, as tokenizers cuts them."""
+    """Return the lengths of two texts, the longer one cut first, to fit `room` tokens in total."""
     if first + second <= room:
         return first, second
     if first > second:

@@ -37,7 +37,7 @@ class RerankSplit(EmbeddingSplit):
 
     @cached_property
     def constant_score(self) -> float:
-        """Score of the ranking by `task.scores`, or without these of a random ranking."""
+        """Score of the ranking by `task.scores` or, without such scores, of a random ranking."""
         if self._data.truth is not None:
             return self.score(wanted_scores(self._examples, self.rows.group))[self._task.metric]
         one = np.ones(1, np.int64)

@@ -268,7 +268,7 @@ class _Padded:
         self._labels = labels
 
     def batch(self, index: Int64[np.ndarray, "... B"], length: int, num_real: int) -> Batch:
-        """Return the examples `index`, padded; after a trial's first `num_real`, weights are 0."""
+        """Return the examples `index`, padded; weights after a trial's first `num_real` are 0."""
         whole, at = self._rows, np.arange(length)
         group = np.arange(whole.group)
         each = index if whole.group == 1 else index[..., None] * whole.group + group

@@ -68,7 +68,7 @@ class Split(ABC):
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
     baseline = CONSTANT
-    """Noun phrase for what has the `constant_score`."""
+    """Noun phrase that names the baseline with the `constant_score`, for messages."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Split(ABC):
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Index (N,) of the unit to which each example belongs."""
+        """Index (N,) of each example's unit; confidence intervals resample these units."""
         return joined(self.unit_names[1])
 
     def grounds(self, outputs: Outputs, saved: SplitScores | None = None) -> Grounds | None:

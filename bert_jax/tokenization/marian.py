@@ -92,7 +92,7 @@ class MarianTokenizer(base.Tokenizer):
 
 
 def _divided(text: str) -> tuple[list[str], str]:
-    """Return the language code at the beginning of a text, if there is one, and the other text."""
+    """Return the language code at the beginning of a text, if there is one, and the rest."""
     text = base.replace_surrogates(text)
     end = text.find("<<") + 2 if text.startswith(">>") else 0
     return ([text[:end]], text[end:]) if end > 1 else ([], text)

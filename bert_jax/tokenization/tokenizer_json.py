@@ -31,7 +31,7 @@ class Pipeline:
         byte_fallback: Whether characters without a token become their bytes.
         fuse_unk: Whether consecutive characters without a token become one unknown token.
         ignore_merges: Whether a word that is in the vocabulary becomes one token without merges.
-        unk_in_model: Whether characters without a token become the unknown token, or are dropped.
+        unk_in_model: Whether characters without a token become the unknown token; else they vanish.
         roles: Tokens for padding, unknown characters, beginning, separator and mask. The separator
             may also have the first three roles.
         specials: Other added tokens, which are not split where they occur in a text.

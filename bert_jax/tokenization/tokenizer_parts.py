@@ -81,11 +81,11 @@ class Reading:
         self.refuse(f"{name} is {short(found)}; {right}")
 
     def mapping(self, name: str, found: object) -> dict[str, Any]:
-        """Return `found` if it is a JSON object, or raise."""
+        """Return `found` if it is a JSON object, or raise a UserError."""
         return found if isinstance(found, dict) else self.wrong(name, found, "expected an object")
 
     def one_of(self, name: str, found: object, right: tuple[Any, ...]) -> Any:
-        """Return the value of `right` that equals `found` in value and type, or raise."""
+        """Return the entry of `right` equal to `found`, also in type, or raise a UserError."""
         for value in right:
             if type(found) is type(value) and found == value:
                 return value
@@ -96,19 +96,19 @@ class Reading:
         return default if found is None else bool(self.one_of(name, found, (True, False)))
 
     def text(self, name: str, found: object, most: int = 1) -> str:
-        """Return `found` if it is a string of at most `most` characters, or raise."""
+        """Return `found` if it is a string of at most `most` characters, or raise a UserError."""
         if not isinstance(found, str) or len(found) > most:
             self.wrong(name, found, f"expected a text of at most {most:,} characters")
         return found
 
     def token(self, name: str, found: object) -> str:
-        """Return `found` if it is a string with a valid length for a token, or raise."""
+        """Return `found` if it is a string of valid length for a token, or raise a UserError."""
         if not isinstance(found, str) or not 0 < len(found) <= MAX_TOKEN_CHARS:
             self.wrong(name, found, f"expected a token of 1 to {MAX_TOKEN_CHARS} characters")
         return found
 
     def listing(self, name: str, found: object, most: int) -> list[Any]:
-        """Return `found` if it is a list of at most `most` entries, or raise."""
+        """Return `found` if it is a list of at most `most` entries, or raise a UserError."""
         if not isinstance(found, list) or len(found) > most:
             self.wrong(name, found, f"expected a list of at most {most:,} entries")
         return found

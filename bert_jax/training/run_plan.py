@@ -171,8 +171,8 @@ class Policy:
     scores_start: bool = False
     """Whether a new run is evaluated before its first step."""
     metric: str = ""
-    """Name of the score by which trials keep their best parameters and patience is counted; empty
-    for neither. It comes from an evaluation of the first scorer. Lower is better for a loss."""
+    """Name of the score, from the first scorer, that selects each trial's best parameters and that
+    `patience` counts; empty for neither. Lower is better for a loss."""
     patience: int = 0
     save_every: int = 0
     """Number of steps between saves; 0 means after evaluations, at least `save_seconds` apart."""
@@ -241,6 +241,6 @@ class Result:
 
 
 Trace = Callable[[int | None, Session, Callable[[], None]], None]
-"""Function to call after each step, with a function that waits for the step; None at the end."""
+"""Function to call with (step, session, function that waits for the step); step None: the end."""
 Profiler = Callable[[RunPlan], Trace]
 """Function that begins to watch a run; it raises a UserError if the run lacks the steps."""

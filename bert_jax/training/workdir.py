@@ -114,9 +114,9 @@ def begin_workdir(
 
     `ancestors` returns records of the models and data that the run is made from. If it is None, the
     records in an existing config.json stay. Arguments in `record` become entries of config.json.
-    The entry `run_id` is random; it stays when the run restarts, and trackers know the run by it.
-    Raise a UserError if the work directory cannot be written, or the tokenizer does not match its
-    corpus; processes other than 0 then raise an ElsewhereError.
+    The entry `run_id` is random; it stays when the run restarts, and trackers identify the run by
+    it. Raise a UserError if the work directory cannot be written, or the tokenizer does not match
+    its corpus; processes other than 0 then raise an ElsewhereError.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
     record = {**version, "config": to_dict(config), **record}

@@ -195,7 +195,7 @@ def refusals(saved: SavedModel) -> dict[str, str]:
 
 
 def refusal_lines(models: Mapping[str, SavedModel]) -> list[str]:
-    """Say, for people, what `refusals` finds for the models of a run, by name of the part."""
+    """Describe, for people, the `refusals` for each model of a run, by name of the part."""
     formats: dict[str, list[str]] = {}
     for part, saved in models.items():
         for name, why in refusals(saved).items():

@@ -119,7 +119,7 @@ def has_class(saved: SavedModel) -> bool:
 
 
 def task_of(saved: SavedModel) -> str:
-    """Return the suffix of a model's class, such as `ForMaskedLM`, or raise UserError."""
+    """Return the suffix of a model's class, such as `ForMaskedLM`; raise UserError for no class."""
     if saved.outputs is not None:
         return head_class(saved.outputs)
     if why := model_config.refusal(saved.config, saved.params.keys()):
@@ -225,9 +225,9 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
 
     The files are `model.safetensors`, `config.json` and the tokenizer's files. A translation model
     also has `generation_config.json`, and an embedding model files of sentence-transformers (see
-    `write_description`). The class is `class_of(saved)`. The directory must exist without them.
-    Raise a UserError if no class of Transformers computes the model, or Hugging Face's format
-    cannot express the tokenizer.
+    `write_description`). The class is `class_of(saved)`. The directory must exist, without these
+    files. Raise a UserError if no class of Transformers computes the model, or Hugging Face's
+    format cannot express the tokenizer.
     """
     class_of(saved)
     if saved.network is None:

@@ -61,7 +61,7 @@ def auto_class(name: str) -> str:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the directory back; compare outputs and translations; return the result of `proven`.
 
-    Raise a ProofFailedError that says in which part the written files differ from the model.
+    Raise a ProofFailedError, which names the part, if the written files differ from the model.
     """
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     programs = [partial(proof.logits_of, read_back(saved, out))]

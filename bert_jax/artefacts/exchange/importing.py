@@ -228,10 +228,10 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare the token offsets of the source's tokenizer with the written tokenizer and with ours.
+    """Compare token offsets of three tokenizers: the source's, the written one, and our reading.
 
-    Transformers loads the first two. Texts that they split differently, because tokens were added,
-    are left out. A ProofFailedError is raised if offsets differ; ours may differ in white space.
+    Transformers loads the first two. Texts that these two split differently, because tokens were
+    added, are left out. Raise a ProofFailedError if offsets differ; ours may differ in white space.
     """
     assert found.directory is not None
     ours = found.saved.tokenizer

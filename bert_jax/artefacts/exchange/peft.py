@@ -43,7 +43,7 @@ def check(saved: SavedModel) -> None:
 
 
 def write(saved: SavedModel, out: Path) -> None:
-    """Write a run's adapter, the labels of its head and its tokenizer; `check` has passed."""
+    """Write the adapter, labels and tokenizer of a run that `check` accepts into `out`."""
     adapter, outputs = saved.adapter, saved.outputs
     assert adapter is not None
     assert outputs is not None

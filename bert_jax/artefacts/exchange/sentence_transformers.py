@@ -33,7 +33,7 @@ write = huggingface.write
 
 
 def check(saved: SavedModel) -> None:
-    """Raise UserError if no class of Transformers, which is needed, computes vectors or scores."""
+    """Raise UserError if no class of Transformers computes the vectors or scores."""
     huggingface.check(saved)
     if saved.embedding is None and "classify" not in saved.verbs:
         raise UserError(f"{saved.name}: it has no head for classes, labels or a number")

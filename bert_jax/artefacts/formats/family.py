@@ -100,7 +100,7 @@ class Family:
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Field with the dropout rate, by kind of head; without it, the rate of the layers applies."""
+    """Field of `config.json` with a head's dropout rate (default: that of the layers), by kind."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM. Regular names are a prefix and a task."""
     theta: float = 10000.0

@@ -41,7 +41,7 @@ _HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """Configuration of a model, and its tensors by the names in the tables of its family."""
+    """Content of a model's files. The tensors have the names in the tables of its `family`."""
 
     family: Family
     config: dict[str, Any]
@@ -179,7 +179,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
 def _names(
     family: Family, found: Mapping[str, Any], arrays: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Map names in the tables to names in the file, and list the tensors that are not read.
+    """Map the family's names of tensors to the file's names; list the tensors that are not read.
 
     In files of BERT itself, unknown tensors outside heads are kept, for `Form.params` to reject.
     """

@@ -52,7 +52,7 @@ _PROBLEMS = {
     "regression": "regression",
 }
 SCORING = "sentence_transformers"
-"""Field of `config.json` with the function of logits that `CrossEncoder` computes."""
+"""Field of `config.json` that names the function that `CrossEncoder` applies to the logits."""
 UNTRAINED = "untrained_parts"
 """Field of `config.json` with the untrained parts, which exports add if the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
@@ -62,7 +62,7 @@ _MAX_LABEL_CHARS = 200
 
 @dataclass(frozen=True)
 class Reading(Bounded):
-    """Windows of long texts and limits of answers, for a tagging or span head."""
+    """Settings with which a tagging or span head reads texts: windows, and limits of answers."""
 
     stride: Count
     """Number of tokens from the start of one window to the start of the next."""

@@ -302,7 +302,7 @@ def _max_length(model: Path, task: str = "feature-extraction") -> int | None:
 
 
 def _read(path: Path, only: Mapping[str, Any], hint: str = "") -> dict[str, Any]:
-    """Read a JSON object, empty if there is no file; refuse other values of fields than `only`."""
+    """Read a JSON object ({} without a file); refuse fields whose values differ from `only`."""
     fields = read_json_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
     for name, value in only.items():
         if (found := fields.get(name, value)) != value:

@@ -40,8 +40,8 @@ class Ancestor:
     step: int | None = None
     """Step of a run's checkpoint, in updates."""
     digest: str = ""
-    """Digest of the ancestor as it is now: of a checkpoint's arrays, of a corpus (its fingerprint)
-    or of weights (sha256). Empty for a file, unless the file was searched for by its digest."""
+    """Present digest of the ancestor: the digest of a checkpoint's arrays, the fingerprint of a
+    corpus, or the sha256 of weights. Empty for a file, unless it was searched for by digest."""
     recorded: str = ""
     """Digest in the descendant's record; empty if the descendant recorded no digest."""
     note: str = ""

@@ -40,7 +40,7 @@ _MAX_DEPTH = 20  # each ancestor takes two of the 64 levels that a JSON file may
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
     """Trace the ancestors of a directory.
 
-    Raise a UserError if `place` is none of these, or a record is malformed.
+    Raise a UserError if `place` is no such directory, or a record is malformed.
 
     Args:
         place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
@@ -58,7 +58,7 @@ def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ())
 
 
 def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Return an ancestor's entry for a descendant's record; if tracing fails, only with a name."""
+    """Return an ancestor's entry for a descendant's record; only a name if tracing fails."""
     try:
         return trace(place, step or None).entry(role)
     except (UserError, OSError, RecursionError):

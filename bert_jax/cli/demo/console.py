@@ -18,7 +18,7 @@ NUM_PARTS = 5
 
 
 def heading(number: int, title: str) -> None:
-    """Print the heading of a part."""
+    """Print the heading of part `number` of the demo."""
     print(f"\n[{number}/{NUM_PARTS}] {title}", flush=True)
 
 

@@ -1,6 +1,7 @@
-"""Causes of a plateau in pretraining, each by a test of the newest checkpoint and its batches.
+"""Tests for causes of a plateau in pretraining, on the newest checkpoint and its batches.
 
-The limits were set on runs with planted faults, and tested on others: benchmarks/diagnose.py.
+The tests' limits were set on runs with planted faults, and checked on other runs
+(benchmarks/diagnose.py).
 """
 
 import math
@@ -43,9 +44,9 @@ _FINDING = ("cause", "measured", "normal", "remedy")
 class Part(NamedTuple):
     """Root mean squares over the weight matrices of the embeddings, a layer or the head.
 
-    `start` are the initial weights, if they were random. `update` is the next update at the peak
-    learning rate. `uneven` is the divergence from uniform attention (nats) in the most uneven head,
-    and `largest` the mean of each token's largest attention in the head where this is lowest.
+    `start` is for initial weights, if random; `update` is for the next update at the peak learning
+    rate. `uneven` is the largest divergence of a head from uniform attention (nats). `largest` is
+    the mean over tokens of the largest attention weight, in the head where it is lowest.
     """
 
     name: str
@@ -61,8 +62,9 @@ class Evidence(NamedTuple):
     """Measurements of a run. Losses are in nats, and shares from 0 to 1.
 
     `start_loss` is the loss of the initial weights, if they were random. `full_steps` is the sum of
-    all learning rates, divided by the peak. `kept` is the share of predicted tokens in the input,
-    `repeats` of repeated texts of `_WINDOW` tokens, `short` of tokens in texts of up to `_SHORT`.
+    all learning rates, divided by the peak. `kept` is the share of predicted tokens that the input
+    shows, `repeats` the share of repeated windows of `_WINDOW` tokens, `short` the share of tokens
+    in texts of up to `_SHORT` tokens.
     """
 
     step: int
@@ -82,10 +84,10 @@ class Evidence(NamedTuple):
 
 
 def measure(work: WorkDir) -> Evidence:
-    """Measure the newest checkpoint of a masked-LM run; before the first, its initial weights.
+    """Measure the newest checkpoint of a masked-LM run, or the initial weights if there is none.
 
     Raises:
-        UserError: The run has another objective, a teacher or no state, or its corpus is not there.
+        UserError: The run has another objective, a teacher or no state, or its corpus is missing.
     """
     config, steps = read_config(work.local), saved_steps(work.checkpoints)
     fresh = not config.init and "branch" not in read_record(work.local, "pretrain")

@@ -104,7 +104,7 @@ def open_heldout(
 
 
 def _placed(params: Any, settings: StepConfig, mesh: Mesh) -> Any:
-    """Put the parameters that the objective uses onto a mesh; leave out the others."""
+    """Put the parameters that the objective uses onto a mesh; leave out all other parameters."""
     shardings = state_shardings(settings, mesh).params
     return jax.device_put({name: params[name] for name in shardings}, shardings)
 

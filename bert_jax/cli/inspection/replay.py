@@ -65,7 +65,7 @@ def replay_batch(
 def open_batches(
     work: WorkDir, step: int, corpus: str | None = None
 ) -> tuple[PretrainConfig, int, Corpus, ExampleStream]:
-    """Open a run's configuration, the phase of `step`, text and batches: see `replay_batch`."""
+    """Return configuration, phase of `step`, corpus and batches; for errors see `replay_batch`."""
     config = read_config(work.local)
     if not 0 <= step < config.training.num_steps:
         raise UserError(

@@ -1,1 +1,1 @@
-"""`bert-jax record`: what a recipe reaches on fixed text in a fixed budget."""
+"""`bert-jax record`: the loss that a recipe reaches on fixed text in a fixed time."""

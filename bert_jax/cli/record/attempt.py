@@ -44,10 +44,10 @@ def attempt(
 ) -> dict[str, Any]:
     """Train a recipe with a seed until the track's time is over; return the line of the record.
 
-    The time becomes a number of steps by the speed of a step, which is measured once for a recipe
-    and kept in `runs`. With `steps`, nothing is measured. The corpus is kept in `home`. A finished
-    run in `runs` is not trained again. Raise a UserError if the texts or the machine are not the
-    track's, or the recipe is wrong.
+    The speed of a step, measured once per recipe and kept in `runs`, converts the time to a number
+    of steps. With `steps`, nothing is measured. The corpus is kept in `home`. A finished run in
+    `runs` is not trained again. Raise a UserError if the texts or the machine are not the track's,
+    or the recipe is wrong.
     """
     device = check_device(track)
     corpus = prepare(track, texts, home)
@@ -82,7 +82,7 @@ def attempt(
 
 
 def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
-    """Describe in which facts, such as versions, two lines differ although losses should agree."""
+    """Describe how two lines differ in facts on which losses depend, such as versions."""
     return [
         f"{name}: {line.get(name)} in the record, {again[name]} here"
         for name in _SAME
@@ -91,7 +91,7 @@ def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
 
 
 def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> dict[str, Any]:
-    """Measure a step of the recipe, unless this is done; return the steps that the time holds."""
+    """Return `steps` that fit in the track's time, and `step_seconds`; measure them only once."""
     path = run / "speed.json"
     if not path.exists():
         seconds = step_seconds(config, corpus)

@@ -1,4 +1,4 @@
-"""Tracks: fixed text, vocabulary, evaluation and budget, so that losses of recipes compare."""
+"""Tracks: fixed text, vocabulary, evaluation and budget, so that recipes' losses are comparable."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def read_track(path: Path) -> Track:
 
 
 def prepare(track: Track, texts: Path, home: Path) -> Corpus:
-    """Check the texts, learn the vocabulary and build the corpus, unless they are there.
+    """Check the texts, learn the vocabulary and build the corpus; keep those that exist.
 
     Raise a UserError, and write nothing, if a text is missing or differs from the track's.
     """

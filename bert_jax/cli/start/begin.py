@@ -74,7 +74,7 @@ def begin(asked: Asked, home: Path) -> Promise:
     """Choose a recipe, print the choices with their reasons, and write the recipe.
 
     A second call with the same arguments keeps the recipe. Raise a UserError if the files cannot be
-    read, or `home` is the work of other arguments.
+    read, or `home` was made with other arguments.
     """
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
@@ -125,7 +125,7 @@ def begin(asked: Asked, home: Path) -> Promise:
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
 
-    Raise a UserError if the text cannot be read, or has too few documents; then neither is left.
+    Raise a UserError, and leave neither, if the text cannot be read or has too few documents.
     """
     size = sum(source.size for source in sources)
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
@@ -183,7 +183,7 @@ def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
 
 
 def _lines(asked: Asked, found: Sequence[Choice], off: float) -> Iterator[str]:
-    """Describe each choice with its reason; `off` is added to what the law predicts."""
+    """Describe each choice with its reason; `off` is added to the law's prediction, in nats."""
     best = found[0]
     epochs, config = best.tokens / best.unique, recipe(best.size, best.num_steps)
     yield f"machine     {asked.topology or machine()}"

@@ -32,10 +32,10 @@ _STYLE = (
 
 
 def finish(asked: Asked, promise: Promise, home: Path) -> str:
-    """Carry out the recipe to its end, and write a page; what is done already stays.
+    """Carry out the recipe to its end, and write a page; keep what an earlier call finished.
 
-    Return the name of the signal that stopped a run, or an empty string. Raise a
-    NothingLearnedError if the classifier is no better than a constant. The page is written.
+    Return the name of the signal that stopped a run, or an empty string. At the end, raise a
+    NothingLearnedError if the classifier is no better than a constant.
     """
     began = time.perf_counter()
     result = train(load_config(PretrainConfig, str(home / RECIPE)), home / "run")
@@ -91,7 +91,7 @@ def _scores(task: Task, workdir: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def _exported(home: Path, run: str, name: str) -> Iterator[str]:
-    """Export a model with its proof, unless that is done; describe the proof."""
+    """Export a model with a proof, unless the export exists; yield lines about the proof."""
     out = home / "export" / name
     if not out.exists():
         export(home / run, "huggingface", out, say=print)

@@ -1,4 +1,4 @@
-"""The law behind the choices of `bert-jax start`: what size, text and repetition bring, in nats.
+"""The law behind the choices of `bert-jax start`: gain in nats from size, text and repetition.
 
 The law was fitted to the runs of benchmarks/start_law.py; docs/experiments.md has the table and the
 fit. Hoffmann et al. (2022, equation 2) give its form, and Muennighoff et al. (2023, equation 5)
@@ -17,10 +17,10 @@ MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
 _LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 25.7, 0.35, 444.0, 0.372
 _BIGRAM, _BIGRAM_SIZE, _BIGRAM_POWER = 1.95, 64.4, 0.35
-"""Constants of the gain of bigrams on the text of the runs, after each number of tokens."""
+"""Constants of the expected gain of a bigram model, in nats, for a number of training tokens."""
 _READ_TOKENS = 10_000_000
 SPREAD = 0.15
-"""Standard deviation of what a run reaches around its prediction."""
+"""Standard deviation of a run's result from its prediction, in nats."""
 INTERVAL = 1.2816
 """Number of standard deviations on each side of an 80% interval."""
 

@@ -15,7 +15,7 @@ _VOCABULARIES = {20e6: 4096, 200e6: 8192, 2e9: 16_384, float("inf"): 32_768}
 
 
 class Writing(NamedTuple):
-    """How a text is written."""
+    """Writing system of a text."""
 
     scripts: str
     """Scripts above 1% of the letters, with their shares."""
@@ -42,7 +42,7 @@ def look_at(texts: Iterable[str]) -> Writing:
 
 
 def vocabulary_size(text_bytes: int) -> int:
-    """Return a size with which most tokens occur hundreds of times."""
+    """Return a vocabulary size at which most tokens occur hundreds of times in the text."""
     return next(size for bound, size in _VOCABULARIES.items() if text_bytes < bound)
 
 

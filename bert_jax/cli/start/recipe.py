@@ -65,7 +65,7 @@ def tokens_per_step(config: PretrainConfig) -> int:
 
 
 def as_file(config: PretrainConfig, title: str) -> str:
-    """Write what differs from the defaults as a Python file with a docstring."""
+    """Return a Python file, with a docstring, for the fields that differ from the defaults."""
     fields = changed(to_dict(config), to_dict(PretrainConfig()))
     title = title.replace("\\", r"\\").replace('"', r"\"")
     body = pprint.pformat(fields, sort_dicts=False, width=90).replace("\n", "\n    ")

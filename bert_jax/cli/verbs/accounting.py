@@ -29,8 +29,8 @@ class Lineage(groups.Json):
     """Directory of a run (or WORKDIR@STEP), an export, an import, a grown or averaged model, a
     model in Hugging Face's format, or a corpus."""
     near: tuple[Directory, ...] = ()
-    """Further directory in which to search for ancestors by name and digest, because exports do not
-    record where their source is. An export's parent is always searched. May be repeated."""
+    """Further directory in which to search for ancestors by name and digest; exports do not record
+    where their source is. The directory above an export is always searched. May be repeated."""
     quick: bool = False
     """Compare only the records, without reading checkpoints, corpora and files."""
 
@@ -98,8 +98,8 @@ class Contamination(groups.Workers, groups.OnEngine, groups.Json):
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus` (only the training part is read), also in a bucket, or text as
-    for its --input."""
+    """Output of `bert-jax corpus`, local or in a bucket (only the training part is read), or text
+    as for `bert-jax corpus --input`."""
     against: tuple[Annotated[str, "FILE"], ...]
     """Evaluation texts: squad:FILE, glue:DIR, heldout (the corpus's held-out documents), or a file
     with one example per line (.txt), row (.tsv, .csv) or object (.jsonl). May be repeated."""

@@ -93,8 +93,8 @@ class Tokenizer(Sources, groups.IntoDirectory):
     max_mb: Annotated[float, Above(0), "MB"] = 256.0
     """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
     memory: Annotated[float | None, Above(0), "GIB"] = None
-    """Bound for the words that wordpiece counts, at 1 KiB a word (default: 4). Whenever there are
-    more, the rarest so far are dropped until half of the bound is left."""
+    """Memory bound for the words that wordpiece counts, at 1 KiB a word (default: 4). If the words
+    exceed the bound, the rarest so far are dropped until the others fill half of the bound."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import iter_texts
@@ -218,7 +218,7 @@ class OfText(Cleaning, groups.OnEngine):
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Annotated[str | None, "DIR"] = None
-    """Place for finding duplicates, also in a bucket; all nodes reach it (default: in --out)."""
+    """Directory for finding duplicates, or bucket; all nodes must reach it (default: in --out)."""
 
 
 class OfPairs(Verb):

@@ -25,7 +25,7 @@ class Heldout(groups.StoreRows, groups.Checkpoint, groups.Plot):
     """Percentages of the tokens that --by-position masks (default: 5,15,30)."""
     minimal_pairs: Annotated[str | None, "FILE"] = None
     """JSON lines as in BLiMP (sentence_good, sentence_bad, UID). Prints how often the good sentence
-    has the higher pseudo-log-likelihood, in all and for each UID. A token is masked with the later
+    has the higher pseudo-log-likelihood, overall and for each UID. A token is masked with the later
     tokens of its word (word_l2r) and without them (token)."""
 
 
@@ -41,9 +41,9 @@ class Labelled(Verb):
     """Directory for report.md and report.json (scores by class with intervals, the confusion
     matrix, the most confident mistakes) and a picture."""
     versus: tuple[RunPlace, ...] = ()
-    """Another run to score on the same examples or --pairs. Differences are printed with paired
-    intervals. May be repeated: once for the evaluated run and once for each --other-seed, paired in
-    this order."""
+    """Another run to score on the same examples or --pairs. Prints differences with paired
+    intervals. May be repeated: once for the evaluated run, then once for each --other-seed, in this
+    order."""
     other_seed: tuple[RunPlace, ...] = ()
     """Another run of the evaluated model with another seed. The intervals of --versus are then over
     seeds (Student's t). May be repeated."""

@@ -238,7 +238,7 @@ class Beams(Verb):
     num_beams: Count = 5
     """Number of hypotheses (beams) that each step keeps; 1 is greedy search."""
     length_alpha: NonNegative = 1.0
-    """Exponent: the length penalty divides scores by ((beta + tokens) / (beta + 1)) ** alpha."""
+    """Exponent alpha: scores are divided by the penalty ((beta + tokens) / (beta + 1)) ** alpha."""
     length_beta: NonNegative = 0.0
     """Constant beta of the length penalty; see --length-alpha."""
     max_length: Annotated[int, AtLeast(0)] = 0

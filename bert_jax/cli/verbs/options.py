@@ -37,8 +37,8 @@ Commas = Annotated[tuple[T, ...], _COMMAS]
 """Annotation of an option whose values are separated by commas. An option of another tuple type
 takes several values after its flag, or may be repeated."""
 Text = Annotated[str, "TEXT"]
-"""Text whose leading ~ is not expanded. In this annotation and in the next annotations, the string
-is the metavar: the help shows it in place of the value."""
+"""Text whose leading ~ is not expanded. Here and below, the string is the metavar, which the help
+shows in place of the value."""
 ModelPlace = Annotated[str, "MODEL"]
 RunPlace = Annotated[str, "WORKDIR"]
 CorpusPlace = Annotated[str, "CORPUS"]
@@ -206,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Leave the check of choices to `read`, which suggests the nearest choice."""
+        """Accept any value; `read` later checks choices and suggests the nearest one."""
 
 
 def read(verb: type[V], name: str, argv: Sequence[str]) -> V:

@@ -17,8 +17,8 @@ class Record(Verb):
     $ bert-jax record --track records/tracks/two_cores.json --input my/texts \
         --recipe records/two_cores.jsonl:3
 
-    The time becomes a number of steps by the measured speed of a step. A line in place of a recipe
-    is repeated with its steps and its seed, and the losses are compared to the last digit.
+    A measurement of the speed converts the track's time to steps. If --recipe names a line of a
+    record, its run is repeated with the same steps and seed, and the losses are compared exactly.
     """
 
     track: File

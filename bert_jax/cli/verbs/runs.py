@@ -84,7 +84,7 @@ class Run(Configured):
 
     @property
     def profiler(self) -> "Profile | None":
-        """Profiler of these steps; None without --profile."""
+        """Profiler of the steps --profile; None without this option."""
         if not self.profile:
             return None
         from bert_jax.planning.profile import Profile

@@ -30,7 +30,7 @@ class Start(groups.Columns):
     test: Annotated[str, "FILE"] = ""
     """Table of texts with labels to score the classifier on (default: a tenth of --labels)."""
     topology: Annotated[str, "NAME"] = ""
-    """TPU slice to choose for instead of this machine, as for `bert-jax plan`, such as v5e:4x4."""
+    """TPU slice for which to choose, not this machine, as for `bert-jax plan`, such as v5e:4x4."""
     go: bool = False
     """Carry out the recipe: model, classifier, proven export and an HTML page."""
     workdir: Directory = Path("work/start")

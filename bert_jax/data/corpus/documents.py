@@ -54,9 +54,9 @@ class ReadOptions:
     max_document_chars: int = 64 << 20
     """Longest allowed document in characters; longer documents usually mean missing blank lines."""
     on_bad: str = "stop"
-    """Choice, of `ON_BAD`, of what happens at a record beyond these limits or that is damaged."""
+    """Reaction, one of `ON_BAD`, to a record that is damaged or exceeds these limits."""
     most_bad: float = 0.01
-    """Share of bad records above which reading stops all the same."""
+    """Share of bad records above which reading stops, whatever `on_bad` is."""
 
     def __post_init__(self) -> None:
         """Raise a UserError if `on_bad` or `most_bad` is none of the possible values."""

@@ -85,7 +85,7 @@ def start_worker(
 def clean_and_encode(block: Block) -> tuple[str, EncodedBlock, DropReport | None]:
     """Clean, split and tokenize documents; raise a UserError for an id that cannot be stored.
 
-    Return the corpus's name, the encoded block, and what was left out (None without cleaning).
+    Return the corpus's name, the encoded block, and a report on omissions (None without cleaning).
     """
     if _new_cleaner is None:
         return block.corpus, encode_block(block.data), None

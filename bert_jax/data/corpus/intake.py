@@ -12,9 +12,9 @@ from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.staging import replace_file
 
 QUARANTINE = "quarantine"
-"""Choice of keeping bad records, and name of their directory in the corpus."""
+"""Reaction that keeps bad records, and name of their directory in the corpus."""
 ON_BAD = ("stop", "skip", QUARANTINE)
-"""Choices of what happens at a bad record: its error is raised, or it is left out."""
+"""Reactions to a bad record: raise its error, leave the record out, or also keep it."""
 MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
 """Limits: bytes of a web record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
 time on a processor and memory for parsing a page."""

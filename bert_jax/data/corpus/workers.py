@@ -83,7 +83,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 class Guard:
-    """A process for calls that may take too much time or memory, which end the process."""
+    """A process that runs calls with limits of time and memory, and ends if a call exceeds one."""
 
     def __init__(self, seconds: float, most_bytes: int) -> None:
         """Limit the memory of the process and, for each call, its time on a processor.

@@ -51,7 +51,7 @@ def text(digest: int | np.integer) -> str:
 
 
 def block_digest(block: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
-    """Compute, on the host, what the block that begins at index `start` adds to the digest."""
+    """Compute, on the host, the digest contribution of the block that begins at index `start`."""
     words = np.ascontiguousarray(block).reshape(block.shape)
     if block.dtype.itemsize == 8:  # add an axis with two words, as `bitcast_convert_type` does
         words = words[..., None]
@@ -112,7 +112,7 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
 
 
 def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
-    """Compute what the part at row-major index `offset` of an array of `shape` adds to a digest."""
+    """Compute the digest contribution of the part at row-major index `offset` of an array."""
     words = part.view(jnp.uint8) if part.dtype == jnp.bool_ else part
     words = jax.lax.bitcast_convert_type(words, _UNSIGNED[part.dtype.itemsize])
     strides = _strides((*shape, *words.shape[part.ndim :]))

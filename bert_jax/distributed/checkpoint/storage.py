@@ -76,7 +76,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint. If the deletion is interrupted, what is left is not a checkpoint."""
+    """Delete a checkpoint. After an interrupted deletion, the remaining files are no checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)

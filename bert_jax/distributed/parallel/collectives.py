@@ -179,8 +179,9 @@ def reduce_gradients(
 ) -> Any:
     """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
-    Gradients are summed as `dtype`. `whole` means that they are for complete parameters. Otherwise,
-    the backward pass of `gather` has summed and cut the gradients of split parameters over `fsdp`.
+    Gradients are summed as `dtype`. `whole` means that each gradient is for a complete parameter.
+    Otherwise, the backward pass of `gather` has summed and cut the gradients of split parameters
+    over `fsdp`.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)

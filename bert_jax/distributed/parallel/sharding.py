@@ -214,7 +214,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a sharding per leaf: moments have their parameter's, other leaves are replicated."""
+    """Return a sharding per leaf: a moment has its parameter's sharding; others are replicated."""
 
     def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)

@@ -169,7 +169,7 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Raise a UserError if declared totals, beyond which no parser reads, exceed a limit."""
+        """Raise a UserError if declared totals exceed a limit; parsers stop at these totals."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)

@@ -45,7 +45,7 @@ def decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
 def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | BadRecord]:
     """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
 
-    A stream is a member of a .gz file or a frame of a .zst file. Its error stands in its place.
+    A stream is a member of a .gz file or a frame of a .zst file. Damage is yielded as a BadRecord.
     The suffix of `name` determines the format; an unknown suffix means plain bytes. `read` reads up
     to a given number of bytes of the file.
     """
@@ -113,10 +113,11 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
 
 
 def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
-    """Find the first start of a stream at which a match of `ends` in the unpacked text ends, or -1.
+    """Return the offset of the first stream whose text begins after a match of `ends`; -1 if none.
 
-    `data` is a piece of a .gz or .zst file. Blocks that are stored as they are may contain streams,
-    so all streams must be sound up to the end of `data`, or longer than such a block in all.
+    `data` is a piece of a .gz or .zst file. A stored (uncompressed) block may contain bytes that
+    look like a stream. A stream therefore counts only if all bytes after its start are sound
+    streams, up to the end of `data` or for more bytes than a stored block has.
     """
     _, magic, new, errors = _decoder(Path(name).suffix.lower())
     first = -1

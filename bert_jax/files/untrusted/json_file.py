@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 4_000_000
-"""Largest number of lists, objects and their members. They then take less than 300 MB of memory."""
+"""Largest number of lists, objects and their members, which take less than 300 MB of memory."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -130,7 +130,7 @@ def open_tensor_bundle(index: str | Path) -> dict[str, BundleTensor]:
 
 
 def _fields_of_tensor(raw: bytes, where: str, num_shards: int) -> tuple[Any, ...]:
-    """Decode a BundleEntryProto into the fields of a `BundleTensor` from `shape` to `_where`."""
+    """Decode a BundleEntryProto; return the `BundleTensor` fields from `shape` to `_where`."""
     numbers = {1: 0, 3: 0, 4: 0, 5: 0, 6: 0}  # dtype, shard, offset, size, CRC
     shape: tuple[int, ...] = ()
     slices = 0

@@ -29,7 +29,7 @@ from bert_jax.tasks.retrieval.metrics import unit
 Item = TypeVar("Item")
 TABLE, RECORD = "passages", "index.json"
 Hit = dict[str, Any]
-"""A passage that was found: its columns but the vector, after its score."""
+"""A passage that was found: its score, then all its columns except the vector."""
 LINK = "model"
 """Name of the symbolic link to the model in an index. The model is read through this link, which
 the user can see, and never from the path stored in the record."""
@@ -38,7 +38,7 @@ BLOCK = 1 << 14
 WORDS = {"base_tokenizer": "icu/split", "stem": False, "remove_stop_words": False}
 """Settings of the full-text index: words of all languages and scripts, in the form they have."""
 JOINED = 100
-"""Smallest number of passages by vector, and by words, that hybrid search joins."""
+"""Smallest number of passages that hybrid search takes from each search before joining both."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Index:
     """An index on disk, which other programs may have updated with LanceDB."""
 
     def __init__(self, path: Path) -> None:
-        """Open an index. Raise a UserError if `path` is none, or a file of `write_index` differs.
+        """Open an index. Raise a UserError if `path` has none, or a file of `write_index` differs.
 
         Files that an update has replaced, or written, are not compared.
         """

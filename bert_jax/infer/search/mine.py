@@ -138,7 +138,7 @@ def mine(
 
 
 def write_mined(path: Path, mined: Mined) -> None:
-    """Write JSON lines with query, document, negatives and scores, for embedding and rerank."""
+    """Write JSON lines (query, document, negatives, scores) for the tasks embedding and rerank."""
     rows = [
         {**asdict(pair), "negatives": list(negatives), "scores": [round(n, 6) for n in scores]}
         for pair, negatives, scores in zip(mined.pairs, mined.negatives, mined.scores, strict=True)

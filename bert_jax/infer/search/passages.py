@@ -27,7 +27,7 @@ _RESERVED = {
     "passage", "source", "text", "vector", "score", "_score", "_distance", "_relevance_score",
     "_rowid",
 }  # fmt: skip
-"""Columns that an index has, or that LanceDB adds to what it finds."""
+"""Columns that an index has, or that LanceDB adds to its results."""
 
 
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
@@ -103,7 +103,7 @@ def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
 def _pieces(
     texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, room: int, level: int = 0
 ) -> Iterator[_Piece]:
-    """Divide texts, each given after its separator, in the ways of `_WAYS` from `level` on."""
+    """Divide texts, each given after its separator, by `_WAYS[level]` and the ways after it."""
     separators, plain = zip(*texts, strict=True)
     for before, text, ids in zip(separators, plain, tokenizer.encode_batch(plain), strict=True):
         if len(ids) <= room:
@@ -138,7 +138,7 @@ def _line_starts(text: str) -> list[int]:
 
 
 _WAYS = (_paragraph_starts, _sentence_starts, _line_starts)
-"""Functions that find the places where a text is divided if it is too long, best first."""
+"""Functions that find the positions at which a long text is divided, best first."""
 
 
 def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, int]]:

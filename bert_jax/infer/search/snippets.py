@@ -4,10 +4,10 @@ from bert_jax.data.corpus.overlap.ngrams import WORD, normalised_words
 
 
 def snippet(text: str, query: str, size: int = 240) -> str:
-    """Return the part of a text with most words of a query, each marked as in **word**.
+    """Return the part of a text with the most words of a query, each marked as in **word**.
 
     The part has at most `size` characters without its marks. Each run of white space becomes a
-    space, and an ellipsis stands for what is left out.
+    space, and an ellipsis stands for omitted text.
     """
     text, wanted = " ".join(text.split()), {*normalised_words(query)}
     marks: list[tuple[int, int]] = []
@@ -34,6 +34,6 @@ def snippet(text: str, query: str, size: int = 240) -> str:
 
 
 def _word_start(text: str, at: int) -> int:
-    """Return the start of the word at a place, or the place itself far from any space."""
+    """Return the start of the word at index `at`, or `at` if no space is near."""
     space = text.rfind(" ", max(0, at - 40), at)
     return at if space < 0 else space + 1

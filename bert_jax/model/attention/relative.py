@@ -29,11 +29,11 @@ from bert_jax.model.layers import (
 )
 
 _SITE = 1 << 20
-"""Added to the number of a layer's first dropout site: the site of its relative positions."""
+"""Offset from a layer's first dropout site to the dropout site of its relative positions."""
 
 
 class Relative(NamedTuple):
-    """Keys and queries of relative positions in one layer; None for a term that it lacks."""
+    """Keys and queries of relative positions in one layer; None for a term that the layer lacks."""
 
     keys: Float[Array, "R H K"] | None
     queries: Float[Array, "R H K"] | None
@@ -47,7 +47,7 @@ class Relative(NamedTuple):
 
 
 def span_of(config: ModelConfig) -> int:
-    """Return the number of relative positions on each side; the table has two spans of rows."""
+    """Return the number of relative positions per direction; the table has twice as many rows."""
     return config.relative_buckets or config.relative_distance or config.num_positions
 
 
@@ -86,7 +86,7 @@ class RelativePositions(nnx.Module):
 
 
 class RelativeMaps(nnx.Module):
-    """Maps of the embeddings to keys and queries, unless the maps of contents serve for both."""
+    """Maps of distance embeddings to keys and queries; none if the maps of contents are shared."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -150,5 +150,5 @@ def _moved(y: Float[Array, "B H L M"]) -> Float[Array, "B H L L"]:
 
 
 def scale_of(width: int, relative: Relative | None) -> float:
-    """Return the factor of the products in a score, for heads of `width`."""
+    """Return the factor of attention scores: 1 / sqrt(width x number of terms in a score)."""
     return 1 / math.sqrt(width * (1 if relative is None else relative.terms))

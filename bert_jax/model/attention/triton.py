@@ -73,7 +73,7 @@ class Plan(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Words that determine the dropout masks of a call; in a kernel, references to the words."""
+    """Integers that determine the dropout masks of a call; in a kernel, references to them."""
 
     step: Any
     """Seed of the step's dropout masks, and index of the attention call in the model."""

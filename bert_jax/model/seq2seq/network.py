@@ -61,7 +61,7 @@ class Network(ABC):
     model: ModelConfig
     """Vocabulary, widths, layers of the encoder, dropout rates and compute type."""
     forces_end: bool = field(default=False, kw_only=True)
-    """Whether a search ends each hypothesis of the maximum length with the end token, for free."""
+    """Whether a search adds the end token, free of cost, to hypotheses of the maximum length."""
 
     @abstractmethod
     def parts(self) -> tuple[Build, Any]:

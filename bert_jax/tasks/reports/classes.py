@@ -138,9 +138,9 @@ def contradicted(shares: np.ndarray, truth: np.ndarray) -> list[int]:
     """Return the indices of the examples whose labels their predictions contradict, worst first.
 
     `shares` (N, C) are probabilities from models that have not seen the examples, `truth` (N,) the
-    labels. A label is contradicted if the most probable class is another class, and at least as
-    probable as this class is on average where it is the label (confident learning, Northcutt et
-    al. 2021, section 3.1). The worst has the largest margin between both probabilities.
+    labels. A label is contradicted if another class is the most probable, and its probability is at
+    least its mean probability over the examples with its label (confident learning, Northcutt et
+    al. 2021, section 3.1). The worst has the largest margin between the two classes' probabilities.
     """
     rows, predicted = np.arange(len(truth)), shares.argmax(axis=1)
     own, best = shares[rows, truth], shares[rows, predicted]

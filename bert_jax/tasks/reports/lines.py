@@ -59,7 +59,7 @@ def difference_lines(
 ) -> list[str]:  # fmt: skip
     """Write a table of the paired differences between the runs of two models, by split and score.
 
-    A sentence below the table says what the intervals are over.
+    A sentence below the table names the units of the intervals, such as examples or seeds.
     """
     sides = " minus ".join(", ".join(Path(run).name for run in side) for side in (ours, theirs))
     found = [(split, name, each) for split, scores in differences.items()

@@ -129,7 +129,7 @@ def _objects(owner: dict[str, Any], key: str, where: str) -> Iterator[tuple[str,
 
 
 def _member(owner: dict[str, Any], key: str, kind: type[_Kind], where: str) -> _Kind:
-    """Return a required value of this type, or raise."""
+    """Return a required value; raise a UserError if it is missing or of another type."""
     value = owner.get(key)
     if type(value) is not kind:
         raise UserError(f"{where}: {key!r} is {short(value)}; expected {_KINDS[kind]}")

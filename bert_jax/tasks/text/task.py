@@ -206,7 +206,7 @@ class TextTask(Task[GlueConfig | TableConfig]):
     # The meaning of outputs
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (mean, deviation) for regression, (0, 1 / temperature) for classification."""
+        """Return offset and factor of logits: mean and deviation of scores, or 0, 1/temperature."""
         if self.objective == "regression":
             return self.spec.mean, self.spec.deviation
         return 0.0, 1 / self.decisions(scores).temperature
@@ -300,6 +300,6 @@ def predictions(
 
 
 def _text(example: TextExample) -> str:
-    """Return the text of an example; words of the second text become other words."""
+    """Return the text of an example; a prefix marks the words of the second text."""
     second = (example.text_pair or "").split()
     return " ".join([example.text, *(f"second_{word}" for word in second)])

@@ -111,8 +111,8 @@ class FinetuneGuardConfig(GuardConfig):
     """
 
     spike_sigmas: bounds.NonNegative = 0.0
-    """Distance of a spike above the mean of recent losses, in standard deviations, but at least 1
-    nat. 0, the default, means that only non-finite values are bad."""
+    """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
+    spike; the distance is at least 1 nat. 0 means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

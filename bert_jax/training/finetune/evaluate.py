@@ -114,7 +114,8 @@ class Evaluation:
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
     """Score minus another model's score, by split and name: the mean, the difference of each pair
-    of runs (`by_seed`), the paired 95% interval and what it is `over` (see `differences`)."""
+    of runs (`by_seed`), the paired 95% interval and what the interval is `over` (see
+    `differences`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -191,7 +192,7 @@ class Scored(NamedTuple):
 
 
 def _chosen(model: SavedModel, split: Split, dev: Container[str]) -> Mapping[str, float] | None:
-    """Return the thresholds that dev chose, or None for dev itself."""
+    """Return the label thresholds that were tuned on dev; None if the split is in `dev` itself."""
     return None if split.name in dev else model.origin.metrics or None
 
 
@@ -213,8 +214,8 @@ def differences(
 ) -> dict[str, dict[str, Any]]:
     """Return the mean difference of each score that all runs have, with its paired interval.
 
-    With one run a side, the interval is over the units of the split, which `over` names. With
-    several, it is Student's t over the differences of the pairs.
+    With one run of each model, the interval is over the units of the split, which `over` names.
+    With several, the interval is Student's t over the differences of the pairs of runs.
     """
     paired = Intervals({}, {})
     (_, mine), (_, other) = ours[0], theirs[0]

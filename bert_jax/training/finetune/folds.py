@@ -44,7 +44,7 @@ def finetune_folds(
 ) -> Result:
     """Train the folds one after another, or continue them; then score all predictions together.
 
-    Without `task.folds`, and for one `task.fold`, call `finetune`, which has the same arguments.
+    Without `task.folds`, or with `task.fold`, `finetune` does the work; its arguments are the same.
 
     Returns:
         Result of the last fold. After all folds, `eval_metrics` and `unlearned` are for all folds.

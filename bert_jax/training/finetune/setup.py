@@ -108,7 +108,7 @@ def schedule_of(config: FinetuneConfig, epoch: int, inits: Iterable[str]) -> Sch
 def frozen_parts(config: FinetuneConfig, model: ModelConfig) -> dict[str, Any]:
     """Return the fields of an objective that name frozen parts; LoRA freezes the whole encoder.
 
-    Raise a UserError if `training.freeze` is 0, or more layers than the model has.
+    Raise a UserError if `training.freeze` is 0 or exceeds the number of layers.
     """
     freeze = config.training.freeze
     if config.lora.rank or freeze == "encoder":

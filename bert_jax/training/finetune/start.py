@@ -203,8 +203,8 @@ def with_vectors(
 ) -> tuple[EmbeddingObjective, dict[str, Any], dict[str, Any]]:
     """Return the objective for embedding vectors, and the parameters of each initialisation, twice.
 
-    The first copy is for digests: it lacks what sparse vectors compute from the texts, with last
-    digits that depend on the machine. `given` and `frozen` are as in `with_head`. Raise a UserError
+    The first copy is for digests. It lacks what sparse vectors compute from the texts, because the
+    last digits depend on the machine. `given` and `frozen` are as in `with_head`. Raise a UserError
     if a setting does not fit vectors, the kind of rows or the model.
     """
     contrast, section = config.embedding, config.task
@@ -276,7 +276,7 @@ def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
 def with_few_tokens(
     config: EmbeddingConfig, model: ModelConfig, start: Any, rows: Rows, pad_id: int
 ) -> Any:
-    """Lower the bias of a masked-LM head until texts weigh 200 tokens, on average.
+    """Lower the bias of a masked-LM head until a text gives weight to 200 tokens, on average.
 
     A model from a short pretraining has logits above 0 for most tokens, so that every text would
     begin with a weight for every token. The probabilities of masked tokens do not change.

@@ -64,7 +64,7 @@ class FinetuneVoice:
     saves: Saves
 
     def about(self, step: int, restored: bool) -> tuple[list[str], str]:
-        """Describe the run."""
+        """Return lines that describe the run, and the message of the event `start`."""
         head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
         if step:
             head += f", continued at step {step:,} of {self.setup.schedule.total_steps:,}"

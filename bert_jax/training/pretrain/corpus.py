@@ -47,8 +47,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     the bucket is out of reach.
 
     Args:
-        path: Local directory, or gs:// or s3://BUCKET/DIRECTORY, whose shards are read through a
-            cache.
+        path: Local directory, or gs:// or s3://BUCKET/DIRECTORY, read through a cache.
         data: Settings of a run, which reads text in windows of shards and checks them in the
             background. If None, there are no windows, and the cache has its default settings.
     """
@@ -267,7 +266,7 @@ class BucketCorpus:
         )
 
     def opened(self, part: str) -> TokenStore:
-        """Open a store that is there, to read it once."""
+        """Open a store that exists, without windows, to read it once."""
         store = self.open(part, windowed=False)
         assert store is not None, part
         return store
@@ -287,7 +286,7 @@ class BucketCorpus:
         return directory
 
     def _check_window(self, sizes: list[int]) -> None:
-        """Raise an error if the cache cannot hold two windows of `data.window` shards."""
+        """Raise a UserError if the cache cannot hold two windows of `data.window` shards."""
         largest, limit, window = max(sizes), self._data.cache_gb * 1e9, self._data.window
         fitting = int(limit // (2 * largest))
         if len(sizes) == 1:
@@ -311,7 +310,7 @@ class BucketCorpus:
 
 
 def check_cache(where: str, stores: Mapping[str, TokenStore], data: DataConfig) -> None:
-    """Raise an error if the cache cannot hold two windows of each corpus of a mixture.
+    """Raise a UserError if the cache cannot hold two windows of each corpus of a mixture.
 
     `where` names the mixture. `stores` contains its corpora in buckets: it maps URLs to stores.
     """

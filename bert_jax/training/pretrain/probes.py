@@ -52,7 +52,7 @@ class _OfRun(Scorer):
     ) -> None:
         """Read the tokenizer in `files`; None means that the corpus is in memory.
 
-        A UserError that begins with `where` says that there are no files or no model of the `kind`.
+        Raise a UserError that begins with `where` if files or a model of the `kind` are missing.
         """
         self._run, network = config, config.objective.network(config.model)
         if files is None or (network is None) != (kind == "an encoder"):

@@ -132,7 +132,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Check that the micro-batches of all steps after step `step` divide over `shards`."""
+    """Raise a UserError unless all micro-batches after step `step` divide over `shards`."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"

@@ -160,7 +160,7 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int, flops: int = 0) -> None:
-        """Count a step's operations; call `record`, at most every 10 s, for starts to be killed."""
+        """Count a step's operations; `record` at most every 10 s, in case the start is killed."""
         self._this.flops += flops
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)

@@ -99,7 +99,7 @@ def _rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Rates:
-    """Rates of training in the time since they were last taken, without time spent elsewhere."""
+    """Rates of training since the last `take`, without the time spent on other work."""
 
     def __init__(self, clock: Clock, peak: float | None):
         """Start to count. Without `peak`, the peak FLOP/s of all devices, no MFU is computed."""

@@ -42,9 +42,9 @@ class GuardConfig(Bounded, section="guard"):
     """Number of recent losses from which mean and deviation are computed. Each phase starts new
     statistics. The guard looks for spikes after half a window of good steps."""
     recheck_every: Natural = 0
-    """Number of steps from one step that is computed twice to the next, to detect devices that
-    compute wrong without a visible sign; 0 means that none is. A check needs memory for a second
-    state. Before each save, replicas of the state are compared (see `recheck.Recheck`)."""
+    """Interval, in steps, at which a step is computed twice, to detect devices that silently
+    compute wrong results; 0 means never. A check needs memory for a second state. Before each save,
+    replicas of the state are compared (see `recheck.Recheck`)."""
 
 
 class GuardState(NamedTuple):

@@ -45,7 +45,7 @@ class SweepState(NamedTuple):
 
     @property
     def train(self) -> TrainState:
-        """The state without `best`, as the training step takes it."""
+        """State in the form that the training step takes: all fields except `best`."""
         return TrainState(self.step, self.params, self.opt_state, self.guard)
 
 

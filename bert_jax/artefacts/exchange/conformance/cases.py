@@ -20,7 +20,7 @@ from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
-"""No text, a word, and texts of the proof: eight scripts, accents, emoji, upper case in words."""
+"""Texts: none, a word, and texts of the proof (eight scripts, accents, emoji, inner upper case)."""
 PAIR = ("Who wrote it?", "Ada wrote the book.")
 
 
@@ -81,7 +81,7 @@ def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, 
 
 
 def rows_of(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) -> dict[Any, Any]:
-    """Return the token ids of texts, without ties (see `is_tie`)."""
+    """Return the token ids of each text, without texts that have a tie (see `is_tie`)."""
     tokenizer, tokenize, rows = saved.tokenizer, None, {}
     if (out / "tokenizer.json").is_file():  # Marian has none
         tokenize = check.tokenizer_of(out)
@@ -104,7 +104,7 @@ def rows_of(saved: SavedModel, out: Path, prompt: str, texts: Any, length: int) 
 def named(
     saved: SavedModel, format: str, found: Mapping[str, np.ndarray], proven: Mapping[str, float]
 ) -> dict[str, np.ndarray]:
-    """Return the outputs that a format's software computes, by the names that they have there."""
+    """Return the outputs that a format's software computes, under that software's names."""
     heads = found.keys() - {"hidden", "pooled", "embedding"}
     given = {"huggingface": heads or {"hidden"}, "sentence-transformers": {"embedding"}}
     some = sorted(given.get(format, proven.keys() or found.keys()))

@@ -46,8 +46,8 @@ def compare(answers):
 def checked(row, length):
     """Return the compared numbers of a text's output as an array (P, N), float32.
 
-    P is at most 8 of the text's `length` tokens. The numbers are at most 64 columns and the largest
-    number. The output has the shape (L,), (L, C) or (L, L, C), or (C,) if the `length` is 0.
+    P counts at most 8 of the text's `length` tokens; N counts at most 64 values and the largest.
+    The output `row` has the shape (L,), (L, C) or (L, L, C), or (C,) if the `length` is 0.
     """
     row = np.asarray(row, np.float32)
     places = np.unique(np.linspace(0, length - 1, 8).astype(int))

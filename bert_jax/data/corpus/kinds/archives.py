@@ -72,7 +72,7 @@ class _Archive(FileSource):
     def _read(
         self, pieces: Iterator[bytes | BadRecord], read: Callable[[bytes, int], Row | None]
     ) -> Iterator[Row]:
-        """Yield what `read` reads from each piece, given its number; None stands for no record."""
+        """Yield the results of `read(piece, number)`, except None, which stands for no record."""
         for number, piece in enumerate(pieces, 1):
             try:
                 row = piece if isinstance(piece, BadRecord) else read(piece, number)

@@ -83,7 +83,7 @@ class FileSource(Source):
             yield line
 
     def _items(self) -> Iterator[str | BadRecord]:
-        """Yield the lines; the error in a line stands in its place."""
+        """Yield the lines; in place of a bad line, yield its error."""
         for _, lines in self._blocks(self._content()):
             yield from [lines] if isinstance(lines, BadRecord) else lines
 
@@ -143,7 +143,7 @@ class FileSource(Source):
 
     @override
     def _place(self, number: int) -> str:
-        """Name a line of the part, with its number in the file where that may be counted."""
+        """Name a line by its number in the file or, where that is not counted, in the part."""
         if self._begin and (self._compression or self.options.on_bad != "stop"):
             return f"line {number:,} after byte {self._begin:,}"
         if self._begin:
@@ -247,7 +247,7 @@ class FileSource(Source):
         The text is UTF-8, with or without a byte order mark. Lines end in \n, \r\n or \r. With
         `newline_only`, a lone \r does not end a line but becomes a space. A stray NUL becomes a
         space. A line is bad if it is not UTF-8, if many of its characters are NUL, or if it is too
-        long; in place of a line of which a part is damaged there is the error about the damage.
+        long. The error about damage takes the place of a damaged line.
         """
         limit = self.options.max_line_bytes
         ends = re.compile(rb"\n") if self.options.newline_only else _LINE_END

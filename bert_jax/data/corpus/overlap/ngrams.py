@@ -116,7 +116,7 @@ class NgramTable:
         self._grams: dict[int, np.ndarray] = {}
         """For each size: ascending hashes of the distinct n-grams."""
         self._entries: dict[int, np.ndarray] = {}
-        """For each size: for each n-gram of the texts, its index in `_grams`."""
+        """For each size: the index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
         """For each size: (2^22,) bool, whether the index is the first 22 bits of a hash."""
         for size in self._sizes:
@@ -169,7 +169,7 @@ def _bits(hashes: np.ndarray) -> np.ndarray:
 
 SHINGLE = 5
 _MISSED = 0.0025
-"""Largest probability that documents with the lowest similarity to be found share no band."""
+"""Largest probability of missing two documents whose similarity equals the threshold."""
 _MAX_HASHES = 144
 SKETCH = 1024
 """Largest number of hashes in a sketch. A sketch keeps a document's smallest shingle hashes."""

@@ -265,7 +265,7 @@ def map_spans(
 
 @dataclass(frozen=True)
 class _Reader:
-    """A function of the texts of spans. A process opens the store when it first calls this."""
+    """Application of `function` to the texts of spans. The first call opens the store."""
 
     function: Callable[[Iterable[str]], Any]
     opens: Opens

@@ -160,11 +160,11 @@ def grouped_pairs(
 ) -> tuple[list[Run], int]:
     """Join pairs (later, earlier) of documents into groups.
 
-    In turn, the earlier neighbours of each document and its later neighbours are linked to the
-    first of them and the document, until nothing changes. The number of rounds grows with the
-    logarithm of a group's size (Kiveris et al. 2014, "Connected Components in MapReduce and
-    Beyond", small-star and large-star). Return pairs (document, first document of its group), and
-    the number of rounds.
+    Two steps alternate until nothing changes: the earlier neighbours of each document, or the later
+    ones, are linked to the first of the document and all its neighbours. The number of rounds grows
+    with the logarithm of a group's size (Kiveris et al. 2014, "Connected Components in MapReduce
+    and Beyond", small-star and large-star). Return pairs (document, first document of its group),
+    and the number of rounds.
     """
     changed = [True, True]
     while len(changed) % 2 or any(changed[-2:]):
@@ -242,10 +242,10 @@ def _similar(threshold: float, inputs: Inputs) -> Rows:
 
 
 def _links(earlier: bool, inputs: Inputs) -> Rows:
-    """Link the `earlier` or the later neighbours of documents to the first of them and a document.
+    """Link the `earlier` or later neighbours of a document to the first in its neighbourhood.
 
-    Yield links (document, first), for earlier neighbours in both directions, as the next step needs
-    them; and a pair that changed, if there is any.
+    Yield links (document, first), in both directions if `earlier` is true, because the next step
+    needs both. Also yield a pair that changed, if there is any.
     """
     pairs = _unique(inputs.rows())
     documents, begins, counts = np.unique(pairs[:, 0], return_index=True, return_counts=True)

@@ -84,9 +84,9 @@ class Inputs:
 
 
 Rows = Iterator[tuple[str, np.ndarray]]
-"""Rows for other shuffles, each time with their kind."""
+"""Arrays of rows for other shuffles, each with the kind of its rows."""
 Reducer = Callable[[Inputs], Rows]
-"""Picklable function."""
+"""Picklable function that makes rows from the input of a reducer."""
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Function like `map` that may use several processes; results come in the order of the items."""
 
