@@ -218,20 +218,9 @@ def hbm_bytes(shape: str) -> int:
 
 def started_shape(shape: str) -> str:
     """Return element 1 of a tuple type. For a -start operation, it is as large as the result."""
-    depth, start = 0, 0
-    parts = []
-    for position, char in enumerate(shape):
-        if char in "([{":
-            depth += 1
-            start = position + 1 if depth == 1 else start
-        elif char in ")]}":
-            depth -= 1
-            if depth == 0:
-                parts.append(shape[start:position])
-        elif char == "," and depth == 1:
-            parts.append(shape[start:position])
-            start = position + 1
-    return parts[1] if len(parts) > 1 else shape
+    first = _closing(shape, 1) if shape.startswith("((") else 0
+    elements = shape[first:].split(", ")
+    return elements[1] if len(elements) > 1 else shape
 
 
 def _numbers(text: str) -> list[int]:

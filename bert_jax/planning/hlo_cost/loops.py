@@ -27,11 +27,6 @@ class _Passed:
     index: int
 
 
-@dataclass(frozen=True)
-class _Tuple:
-    element: Callable[[int], Any]
-
-
 def _divide(a: int, b: int) -> int | None:
     """Divide integers as XLA does, truncating towards zero."""
     return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -77,7 +72,7 @@ class Scope:
     _known: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str, depth: int = 0) -> Any:
-        """Return the value of an instruction: an int, a bool, a tuple, or None."""
+        """Return an instruction's value: int, bool, tuple (a function of the index) or None."""
         if name not in self._known:
             instruction = self.computation.instructions.get(name)
             if instruction is None or depth > _MAX_DEPTH:
@@ -103,11 +98,11 @@ class Scope:
         if opcode in _SAME:
             return self.value(operands[0], depth)
         if opcode == "tuple":
-            return _Tuple(lambda index: self.value(operands[index], depth))
+            return lambda index: self.value(operands[index], depth)
         if opcode == "get-tuple-element":
             whole = self.value(operands[0], depth)
             index = int(instruction.attribute(r"\bindex=(\d+)") or 0)
-            return whole.element(index) if isinstance(whole, _Tuple) else None
+            return whole(index) if callable(whole) else None
         if opcode in ("fusion", "call") and instruction.calls in self.module.computations:
             return self.called(instruction, instruction.calls, depth).root(depth)
         if opcode == "while":
@@ -146,15 +141,15 @@ def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
     if parts is None:
         return None
     _, body = parts
-    probe = Scope(scope.module, body, lambda _: _Tuple(_Passed))
+    probe = Scope(scope.module, body, lambda _: _Passed)
 
     def element(index: int) -> Any:
         after = probe.root()
-        unchanged = isinstance(after, _Tuple) and after.element(index) == _Passed(index)
+        unchanged = callable(after) and after(index) == _Passed(index)
         before = scope.value(instruction.operands[0])
-        return before.element(index) if unchanged and isinstance(before, _Tuple) else None
+        return before(index) if unchanged and callable(before) else None
 
-    return Scope(scope.module, body, lambda _: _Tuple(element))
+    return Scope(scope.module, body, lambda _: element)
 
 
 def trip_count(instruction: Instruction, scope: Scope) -> int | None:
@@ -164,7 +159,7 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
         return int(stated)
     parts = _loop_parts(instruction, scope.module)
     initial = scope.value(instruction.operands[0]) if instruction.operands else None
-    if parts is None or not isinstance(initial, _Tuple):
+    if parts is None or not callable(initial):
         return None
     condition, body = parts
     needed: set[int] = set()
@@ -174,19 +169,19 @@ def trip_count(instruction: Instruction, scope: Scope) -> int | None:
             needed.add(index)
             return state(index)
 
-        return Scope(scope.module, computation, lambda _: _Tuple(element)).root()
+        return Scope(scope.module, computation, lambda _: element).root()
 
     def after(indices: Iterable[int], state: Callable[[int], Any]) -> dict[int, Any]:
         root = run(body, state)
-        return {i: root.element(i) if isinstance(root, _Tuple) else None for i in indices}
+        return {i: root(i) if callable(root) else None for i in indices}
 
     # Find the elements of the state on which the condition depends, directly or through others.
-    run(condition, initial.element)
+    run(condition, initial)
     known = -1
     while known != len(needed):
         known = len(needed)
-        after(tuple(needed), initial.element)
-    state = {index: initial.element(index) for index in needed}
+        after(tuple(needed), initial)
+    state = {index: initial(index) for index in needed}
     for trips in range(MAX_TRIPS):
         going = run(condition, state.get)
         if not isinstance(going, int):
