@@ -56,34 +56,19 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
             "data.corpus is not set; give the directory that `bert-jax corpus` made, such as "
             "--config.data.corpus=work/corpus"
         )
-    background, missing = data is not None, "holds no complete token store"
-    if scheme(path) in BUCKETS:
-        bucket = BucketCorpus(path, data or DataConfig())
-
-        def opened(part: str) -> TokenStore | None:
-            return bucket.open(part, windowed=background and part != "heldout")
-
-    elif scheme(path):
+    if scheme(path) not in (None, *BUCKETS):
         raise UserError(
             f"the corpus {path}: {scheme(path)}:// is not supported. Give a local directory or "
             "gs://BUCKET/DIRECTORY or s3://BUCKET/DIRECTORY"
         )
-    else:
-        directory = Path(path)
-        missing = missing if directory.exists() else "does not exist"
-
-        def opened(part: str) -> TokenStore | None:
-            place = directory / part
-            has_store = (place / "corpus.json").exists()
-            return open_store(place, background=background) if has_store else None
-
-    train = opened("train")
-    if train is None:
-        store = opened("")
-        if store is None:
-            raise UserError(f"the corpus {path} {missing}. {_REMEDY}")
-        return Corpus(store, None)
-    heldout = opened("heldout")
+    opens = store_openers(path, data)
+    if "train" not in opens:
+        if "" in opens:
+            return Corpus(opens[""](), None)
+        is_lost = scheme(path) is None and not Path(path).exists()
+        missing = "does not exist" if is_lost else "holds no complete token store"
+        raise UserError(f"the corpus {path} {missing}. {_REMEDY}")
+    train, heldout = opens["train"](), opens["heldout"]() if "heldout" in opens else None
     if heldout is not None and heldout.tokenizer_fingerprint != train.tokenizer_fingerprint:
         raise UserError(
             f"the corpus {path} is damaged: its stores train and heldout have different tokenizers "
@@ -93,18 +78,23 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     return Corpus(train, heldout)
 
 
-def store_openers(path: str) -> dict[str, Callable[[], TokenStore]]:
+def store_openers(path: str, data: DataConfig | None = None) -> dict[str, Callable[[], TokenStore]]:
     """Return functions that open the stores of a corpus, in any process, by part.
 
-    The parts are "train", "heldout", and "" for a store at `path` itself; there may be none. Raise
-    a BucketAwayError if the bucket is out of reach.
+    The parts are "train", "heldout", and "" for a store at `path` itself; there may be none. `data`
+    is as in `open_corpus`. Raise a BucketAwayError if the bucket is out of reach.
     """
-    if scheme(path) not in BUCKETS:
-        parts = [part for part in _PARTS if is_store(Path(path, part))]
-        return {part: partial(open_store, Path(path, part)) for part in parts}
-    bucket = BucketCorpus(path, DataConfig())
-    parts = [part for part in _PARTS if "corpus.json" in bucket.files.names(part)]
-    return {part: partial(bucket.opened, part) for part in parts}
+    if scheme(path) in BUCKETS:
+        bucket = BucketCorpus(path, data or DataConfig())
+        parts = [part for part in _PARTS if "corpus.json" in bucket.files.names(part)]
+        background = data is not None
+        return {
+            part: partial(bucket.open, part, windowed=background and part != "heldout")
+            for part in parts
+        }
+    places = {part: Path(path, part) for part in _PARTS if is_store(Path(path, part))}
+    opened = partial(open_store, background=data is not None)
+    return {part: partial(opened, place) for part, place in places.items()}
 
 
 def phase_stores(
@@ -232,8 +222,8 @@ class BucketCorpus:
         self._root = Path(data.cache_dir or cache_directory("corpora"))
         self._cache = FileCache(self._root, data.cache_gb * 1e9)
 
-    def open(self, part: str, *, windowed: bool) -> TokenStore | None:
-        """Open the store in a directory of the corpus; return None if there is no store.
+    def open(self, part: str, *, windowed: bool) -> TokenStore:
+        """Open the store in a directory of the corpus.
 
         `part` is "train", "heldout", or "" for the directory of the corpus itself. If `windowed`,
         the store is read in windows of shards, as in training. Raise a UserError if the store is
@@ -241,11 +231,7 @@ class BucketCorpus:
         of reach.
         """
         prefix = f"{part}/" if part else ""
-        try:
-            header = self.files.read(f"{prefix}corpus.json")
-        except FileNotFoundError:
-            return None
-        directory = self._directory(header, prefix)
+        directory = self._directory(self.files.read(f"{prefix}corpus.json"), prefix)
         for name in self.files.names(f"{prefix}tokenizer"):
             self.files.fetch_small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
         self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
@@ -264,12 +250,6 @@ class BucketCorpus:
         return open_store(
             directory, background=True, fetch=fetch, num_open=2 * self._data.window + 1
         )
-
-    def opened(self, part: str) -> TokenStore:
-        """Open a store that exists, without windows, to read it once."""
-        store = self.open(part, windowed=False)
-        assert store is not None, part
-        return store
 
     def _directory(self, header: bytes, prefix: str) -> Path:
         """Write the `corpus.json` of a store to the cache; return the cached store's directory."""
