@@ -53,6 +53,10 @@ class ObjectiveConfig(Bounded, section="objective"):
     """Values of `data.pairing` that the objective supports."""
     TEACHER_HEAD: ClassVar[str] = ""
     """Parameter entry of the head that a student learns from; "" if teachers are not supported."""
+    METRICS: ClassVar[tuple[Metric, ...]] = ()
+    """Metrics of a run, before its model and corpus are known."""
+    LEARNED: ClassVar[Mapping[str, str]] = {}
+    """What a run learned, for a model card, by `data.pairing`; "" stands for all other pairings."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -68,11 +72,12 @@ class ObjectiveConfig(Bounded, section="objective"):
     @classmethod
     def learned(cls, pairing: str) -> str:
         """Describe, for a model card, what a run with this `data.pairing` learned."""
-        return f"the objective {cls.name}"
+        others = cls.LEARNED.get("", f"the objective {cls.name}")
+        return cls.LEARNED.get(pairing, others)
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of a run, before its model and corpus are known."""
-        raise NotImplementedError
+        """List the metrics of a run; `pairs` says whether rows are pairs with a label."""
+        return self.METRICS
 
     def make(self, given: Given) -> Objective:
         """Make the objective."""
@@ -103,18 +108,14 @@ class MaskedLMConfig(ObjectiveConfig):
     """Masked LM and, with sentence pairs, next-sentence prediction (Devlin et al. 2018)."""
 
     TEACHER_HEAD: ClassVar = MASKED_LM
-
-    @classmethod
-    def learned(cls, pairing: str) -> str:
-        """Describe, for a model card, what a run with this `data.pairing` learned."""
-        pairs = {
-            "nsp": "masked words and next sentences (BERT, Devlin et al. 2018)",
-            "sop": "masked words and the order of sentences (ALBERT, Lan et al. 2019)",
-        }
-        return pairs.get(pairing, "masked words")
+    LEARNED: ClassVar = {
+        "nsp": "masked words and next sentences (BERT, Devlin et al. 2018)",
+        "sop": "masked words and the order of sentences (ALBERT, Lan et al. 2019)",
+        "": "masked words",
+    }
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of a run, before its model and corpus are known."""
+        """List the metrics of masked LM and, if rows are pairs, those of the pairs."""
         return MaskedLM.metrics_of(pairs)
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
@@ -131,6 +132,9 @@ class MaskedLMConfig(ObjectiveConfig):
 class ReplacedTokensConfig(ObjectiveConfig):
     """Detection of tokens that a small generator has replaced (ELECTRA, Clark et al. 2020)."""
 
+    METRICS: ClassVar = METRICS
+    LEARNED: ClassVar = {"": "replaced-token detection (ELECTRA, Clark et al. 2020)"}
+
     name: str = "replaced_tokens"
     """Objective: replaced_tokens."""
     generator_size: Part = 0.25
@@ -142,15 +146,6 @@ class ReplacedTokensConfig(ObjectiveConfig):
     disentangled: bool = False
     """Whether the discriminator's token table is the generator's, with stopped gradient, plus its
     own table that starts as zeros (He et al. 2023, DeBERTaV3). Otherwise both share one table."""
-
-    @classmethod
-    def learned(cls, pairing: str) -> str:
-        """Describe, for a model card, what a run with this `data.pairing` learned."""
-        return "replaced-token detection (ELECTRA, Clark et al. 2020)"
-
-    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of a run, before its model and corpus are known."""
-        return METRICS
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Split a run's parameters into the discriminator with its head, and the generator."""
@@ -181,6 +176,7 @@ class NetworkConfig(ObjectiveConfig):
     """Settings of translation that do not depend on the network."""
 
     PAIRINGS: ClassVar = ("translation",)
+    METRICS: ClassVar = translation.METRICS
 
     label_smoothing: Rate = 0.1
     """Share of a label's probability spread over all tokens (Szegedy et al. 2016, section 7)."""
@@ -191,10 +187,6 @@ class NetworkConfig(ObjectiveConfig):
     def network(self, model: ModelConfig) -> Network:
         """Make the network, whose encoder is `model`."""
         raise NotImplementedError
-
-    def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of a run, before its model and corpus are known."""
-        return translation.METRICS
 
     def baseline(self, store: TokenStore) -> float | None:
         """Return the unigram entropy of the targets."""

@@ -78,14 +78,6 @@ class MaskedLM(Teachable):
         """Metrics of the objective."""
         return self.metrics_of(self.pairs)
 
-    def init(self, key: Array) -> Any:
-        """Initialise the parameters: encoder, mlm and nsp."""
-        return heads.init_params(self.model, key)
-
-    def axes(self) -> Any:
-        """Name the logical axes of each parameter."""
-        return heads.logical_axes(self.model)
-
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Mask the tokens, and add positions, labels and weights (B, P).
 

@@ -112,13 +112,17 @@ class Objective(ABC):
     def metrics(self) -> tuple[Metric, ...]:
         """Metrics. The first one is monitored, plotted and compared with `baseline`."""
 
-    @abstractmethod
+    def parts(self) -> tuple[Any, ...]:
+        """Return the module class and the module's settings; () means `PretrainingModel`."""
+        return ()
+
     def init(self, key: Array) -> Tree:
         """Initialise parameters: a nested dict of float32 arrays."""
+        return init_params(self.model, key, *self.parts())
 
-    @abstractmethod
     def axes(self) -> Tree:
         """Name the logical axes of each parameter (see `parallel.sharding.RULES`)."""
+        return logical_axes(self.model, *self.parts())
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Make inputs and labels of the full batch on the device, for example by masking."""
@@ -237,12 +241,11 @@ class Adapted(Objective):
 
     def init(self, key: Array) -> Tree:
         """Initialise parameters: encoder, head and, if configured, LoRA updates."""
-        params = init_params(self.model, key, *self.parts())
-        return with_lora(self.lora, key, params, logical_axes(self.model, *self.parts()))
+        return with_lora(self.lora, key, super().init(key), super().axes())
 
     def axes(self) -> Tree:
         """Name the logical axes of each parameter."""
-        return with_lora_axes(self.lora, logical_axes(self.model, *self.parts()))
+        return with_lora_axes(self.lora, super().axes())
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss over the labels, or 0 if the batch has no labels."""

@@ -46,13 +46,9 @@ class Translation(Objective):
 
     metrics = METRICS
 
-    def init(self, key: Array) -> Any:
-        """Initialise parameters."""
-        return self.network.init(key)
-
-    def axes(self) -> Any:
-        """Name the logical axes of each parameter."""
-        return self.network.axes()
+    def parts(self) -> tuple[Any, ...]:
+        """Return the module class of the network, and the module's settings."""
+        return self.network.parts()
 
     def prepare(self, batch: Batch, seed: int | Array) -> Batch:
         """Add labels (B, T) and weights (B, T)."""
