@@ -18,7 +18,7 @@ from bert_jax.artefacts.saved.ancestors import (
     sources_of,
     weights_digest,
 )
-from bert_jax.config.mapping import build
+from bert_jax.config.mapping import build, leaves
 from bert_jax.data.corpus.overlap.search import Report, reports_of
 from bert_jax.data.shard import MAX_HEADER_BYTES
 from bert_jax.data.store import is_store
@@ -181,7 +181,7 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
     if "branch" in record:
         yield _checkpoint("branch", record["branch"], file)
     config = record.get("config")
-    texts = dict(_texts(config, ""))
+    texts = {name: text for name, text in leaves(config) if isinstance(text, str) and text}
     for role in ("init", "sweep.baseline"):
         place = texts.get(role, "random")
         if place != "random" and not (role == "init" and "branch" in record):
@@ -200,18 +200,6 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
         if role.startswith(("data.", "training.phases[")) and role.endswith(".corpus"):
             recorded = digest if isinstance(digest := digests.get(role), str) else ""
             yield Ancestor(role, "corpus", last_part(corpus), recorded=recorded), corpus
-
-
-def _texts(section: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yield the path, such as data.corpus, and the value of each str field of a configuration."""
-    if isinstance(section, Mapping):
-        for name, value in section.items():
-            yield from _texts(value, f"{where}.{name}" if where else f"{name}")
-    elif isinstance(section, list):
-        for number, value in enumerate(section):
-            yield from _texts(value, f"{where}[{number}]")
-    elif isinstance(section, str) and section:
-        yield where, section
 
 
 def _found(
