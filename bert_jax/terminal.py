@@ -29,8 +29,7 @@ def table_lines(rows: Sequence[Sequence[str]], between: str = "  ") -> list[str]
 def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> str:
     """Return a Markdown table with a header row; `figures` right-aligns columns 2 and higher."""
     ruler = ["---", *["--:" if figures else "---"] * (len(rows[0]) - 1)]
-    lines = table_lines([rows[0], ruler, *rows[1:]], " | ")
-    return "\n".join(f"| {line} |" for line in lines)
+    return "\n".join(f"| {line} |" for line in table_lines([rows[0], ruler, *rows[1:]], " | "))
 
 
 def plain(value: Any, most: int = 200) -> str:

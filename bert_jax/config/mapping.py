@@ -82,10 +82,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]:
     """List fields that differ as (dotted name, value in a, value in b), except those in `free`."""
     left, right = dict(leaves(to_dict(a))), dict(leaves(to_dict(b)))
-    names = [*left, *(name for name in right if name not in left)]
     return [
         (name, left.get(name), right.get(name))
-        for name in names
+        for name in [*left, *(name for name in right if name not in left)]
         if left.get(name) != right.get(name)
         and not any(name == each or name.startswith(f"{each}.") for each in free)
     ]

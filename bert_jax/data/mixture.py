@@ -242,8 +242,7 @@ class Mixing:
         blocks, positions = np.divmod(numbers, BLOCK)
         for block in np.unique(blocks):
             chosen = np.flatnonzero(blocks == block)
-            made = self._blocks(int(block))
-            corpora[chosen], rows[chosen] = made[:, positions[chosen]]
+            corpora[chosen], rows[chosen] = self._blocks(int(block))[:, positions[chosen]]
         return corpora, rows
 
     def counts(self, num_rows: int) -> list[int]:

@@ -177,7 +177,6 @@ def write_manifest(
         (directory / f"{COUNTS}.bin").write_bytes(unigram_counts.tobytes())
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         tokenizer.save(directory / "tokenizer")
-        fingerprint = content_fingerprint(tokenizer.fingerprint, *(e.sha256 for e in shards))
         header = {
             **meta,
             "format": FORMAT,
@@ -187,7 +186,7 @@ def write_manifest(
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),
             "tokenizer_fingerprint": tokenizer.fingerprint,
-            "fingerprint": fingerprint,
+            "fingerprint": content_fingerprint(tokenizer.fingerprint, *(e.sha256 for e in shards)),
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }

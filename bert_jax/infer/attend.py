@@ -225,10 +225,9 @@ def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
         return dict.fromkeys(at.tolist(), "this model has no head that fills masks")
     filler = MaskFiller(forward.on_device(saved))
     (output,) = filler.outputs(Rows([row.ids], np.array([row.second_start], np.int32)))
-    masks = filler.candidates(len(at), output)
     return {
         n: ", ".join(f"{each['token']} {100 * each['probability']:.1f}\xa0%" for each in mask)
-        for n, mask in zip(at.tolist(), masks, strict=True)
+        for n, mask in zip(at.tolist(), filler.candidates(len(at), output), strict=True)
     }
 
 

@@ -44,8 +44,7 @@ def keep_mask(
 ) -> Bool[Array, "..."]:
     """Compute the mask that dropout operation `site` keeps; axis 0 of `shape` is the batch."""
     expanded = row_index.reshape(row_index.shape + (1,) * (len(shape) - 1))
-    positions = jnp.indices(shape[1:], jnp.uint32, sparse=True)
-    return keep_at(rate, seed, site, expanded, *positions)
+    return keep_at(rate, seed, site, expanded, *jnp.indices(shape[1:], jnp.uint32, sparse=True))
 
 
 def keep_at(

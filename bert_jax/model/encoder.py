@@ -282,8 +282,7 @@ class Layer(nnx.Module):
     ) -> tuple[Float[Array, "B L H K"], Float[Array, "B L G K"], Float[Array, "B L G K"]]:
         """Compute the queries, keys and values of this layer from its input `x`."""
         x = self._normed(x, kind)
-        both = self.attention.queries_and_keys(x, context, kind.letter)
-        return *both, self.attention.value(x)
+        return *self.attention.queries_and_keys(x, context, kind.letter), self.attention.value(x)
 
     def _normed(self, x: Array, kind: LayerKind) -> Array:
         starts_with_norm = self.config.norm_order == "pre" and not kind.first

@@ -287,8 +287,7 @@ def vocabulary_projection(
         hidden = jnp.take_along_axis(hidden, positions[..., None].astype(jnp.int32), axis=1)
     table = params["encoder"]["embeddings"]["token"]
     # A head without parameters (tied, no transform, no bias) may be missing from the tree.
-    head = with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)
-    return head(hidden, table)
+    return with_params(params.get(MASKED_LM, {}), MaskedLMHead, config)(hidden, table)
 
 
 def pair_logits(

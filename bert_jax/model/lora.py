@@ -86,8 +86,7 @@ def merged(config: LoraConfig, params: Params) -> Params:
     """
     if not config.rank:
         return params
-    layers = params["encoder"]["layers"]
-    changed = dict(layers)
+    changed = dict(params["encoder"]["layers"])
     for name, pair in updates(params["lora"]):
         part = changed[TARGETS[name]]
         kernel = part[name]["kernel"]

@@ -90,5 +90,4 @@ def rotate(
 def sinusoids(positions: Integer[Array, "..."], width: int) -> Float[Array, "... D"]:
     """Encode position p as sin(p f) at index 2 i, cos(p f) at 2 i + 1; f = 10000^(-2 i / width)."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(10000.0, width)
-    pairs = jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1)
-    return pairs.reshape(*positions.shape, width)
+    return jnp.stack((jnp.sin(angles), jnp.cos(angles)), axis=-1).reshape(*positions.shape, width)

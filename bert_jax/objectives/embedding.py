@@ -262,8 +262,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
             else:
                 own = stream and stream._replace(row_index=part(stream.row_index))
                 hidden = encode(self.model, params, tokens, types, segments, own, layout)
-                pooling = self.config.pooling
-                vectors = pool_tokens(pooling, hidden, segments > 0, params, self.model)
+                vectors = pool_tokens(self.config.pooling, hidden, segments > 0, params, self.model)
             found.append(vectors.reshape(-1, end - start, vectors.shape[-1]))
         vectors = jnp.concatenate(found, axis=1)
         return vectors if self.config.is_sparse else unit(vectors)

@@ -70,8 +70,7 @@ class Translation(Objective):
             logits, rows["labels"], self.label_smoothing, self.model.vocab_size
         )
         sums = {"smoothed_loss": jnp.sum(smoothed * weights)}
-        plain = judged_sums("translation", loss, correct, weights, "target_count")
-        return Forward(sums | plain)
+        return Forward(sums | judged_sums("translation", loss, correct, weights, "target_count"))
 
     def loss(self, sums: Scalars, counts: Scalars) -> Float[Array, ""]:
         """Return the mean loss per target token in nats, with label smoothing."""
@@ -80,8 +79,7 @@ class Translation(Objective):
     def aside(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the perplexity, the number of target tokens, and the gain over the baseline."""
         perplexity = math.exp(min(self.metrics[0].of(sums), 100.0))
-        counted = {"perplexity": perplexity, "num_targets": sums["target_count"]}
-        return counted | self.gain(sums)
+        return {"perplexity": perplexity, "num_targets": sums["target_count"]} | self.gain(sums)
 
     @staticmethod
     def num_tokens(batch: Batch) -> Int[Array, "*trials"]:

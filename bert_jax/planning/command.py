@@ -64,8 +64,7 @@ def run_plan(
     plans = [answer.plan for answer in answers]
     if as_json:
         records = [{**output.as_dict(answer.plan), **answer.record} for answer in answers]
-        record = {"schema": output.SCHEMA, "vocabulary": vocabulary, "plans": records}
-        print(json.dumps(record))
+        print(json.dumps({"schema": output.SCHEMA, "vocabulary": vocabulary, "plans": records}))
     elif len(plans) > 1:
         print("\n" + output.comparison(plans))
     if plot is not None:

@@ -30,8 +30,7 @@ def read_choices(
         return [" ".join(filter(None, (*begin, each))) for each in texts[len(begin) :]]
 
     table = TableConfig(text=config.text, label=config.label, id=config.id, format=config.format)
-    labels = LabelSet(config.names)
-    return read(source, table, labels, more=columns, texts_of=choices, **options)
+    return read(source, table, LabelSet(config.names), more=columns, texts_of=choices, **options)
 
 
 def grouped_rows(

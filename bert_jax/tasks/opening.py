@@ -74,5 +74,4 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     if unknown:
         raise UserError(f"{where}: {unknown[0]!r} is missing; use a model from bert-jax finetune")
     config = build(TaskConfig, description["task"], where)
-    spec = build(LabelSpec, description["learned"], where)
-    return TASKS[config.kind](config, spec, tokenizer)
+    return TASKS[config.kind](config, build(LabelSpec, description["learned"], where), tokenizer)

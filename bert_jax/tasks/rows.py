@@ -151,11 +151,9 @@ class TrainBatches:
         """Yield an epoch's batches from batch `start` on: arrays (M, B, ...) for M trial seeds."""
         plans = np.stack([self._trial(epoch, seed) for seed in seeds])
         count = self.num_batches
-        order = permute(np.arange(count), count, hash_key(_ORDER, epoch))
-        for batch in order[start:].tolist():
+        for batch in permute(np.arange(count), count, hash_key(_ORDER, epoch))[start:].tolist():
             length = int(self._buckets.batch_lengths[batch])
-            num_real = self._buckets.num_real(batch)
-            yield self._padded.batch(plans[:, batch], length, num_real)
+            yield self._padded.batch(plans[:, batch], length, self._buckets.num_real(batch))
 
     def _trial(self, epoch: int, seed: int) -> Int64[np.ndarray, "T B"]:
         key = hash_key(_ROWS, seed, epoch)

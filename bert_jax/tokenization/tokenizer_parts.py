@@ -127,8 +127,7 @@ class Reading:
 
     def normalizers(self) -> tuple[dict[str, Any], ...]:
         """Return the normalizers; refuse normalizers that could make a text many times longer."""
-        parts = self.parts("normalizer", "normalizers")
-        found = tuple(self._normalizer(part) for part in parts)
+        found = tuple(self._normalizer(part) for part in self.parts("normalizer", "normalizers"))
         places = [p for p in found if _PLACE.fullmatch(p.get("pattern", {}).get("Regex", ""))]
         if len(places) > 2 or sum(part["type"] == "Precompiled" for part in found) > 1:
             self.refuse("normalizer could make a text many times longer; expected at most one "

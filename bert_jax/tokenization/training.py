@@ -117,8 +117,7 @@ def train_wordpiece(
     vocab = sorted(ids, key=ids.__getitem__)
     if limit_alphabet is None and character_coverage is None:
         while size < len(alphabet.characters) and len(vocab) < vocab_size:  # room that is left
-            more = alphabet.tokens(size, size + 1)
-            vocab += more[: vocab_size - len(vocab)]
+            vocab += alphabet.tokens(size, size + 1)[: vocab_size - len(vocab)]
             size += 1
     warn_of_few(len(vocab), vocab_size, f"no remaining pair occurs {min_frequency} times")
     if (share := alphabet.share(size)) < COVERAGE:

@@ -360,8 +360,7 @@ def code_of_rows(saved: SavedModel) -> str:
 
 def specials_of(saved: SavedModel) -> list[str]:
     """Return the five special tokens as the model spells them, in the order of `ROLES`."""
-    ids = vars(saved.tokenizer.special_ids).values()
-    return [saved.tokenizer.id_to_token(id) for id in ids]
+    return [saved.tokenizer.id_to_token(id) for id in vars(saved.tokenizer.special_ids).values()]
 
 
 def last_part(path: Any) -> str:

@@ -304,11 +304,10 @@ def _proof(parity: Mapping[str, Any]) -> str:
 
 def _translations(parity: Mapping[str, Any]) -> str:
     theirs = parity.get("proofs", {}).get("transformers", {})
-    found = parity.get("translations", theirs.get("translations", {}))
     return "".join(
         f"Translations by {name} search: {each['equal']} equal, {each['ties']} different but "
         "equally probable.\n\n"
-        for name, each in found.items()
+        for name, each in parity.get("translations", theirs.get("translations", {})).items()
     )
 
 

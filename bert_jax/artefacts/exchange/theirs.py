@@ -131,8 +131,7 @@ class TheirModel:
                 num_beams=settings.num_beams, max_length=steps + 1,
             )  # fmt: skip
         end = self.model.generation_config.eos_token_id
-        rows = found[:, 1:].tolist()
-        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+        return [row[: row.index(end) + 1] if end in row else row for row in found[:, 1:].tolist()]
 
 
 def source_outputs(

@@ -188,8 +188,7 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
             yield Ancestor(role, "model", last_part(place)), place
     if record.get("kind") == "finetune":
         section = config.get("task", {}) if isinstance(config, Mapping) else {}
-        task = build(TaskConfig, section, where=f"{file}: task")
-        for role, place in task.sources.items():
+        for role, place in build(TaskConfig, section, where=f"{file}: task").sources.items():
             yield Ancestor(role, "file", last_part(place)), place
         return
     phases = record.get("phase_corpora")  # no field records the fingerprints of a mixture

@@ -84,8 +84,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
     sums = {name: np.zeros((len(rates), len(edges) - 1)) for name in ("loss", "correct", "count")}
 
     def items() -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        batches = progress_bar(run.rows, of="held-out text", unit="batches")
-        for batch in batches:
+        for batch in progress_bar(run.rows, of="held-out text", unit="batches"):
             for number, rate in enumerate(rates):
                 shares = np.full(len(batch["row_index"]), rate, np.float32)
                 yield number, {**batch, "masking_rates": shares}

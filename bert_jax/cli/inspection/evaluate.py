@@ -179,7 +179,6 @@ def compared_lines(
     for name in names:
         params = run.params
         if name != names[-1]:
-            state = pretrained_checkpoint(*split_name(name)).state
-            params = _placed(state, run.settings, run.mesh)
+            params = _placed(pretrained_checkpoint(*split_name(name)).state, run.settings, run.mesh)
         values = evaluate(objective, eval_step, params, run.rows, run.mesh)
         yield f"{name:{width}}  {readout(objective.metrics, values, 'eval', objective.baseline)}"

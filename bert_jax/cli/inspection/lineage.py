@@ -151,8 +151,7 @@ def lineage_lines(root: Checked) -> list[str]:
     """Describe the chain for people: a line per ancestor, indented below its descendant."""
     lines = list(_lines(root, 0))
     counts = Counter(each.state for each in root.walk())
-    total = sum(counts.values())
-    lines += ["", f"{counts['verified']} of {total} verified"]
+    lines += ["", f"{counts['verified']} of {sum(counts.values())} verified"]
     lines += [
         f"{counts[state]} {words}"
         for state, words in _WORDS.items()

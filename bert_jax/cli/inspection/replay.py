@@ -166,8 +166,7 @@ def describe_batch(
             one, inputs[row], predicted[row], tokenizer, pairing, is_shown=shown is not None
         )
         if labels:
-            named = filter(None, (f"row {row}", described[0], labels[row]))
-            described[0] = ", ".join(named)
+            described[0] = ", ".join(filter(None, (f"row {row}", described[0], labels[row])))
         else:
             described[0] = f"row {row}, stream {first_row + row}, {described[0]}"
         lines += ["", *described]

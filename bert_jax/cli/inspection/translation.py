@@ -184,8 +184,7 @@ def losses(
     """
     tokenizer, limit = saved.tokenizer, saved.max_length
     room, begin = limit - num_special(tokenizer, pair=False), tokenizer.special_ids.cls
-    found = tokenizer.encode_batch(sources)
-    rows = [make_row(tokenizer, ids[:room]).ids.tolist() for ids in found]
+    rows = [make_row(tokenizer, ids[:room]).ids.tolist() for ids in tokenizer.encode_batch(sources)]
     inputs = [[begin, *ids[: limit - 1].tolist()] for ids in targets]
     own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:

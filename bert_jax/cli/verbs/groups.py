@@ -42,8 +42,7 @@ class Json(Verb):
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
         """Print `found` as JSON if --json is given, else `lines`; `how` goes to `json.dumps`."""
-        written = {"indent": 2, **how}
-        print(json.dumps(found, **written) if self.json else "\n".join(lines))
+        print(json.dumps(found, **{"indent": 2, **how}) if self.json else "\n".join(lines))
 
 
 class Rows(Verb):

@@ -236,8 +236,7 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
     values = {each: _value(known[each].flag, known[each].hint, found[each]) for each in found}
     parts = [each.partition("=") for each in rest]
     homes = tuple(f"{_home(option)}{equals}{_home(value)}" for option, equals, value in parts)
-    command_line = shlex.join(["bert-jax", name, *argv])
-    return verb(**values, command_line=command_line, overrides=homes)
+    return verb(**values, command_line=shlex.join(["bert-jax", name, *argv]), overrides=homes)
 
 
 def _unknown(flag: str, parser: Parser) -> UserError:

@@ -335,8 +335,7 @@ class Verify(groups.OfRun, groups.Checkpoint, groups.Json):
         from bert_jax.files.remote import open_workdir
 
         work = open_workdir(self.workdir)
-        steps = named_steps(work, self.step, None)
-        verdicts = audit(work.checkpoints, steps, progress=True)
+        verdicts = audit(work.checkpoints, named_steps(work, self.step, None), progress=True)
         self.show([dataclasses.asdict(verdict) for verdict in verdicts], audit_report(verdicts))
         intact = [verdict.intact for verdict in verdicts]
         return 0 if all(intact) else 1 if any(intact) else 5

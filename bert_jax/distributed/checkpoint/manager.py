@@ -230,8 +230,7 @@ class Checkpoints:
         verified = verified_steps(self._directory)
         if not verified:
             return
-        newest = read_record(self._directory / str(verified[-1]))
-        lowest_at = newest.extra.get("lowest_at")
+        lowest_at = read_record(self._directory / str(verified[-1])).extra.get("lowest_at")
         for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
             if step not in kept_steps(self._directory):  # a branch may have just begun
                 storage.delete(self._directory / str(step))

@@ -46,8 +46,7 @@ class Record:
     @property
     def digest(self) -> str:
         """Digest of all arrays in 16 hexadecimal digits, by which checkpoints can be compared."""
-        content = json.dumps(self.arrays, sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.arrays, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its format and CRC."""

@@ -114,8 +114,7 @@ def audit(directory: AnyPath, steps: Iterable[int], *, progress: bool = False) -
         num_bytes = None
         with contextlib.suppress(RecordFaultError):
             num_bytes = read_record(path).num_bytes
-        of = f"step {step:,}"
-        with progress_bar(of=of, unit="B", total=num_bytes, shown=progress) as bar:
+        with progress_bar(of=f"step {step:,}", unit="B", total=num_bytes, shown=progress) as bar:
             verdicts.append(verify_checkpoint(path, progress=bar.update))
     return verdicts
 

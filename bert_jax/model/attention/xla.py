@@ -94,8 +94,7 @@ def xla_attention(
     relative, scale = asked.relative, scale_of(q.shape[-1], asked.relative)
     bias = None if relative is None else relative_scores(q, k, relative, asked.q_places)
     how = asked.dropout_rate, scale, when_kept, keeps_half
-    out = _attention(q, k, v, bias, visible, drop, *how)
-    return out.swapaxes(1, 2)
+    return _attention(q, k, v, bias, visible, drop, *how).swapaxes(1, 2)
 
 
 def attention_weights(
@@ -135,8 +134,7 @@ def banded_attention(asked: Asked, keeps_half: bool = False) -> Float[Array, "B 
 
     def blocks(x: Array, fill: int = 0) -> Array:
         pads = ((0, 0), (0, count * block - length)) + ((0, 0),) * (x.ndim - 2)
-        padded = jnp.pad(x, pads, constant_values=fill)
-        return padded.reshape(rows, count, block, *x.shape[2:])
+        return jnp.pad(x, pads, constant_values=fill).reshape(rows, count, block, *x.shape[2:])
 
     def own(x: Array, fill: int = 0) -> Array:
         return blocks(x, fill).reshape(-1, block, *x.shape[2:])

@@ -48,8 +48,7 @@ class Recurrent(nnx.Module):
     def read(self, source: Side, stream: Stream = None) -> Float[Array, "B S D"]:
         """Compute the encoder's states, in the compute type."""
         x = self._embed(self.encoder.embeddings, source.tokens, stream, SITE_SOURCE)
-        states = self.encoder(x.swapaxes(0, 1), source.segment_ids.T, stream)
-        return states.swapaxes(0, 1)
+        return self.encoder(x.swapaxes(0, 1), source.segment_ids.T, stream).swapaxes(0, 1)
 
     def embed_target(self, tokens: Array, stream: Stream = None) -> Float[Array, "B T E"]:
         """Embed the decoder's tokens, in the compute type."""

@@ -207,8 +207,7 @@ class _Walk:
         targets = {i.attribute(r'custom_call_target="([^"]*)"') for i in parts}
         if inner and "AsyncCollectiveStart" in targets:
             for key, i in zip(keys, inner, strict=True):
-                exchange = self._exchange(i, called, instruction, runs)
-                self._start(key, exchange, flying, fused=True)
+                self._start(key, self._exchange(i, called, instruction, runs), flying, fused=True)
             return 0, []
         if inner and "AsyncCollectiveDone" in targets:
             for key in keys:

@@ -57,8 +57,7 @@ class SpanSplit(Split):
         names = ["exact", "f1"]
         if task.spec.rules == "v2.0":
             names += ["f1_answerable", "f1_unanswerable", _THRESHOLD]
-        owners = [window.question for window in self._windows]
-        super().__init__(data, rows, names, notes, owners)
+        super().__init__(data, rows, names, notes, [window.question for window in self._windows])
 
     def _best_constant(self, gold: list[Any]) -> float:
         """Return the score of predicting "no answer" for every question."""
@@ -143,8 +142,7 @@ class SpanSplit(Split):
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
-        predictions = self._predictions(outputs, self._task.config.num_best)
-        return answer_files(predictions, threshold)
+        return answer_files(self._predictions(outputs, self._task.config.num_best), threshold)
 
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
         config = self._task.config
@@ -202,8 +200,7 @@ def _saved_threshold(scores: SplitScores) -> float:
 
 
 def _asks(question: Question) -> str:
-    words = normalized_words(question.question)
-    return next((word for word in words if word in _ASKING), "other")
+    return next((word for word in normalized_words(question.question) if word in _ASKING), "other")
 
 
 def _kind_of_answer(question: Question) -> str:

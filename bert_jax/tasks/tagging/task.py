@@ -158,8 +158,7 @@ class TaggingTask(Task[TaggingConfig]):
                 f"{config.dev}: its tags ({listed(sorted(_tags_of(dev)), 5)}) are not among the "
                 f"tags to learn ({listed(labels.names, 5)}); check the column of the tags"
             )
-        spec = LabelSpec(labels.names, scheme=scheme)
-        return spec, [Data("train", train), Data("dev", dev)]
+        return LabelSpec(labels.names, scheme=scheme), [Data("train", train), Data("dev", dev)]
 
     def _read_other(self, source: str, labelled: bool) -> Data[TaggedExample]:
         config, why = self.config, ""

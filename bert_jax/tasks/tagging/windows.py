@@ -114,8 +114,7 @@ def tag_windows(
             positions = first[mine] - start + 1
             owned, marks = np.full((2, end - start + 2), NO_LABEL, np.int32)
             owned[positions], marks[positions] = mine, label[mine]
-            row = make_row(tokenizer, ids[start:end])
-            windows.append(TagWindow(number, row.ids, owned, marks))
+            windows.append(TagWindow(number, make_row(tokenizer, ids[start:end]).ids, owned, marks))
     warnings = counted(f"sentences of more than {room} sub-words, read in windows", long)
     warnings += counted("words for which the tokenizer has no token, read as [UNK]", unreadable)
     names = listed(sorted({tag for tag, _ in strange}), 100)

@@ -151,8 +151,7 @@ class PretrainConfig(Bounded):
                 f"evaluated: checkpoint.save_every_steps {checkpoint.save_every_steps} must be a "
                 f"multiple of training.eval_every_steps, which is {every}"
             )
-        evaluated = self.objective.metrics(self.has_pairs)
-        names = [f"eval/{metric.name}" for metric in evaluated]
+        names = [f"eval/{metric.name}" for metric in self.objective.metrics(self.has_pairs)]
         names += ["eval/bleu", "eval/chrf"] if training.eval_translations else []
         if checkpoint.best_metric not in ("", *names):
             raise UserError(

@@ -106,8 +106,7 @@ class Translations(_OfRun):
         for begin in range(0, len(self._rows), _AT_ONCE):
             rows = self._rows[begin : begin + _AT_ONCE]
             rows += rows[:1] * (_AT_ONCE - len(rows))  # one shape to compile
-            source = batch_of(saved, rows, longest)
-            found += translated(saved, source, SEARCHES["greedy"], steps)
+            found += translated(saved, batch_of(saved, rows, longest), SEARCHES["greedy"], steps)
             alive("some translations")
         texts = [decoded(self._tokenizer, np.array(ids)) for ids in found[: len(self._rows)]]
         return [Scores(quality(texts, self._references).values)]

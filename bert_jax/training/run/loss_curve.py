@@ -81,8 +81,7 @@ def draw_loss_curve(
 ) -> None:
     """Draw `loss_figure` from a `metrics.jsonl` and write it to the PNG file `path` atomically."""
     rows = read_metrics(metrics_file)
-    figure = loss_figure(rows, metrics, baseline, title=title, phases=phases)
-    write_picture(figure, path)
+    write_picture(loss_figure(rows, metrics, baseline, title=title, phases=phases), path)
 
 
 def loss_figure(

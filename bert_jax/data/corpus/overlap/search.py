@@ -245,8 +245,7 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
     """Yield the text of each document of a span, as a single paragraph."""
     shard = store.shards[span[0]]
     sentences = shard.document_offsets[span[1] : span[2] + 1]
-    offsets = shard.sentence_offsets[sentences]
-    for begin, end in itertools.pairwise(offsets.tolist()):
+    for begin, end in itertools.pairwise(shard.sentence_offsets[sentences].tolist()):
         yield tokenizer.decode(shard.tokens[begin:end].tolist())
 
 
