@@ -87,8 +87,7 @@ class _Lines(Generic[T]):
         """Count work that is done."""
         self.n += count
         if self._intervals.due():
-            elapsed = self._intervals.elapsed
-            text = tqdm.format_meter(self.n, elapsed=elapsed, ncols=0, **self._bar)
+            text = tqdm.format_meter(self.n, elapsed=self._intervals.elapsed, ncols=0, **self._bar)
             print(text, file=sys.stderr, flush=True)
 
 

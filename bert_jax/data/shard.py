@@ -170,8 +170,7 @@ def check_manifest(path: Path, header: Mapping[str, Any]) -> None:
     """Raise a UserError if the manifest, or a file whose digest the manifest lists, has changed."""
     header = dict(header)
     if header.pop("crc32", None) not in (None, json_crc(header)):
-        why = "corpus.json was changed (if this is intended, remove its entry crc32)"
-        raise damaged(path, why)
+        raise damaged(path, "corpus.json was changed (if this is intended, remove its entry crc32)")
     check_digests(path, header.get(DIGESTS))
 
 

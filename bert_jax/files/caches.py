@@ -6,5 +6,4 @@ from pathlib import Path
 
 def cache_directory(name: str) -> Path:
     """Return the default directory of a cache, which is under XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "bert_jax" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert_jax" / name

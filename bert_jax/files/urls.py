@@ -177,8 +177,7 @@ def bucket_failures(what: str, url: str) -> Iterator[None]:
         import google.auth.exceptions
         from gcsfs.retry import HttpError
 
-        errors = google.auth.exceptions
-        failures = (OSError, HttpError, aiohttp.ClientError, errors.GoogleAuthError)
+        failures = (OSError, HttpError, aiohttp.ClientError, google.auth.exceptions.GoogleAuthError)
     try:
         yield
     except failures as error:

@@ -109,8 +109,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
             f", {row.second_start} of the source. The row of a target token shows what the decoder "
             "attended to, in the source and in the target so far, when it wrote the next token"
         )
-    page = _page(data, replace_surrogates(saved.name), of, text, text_b)
-    return Attention(tokens, weights, page)
+    return Attention(tokens, weights, _page(data, replace_surrogates(saved.name), of, text, text_b))
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:

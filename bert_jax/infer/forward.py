@@ -290,8 +290,7 @@ def _last(
         places = jnp.zeros((len(x), 1), jnp.int32)
     if "layer" in end:
         layer = with_params(end["layer"], Layer, config)
-        kind = config.layer_kind(config.num_layers - 1)
-        x = layer(x, context, 0, kind, places=places)
+        x = layer(x, context, 0, config.layer_kind(config.num_layers - 1), places=places)
     else:
         x = jnp.take_along_axis(x, places[..., None], axis=1)
     return end_norm(config, end, x)

@@ -51,8 +51,7 @@ def read_pairs(source: str) -> list[Record]:
 
 def evaluate_pairs(pairs: Sequence[Record], model: SavedModel) -> dict[str, Any]:
     """Return the accuracy of each of `SCORES`, with Wilson's interval, overall and for each UID."""
-    begins = range(0, len(pairs), _PART)
-    bar = progress_bar(begins, of="minimal pairs", unit=f"parts of {_PART}")
+    bar = progress_bar(range(0, len(pairs), _PART), of="minimal pairs", unit=f"parts of {_PART}")
     found = np.concatenate([pair_scores(model, pairs[begin : begin + _PART]) for begin in bar])
     uids = np.array([pair.fields["UID"] for pair in pairs])
     known = dict.fromkeys(filter(None, uids.tolist()))

@@ -171,8 +171,7 @@ class ReplacedTokens(Objective):
 
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Sum the losses (nats), correct predictions and counts of both models over the rows."""
-        generator = generator_params(params)
-        logits = self.proposed_logits(generator, rows, seed, layout)
+        logits = self.proposed_logits(generator_params(params), rows, seed, layout)
         sums = judged_sums("mlm", *cross_entropy(logits, rows["labels"]), rows["weights"])
         drawn = draw(logits / self.temperature, rows["proposals"], rows["positions"])
         tokens, is_replaced = replace_tokens(rows, drawn)

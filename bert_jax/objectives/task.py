@@ -133,8 +133,7 @@ def _arc_losses(
     """
     heads, relations = jnp.divmod(jnp.maximum(labels, 0), logits.shape[-1] - 1)
     arcs = jnp.where(segment_ids[:, None, :] > 0, logits[..., 0], PADDED_LOGIT)
-    at = heads[:, :, None, None]
-    of_head = jnp.take_along_axis(logits[..., 1:], at, axis=2)[:, :, 0]
+    of_head = jnp.take_along_axis(logits[..., 1:], heads[:, :, None, None], axis=2)[:, :, 0]
     return cross_entropy(arcs, heads)[0] + cross_entropy(of_head, relations)[0]
 
 

@@ -27,8 +27,7 @@ def example_key(texts: Sequence[str]) -> bytes:
 
 def example_keys(examples: Texts) -> np.ndarray:
     """Return keys (N,), uint64, of all examples: the first 8 bytes of each `example_key`."""
-    joined = b"".join(example_key(texts)[:8] for texts in examples)
-    return np.frombuffer(joined, "<u8")
+    return np.frombuffer(b"".join(example_key(texts)[:8] for texts in examples), "<u8")
 
 
 def overlap_warning(name: str, examples: Texts, known: np.ndarray) -> str:

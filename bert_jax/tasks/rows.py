@@ -196,8 +196,7 @@ class _Buckets:
         bucket_of = np.searchsorted(ascending, lengths)
         # Rows never move beyond the longest row's bucket, even if `buckets` has longer ones.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
-        held = np.cumsum([len(own) for own in self._own])
-        full = held // batch_size
+        full = np.cumsum([len(own) for own in self._own]) // batch_size
         full[-1] = -(-self.num_rows // batch_size)
         self.batch_lengths = np.repeat(ascending[: len(full)], np.diff(full, prepend=0))
 

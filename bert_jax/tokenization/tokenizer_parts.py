@@ -204,8 +204,7 @@ class Reading:
             return {"type": kind, "add_prefix_space": prefix, **rest}
         self.one_of("pre_tokenizer.replacement", part.get("replacement"), (SPACE,))
         scheme = part.get("prepend_scheme", "always" if prefix else "never")
-        schemes = ("always", "first", "never")
-        scheme = self.one_of("pre_tokenizer.prepend_scheme", scheme, schemes)
+        scheme = self.one_of("pre_tokenizer.prepend_scheme", scheme, ("always", "first", "never"))
         split = self.flag("pre_tokenizer.split", part.get("split"), default=True)
         return {"type": kind, "replacement": SPACE, "prepend_scheme": scheme, "split": split}
 

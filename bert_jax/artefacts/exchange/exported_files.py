@@ -297,8 +297,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
     write_json(directory / "config.json", config_of(saved))
     if saved.embedding is not None and can_be_written(saved.embedding):
         maps, width = saved.params.get("pooling", {}).get("maps", {}), saved.config.hidden_dim
-        files = sentence_files(saved.embedding, width, saved.max_length, maps)
-        for name, content in files.items():
+        for name, content in sentence_files(saved.embedding, width, saved.max_length, maps).items():
             (directory / name).parent.mkdir(exist_ok=True)
             write = write_json if name.endswith(".json") else write_arrays
             write(directory / name, content)

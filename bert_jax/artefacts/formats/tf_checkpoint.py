@@ -86,8 +86,7 @@ def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh
     config = _config(directory / CONFIG, gelu)
     model = config_from_huggingface(config, where=f"{directory / CONFIG}")
     parts = [part for part, root in _PARTS.items() if any(name.startswith(root) for name in bundle)]
-    table = BERT.table(parts, pooler="pooler" in parts)
-    shapes = tensor_shapes(table, param_shapes(model), model)
+    shapes = tensor_shapes(BERT.table(parts, pooler="pooler" in parts), param_shapes(model), model)
     wanted = {_variable(name): (name, shape) for name, shape in shapes.items()}
     variables = [name for name in bundle if not _OPTIMIZER.fullmatch(name)]
     passed_over = tuple(name for name in variables if _TASK_HEAD.fullmatch(name))

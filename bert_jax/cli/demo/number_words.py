@@ -85,8 +85,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     saved = read_model(run)
     examples = unseen.lines()
     answers = LoadedModel(saved).translate([words for words, _ in examples], num_beams=1)
-    translations = [answer["translation"] for answer in answers]
-    share = _show(examples, translations)
+    share = _show(examples, [answer["translation"] for answer in answers])
 
     heading(5, f"Where everything lies, after {(time.perf_counter() - began) / 60:.1f} minutes")
     page = workdir / "attention.html"

@@ -71,12 +71,11 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
 
 def finetune_lines(status: FinetuneStatus, *, width: int = 80) -> list[str]:
     """Describe a fine-tuning run: one subject per line, and a finished run's statistics."""
-    saved = "saved" if status.model_saved else "not yet saved"
     subjects = [
         ("task", f"{status.task}, starting from {status.init}"),
         ("runs", f"{status.runs:,} of {status.num_epochs:g} epochs"),
         ("reached", _reached(status)),
-        ("model", f"the best model is {saved}"),
+        ("model", f"the best model is {'saved' if status.model_saved else 'not yet saved'}"),
     ]
     row = status.evaluation
     if row and not status.statistics:

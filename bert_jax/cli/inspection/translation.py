@@ -80,8 +80,7 @@ def evaluate_pairs(
             [Scored(each.values, each.grounds._replace(right=None)) for each in side]
             for side in ([ours, *more], theirs)
         )
-        over = "seeds" if more else "sentences"
-        found["differences"] = differences(mine, other, over)
+        found["differences"] = differences(mine, other, "seeds" if more else "sentences")
     found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
     captions = _training_targets(saved, corpus)
     constant = best_constant(references, captions) if captions else None

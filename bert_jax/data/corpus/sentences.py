@@ -89,8 +89,7 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
         first = text[position : position + 1]
     if first.islower() or (first == "と" and text[end - 1] in "」』"):  # a quotation goes on
         return False
-    mark = text[terminator]
-    if mark != ".":
+    if text[terminator] != ".":
         return True
     if terminator + 1 < len(text) and text[terminator + 1] == ".":
         return True  # an ellipsis of periods, and no lower case after it

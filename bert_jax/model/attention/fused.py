@@ -164,8 +164,7 @@ def _kept(plan: Plan, words_ref, head: int, start: int):
     """Return the dropout mask (reach, chunk) of head `head` of this program; true means kept."""
     first, end = plan.reach(start)
     row, first_head = pl.program_id(0), pl.program_id(1) * plan.heads
-    shape = end - first, plan.chunk
-    return kept(plan, words_ref, row, first_head + head, start, first, shape)
+    return kept(plan, words_ref, row, first_head + head, start, first, (end - first, plan.chunk))
 
 
 def _forward_kernel(

@@ -259,8 +259,7 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
         dweights = _kept(plan, dweights, names, *at) * plan.grow
         return dq + _product((weights * (dweights - mean[:, None])).astype(k.dtype), k)
 
-    zeros = jnp.zeros(q.shape, jnp.float32)
-    dq = _loop(plan, tile, first, refs["kv_ids"].shape[0], over, zeros)
+    dq = _loop(plan, tile, first, refs["kv_ids"].shape[0], over, jnp.zeros(q.shape, jnp.float32))
     dq_ref[...] = (dq * plan.scale).astype(dq_ref.dtype)
 
 

@@ -78,8 +78,7 @@ def attend_slots(
     seen = jnp.repeat(visible, grouped.shape[2] // visible.shape[1], axis=1)[:, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, MASKED_SCORE), axis=-1)
     attended = jnp.einsum("BGQS,BGSD->BGQD", weights.astype(values.dtype), values)
-    apart = attended.reshape(rows, groups, beams, -1, dim)
-    return apart.swapaxes(1, 2).reshape(query.shape)
+    return attended.reshape(rows, groups, beams, -1, dim).swapaxes(1, 2).reshape(query.shape)
 
 
 class CausalSelfAttention(encoder.SelfAttention):

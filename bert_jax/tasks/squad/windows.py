@@ -273,8 +273,7 @@ def _candidates(
 def _scores(row: _Row, max_tokens: int) -> np.ndarray:
     """Return scores (c, max_tokens) of runs of tokens i to i + j, with -inf for forbidden runs."""
     window = row.window
-    c = len(window.spans)
-    inside = slice(window.context_at, window.context_at + c)
+    inside = slice(window.context_at, window.context_at + len(window.spans))
     starts = np.where(window.has_most_context, row.starts[inside], -np.inf)
     ends = np.concatenate([row.ends[inside], np.full(max_tokens - 1, -np.inf)])
     return starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, max_tokens)

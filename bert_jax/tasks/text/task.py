@@ -58,8 +58,7 @@ class TextSplit(Split):
             return math.nan
         if len(known) > MAX_EXAMPLES:
             return math.nan
-        labels = self._labels_of(known)
-        found = predictions(task.objective, train._examples, labels, self._examples)
+        found = predictions(task.objective, train._examples, self._labels_of(known), self._examples)
         if found is None:
             return None
         return task.scores(self._labels_of(self._data.truth), found)[task.metric]

@@ -224,8 +224,7 @@ class PretrainSaves(Saves):
             return None
         step, extra = restored.step, restored.record.extra
         check_stages(self.config, num_batch_shards(self.mesh), step)
-        phase = self.config.training.phase_of(max(step - 1, 0))
-        now = self._moment(phase, step, restored.state)
+        now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
         for each in now.progress:
             vars(each).update(extra.get("progress", {}), member=each.member)

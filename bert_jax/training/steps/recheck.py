@@ -69,10 +69,9 @@ class Recheck:
                 *([1] * mesh.devices.ndim), -1
             )
 
-        names = mesh.axis_names
         self._digests = jax.jit(
             jax.shard_map(
-                of_device, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(*names),
+                of_device, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(*mesh.axis_names),
                 check_vma=False,
             ),
             out_shardings=replicated(mesh),

@@ -36,8 +36,7 @@ class Graph:
     def op(self, kind: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
         """Add a node with one output; return its name, by default `kind` and the node's index."""
         name = name or f"{kind}_{len(self.nodes)}"
-        node = self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes)
-        self.nodes.append(node)
+        self.nodes.append(self.onnx.helper.make_node(kind, inputs, [name], name=name, **attributes))
         return name
 
     def weight(self, name: str, value: Any) -> str:

@@ -229,8 +229,7 @@ def sign(texts: Sequence[str], *, near: float | None = 0.8, paragraphs: bool = F
             np.unique((shingles[begin:end] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
             for begin, end in itertools.pairwise(offsets)
         ]
-    hashed = np.array(places, np.uint64).reshape(-1, 3)
-    return Signatures(hashes, bands, sketches, hashed)
+    return Signatures(hashes, bands, sketches, np.array(places, np.uint64).reshape(-1, 3))
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
