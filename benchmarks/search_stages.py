@@ -76,12 +76,12 @@ def mined(options: argparse.Namespace, workdir: Path, pairs: Pairs) -> dict[str,
     """Write the lists of the second half with the scores of the first stage, and with BM25's."""
     import bert_jax
     from bert_jax.data.corpus.overlap.ngrams import normalised_words
-    from bert_jax.infer.search.mine import MineConfig, Pair, mine, write_mined
+    from bert_jax.infer.search.mine import Pair, mine, write_mined
     from bert_jax.tasks.retrieval.bm25 import BM25
 
     own = options.out / "mined.jsonl"
-    config = MineConfig(NEGATIVES, -2.0, 1, options.ranks)
-    write_mined(own, mine(bert_jax.load(f"{workdir}").model, [Pair(*p) for p in pairs], config))
+    model, asked = bert_jax.load(f"{workdir}").model, [Pair(*each) for each in pairs]
+    write_mined(own, mine(model, asked, negatives=NEGATIVES, margin=-2.0, last=options.ranks))
     rows = [json.loads(line) for line in own.read_text().splitlines()]
     texts = list(dict.fromkeys(text for _, text in pairs))
     number_of, index = {t: n for n, t in enumerate(texts)}, BM25(map(normalised_words, texts))

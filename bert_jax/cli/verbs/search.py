@@ -1,6 +1,7 @@
 """Verbs that search by vectors. Each verb imports its modules only when it runs."""
 
 import json
+import re
 import shlex
 import sys
 import textwrap
@@ -218,10 +219,13 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
         from bert_jax.infer.writers import check_out
 
         check_out(self.out, vectors=False)
-        first, dash, last = self.ranks.partition("-")
-        if not (dash and first.strip().isdigit() and last.strip().isdigit()):
-            raise UserError(f"--ranks is {self.ranks!r}; give FIRST-LAST, such as 1-100")
-        config = mining.MineConfig(self.negatives, self.margin, int(first), int(last))
+        ranks = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", self.ranks)
+        first, last = map(int, ranks.groups()) if ranks else (0, 0)
+        if not 1 <= first <= last:
+            raise UserError(
+                f"--ranks is {self.ranks!r}; give the first rank, at least 1, and the last, such "
+                "as 1-100"
+            )
         names, written = self.named("query", "document", "text")
         columns = (names.get(field, field) for field in ("query", "document"))
         pairs = mining.read_pairs(self.pairs, *columns, **written)
@@ -229,7 +233,10 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
         model = self.opened(self.model)
         more = [text for source in sources for text in source.texts()]
         with progress_bar(of="vectors", unit="texts") as bar:
-            found = mining.mine(model, pairs, config, corpus=more, advance=bar.update)
+            found = mining.mine(
+                model, pairs, negatives=self.negatives, margin=self.margin, first=first, last=last,
+                corpus=more, advance=bar.update,
+            )  # fmt: skip
         if not any(found.negatives):
             raise UserError(
                 f"no pair has a negative: {found.lines()[-1]}. Add documents (--input), lower "

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel
-from bert_jax.errors import UserError
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.exact_search import top_k
@@ -22,27 +21,6 @@ from bert_jax.infer.predictor import Cuts
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.embedding import text_key
 from bert_jax.tasks.text.tables import read_texts
-
-
-@dataclass(frozen=True)
-class MineConfig:
-    """Rules for choosing negatives."""
-
-    negatives: int = 5
-    """Largest number of negatives for each pair. The nearest documents are taken."""
-    margin: float = 0.05
-    """Smallest difference between the pair's cosine and a negative's cosine; may be below 0."""
-    first: int = 1
-    """First rank of negatives. A value above 1 skips the nearest documents, as likely answers."""
-    last: int = 100
-    """Last rank of negatives."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.last:
-            raise UserError(
-                f"--ranks is {self.first}-{self.last}; give the first rank, at least 1, and the "
-                "last, such as 1-100"
-            )
 
 
 @dataclass(frozen=True)
@@ -96,14 +74,21 @@ def read_pairs(
 
 
 def mine(
-    model: SavedModel, pairs: Sequence[Pair], config: MineConfig, *, corpus: Iterable[str] = (),
+    model: SavedModel, pairs: Sequence[Pair], *, negatives: int = 5, margin: float = 0.05,
+    first: int = 1, last: int = 100, corpus: Iterable[str] = (),
     advance: Callable[[int], object] = lambda count: None,
 ) -> Mined:  # fmt: skip
     """Find hard negatives for pairs by exact search in the documents of the pairs and in `corpus`.
 
     The text of the query and all documents that are paired with the query are never negatives.
     Texts that differ only in case and white space count as equal. The result is deterministic.
-    `advance` is called after each part with the number of texts in the part.
+
+    Args:
+        negatives: Largest number of negatives for each pair. The nearest documents are taken.
+        margin: Smallest difference between the pair's cosine and a negative's; may be below 0.
+        first: First rank of negatives, at least 1. More skips the nearest, as likely answers.
+        last: Last rank of negatives.
+        advance: Function that is called after each part with the number of texts in the part.
     """
     documents: dict[bytes, str] = {}
     for text in (*(pair.document for pair in pairs), *corpus):
@@ -115,7 +100,7 @@ def mine(
     cuts = Cuts()
     asked = text_vectors(model, [*queries.values()], "query", cuts=cuts, advance=advance)
     known = text_vectors(model, [*documents.values()], "document", cuts=cuts, advance=advance)
-    scores, numbers = top_k(asked, known, config.last + max(map(len, own.values())))
+    scores, numbers = top_k(asked, known, last + max(map(len, own.values())))
     keys, texts = [*documents], [*documents.values()]
     number_of = {key: number for number, key in enumerate(keys)}
     row_of = {query: row for row, query in enumerate(queries)}
@@ -127,11 +112,11 @@ def mine(
             (float(score), int(number))
             for score, number in zip(scores[row], numbers[row], strict=True)
             if keys[number] not in own[query]
-        ][config.first - 1 : config.last]
+        ][first - 1 : last]
         own_score = float(asked[row] @ known[number_of[text_key(pair.document)]])
-        kept = [each for each in others if each[0] <= own_score - config.margin]
+        kept = [each for each in others if each[0] <= own_score - margin]
         too_near += len(others) - len(kept)
-        chosen = kept[: config.negatives]
+        chosen = kept[:negatives]
         found.append([texts[number] for _, number in chosen])
         similar.append([own_score, *(score for score, _ in chosen)])
     return Mined(pairs, found, similar, len(documents), too_near, cuts.warning())

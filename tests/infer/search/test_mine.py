@@ -10,7 +10,7 @@ from bert_jax.cli.verbs.options import read
 from bert_jax.cli.verbs.search import Mine
 from bert_jax.errors import UserError
 from bert_jax.infer.search import mine as mining
-from bert_jax.infer.search.mine import MineConfig, Pair, mine, read_pairs, write_mined
+from bert_jax.infer.search.mine import Pair, mine, read_pairs, write_mined
 
 MODEL = random_model("pretrained")  # not asked
 ANGLES = {
@@ -34,7 +34,7 @@ def vectors(monkeypatch):
 
 
 def mined(**config):
-    return mine(MODEL, PAIRS, MineConfig(**config), corpus=CORPUS)
+    return mine(MODEL, PAIRS, corpus=CORPUS, **config)
 
 
 def test_negatives_are_near_and_neither_answers_nor_nearer_than_the_margin():
@@ -68,7 +68,7 @@ def test_files_in_and_out(tmp_path):
     path.write_text("question,text\nq,answer\nq,\n")
     pairs = read_pairs(f"{path}", "question", "text")
     assert pairs == [Pair("q", "answer")]
-    found = mine(MODEL, pairs, MineConfig(margin=0.0), corpus=CORPUS)
+    found = mine(MODEL, pairs, margin=0.0, corpus=CORPUS)
     write_mined(tmp_path / "out.jsonl", found)
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     scores = row.pop("scores")  # of what `ANGLES` says
@@ -88,5 +88,5 @@ def test_files_in_and_out(tmp_path):
 def test_refusals(config, message):
     with pytest.raises(UserError, match=message):
         read(Mine, "mine", ["model", "pairs.csv", "--out=out.jsonl", config])
-    with pytest.raises(UserError, match="--ranks is 5-4"):
-        MineConfig(first=5, last=4)
+    with pytest.raises(UserError, match="--ranks is '5-4'; give the first rank, at least 1"):
+        read(Mine, "mine", ["model", "pairs.csv", "--out=out.jsonl", "--ranks=5-4"])()
