@@ -1,6 +1,7 @@
 """BERT, and the families with BERT's architecture whose fields and tensors have other names."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
@@ -77,8 +78,9 @@ TOKENS = {
 _TWO_MAPS = (*pooler("classifier.dense"), *affine("classifier.out_proj", "head"))
 """Classification head of two linear maps on the first token, which are our pooler and our head."""
 _PREDICTIONS = "cls.predictions"
+_like_bert = partial(Family, computes=_COMPUTES, only=_ONLY, like_bert=True)
 
-BERT = Family(
+BERT = _like_bert(
     name="BERT",
     classes="Bert",
     prefix="bert.",
@@ -98,14 +100,11 @@ BERT = Family(
         **TOKENS,
     },
     compares=True,
-    computes=_COMPUTES,
     fields=BERT_FIELDS,
     defaults={"hidden_dropout_prob": 0.1},
-    only=_ONLY,
-    like_bert=True,
 )
 
-_ROBERTA = Family(
+_ROBERTA = _like_bert(
     name="RoBERTa",
     classes="Roberta|XLMRoberta|Camembert",
     prefix="roberta.",
@@ -115,18 +114,15 @@ _ROBERTA = Family(
         "mlm": masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head")
     },
     heads={"classification": _TWO_MAPS, **TOKENS},
-    computes=_COMPUTES,
     fields={name: ours for name, ours in BERT_FIELDS.items() if ours != "num_positions"},
     defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
-    only=_ONLY,
-    like_bert=True,
     written=(),
     doubles_type=True,
     first_position=1,
     exact_gelu_head=True,
 )
 
-_ELECTRA = Family(
+_ELECTRA = _like_bert(
     name="ELECTRA",
     classes="Electra",
     prefix="electra.",
@@ -142,15 +138,12 @@ _ELECTRA = Family(
         ),
     },
     heads={"classification": _TWO_MAPS, **TOKENS},
-    computes=_COMPUTES,
     fields={**BERT_FIELDS, "embedding_size": "embedding_dim"},
     defaults={
         "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
         "intermediate_size": 1024, "hidden_dropout_prob": 0.1,
     },
-    only=_ONLY,
     classifies={"pooler_activation": "gelu"},
-    like_bert=True,
     written=(
         "Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification",
         "ForTokenClassification", "ForQuestionAnswering",
@@ -159,7 +152,7 @@ _ELECTRA = Family(
     exact_gelu_head=True,
 )  # fmt: skip
 
-_DISTILBERT = Family(
+_DISTILBERT = _like_bert(
     name="DistilBERT",
     classes="DistilBert",
     prefix="distilbert.",
@@ -179,7 +172,6 @@ _DISTILBERT = Family(
         "classification": (*pooler("pre_classifier"), *affine("classifier", "head")),
         **TOKENS,
     },
-    computes=_COMPUTES,
     fields={
         "vocab_size": "vocab_size", "max_position_embeddings": "num_positions",
         "dim": "hidden_dim", "n_layers": "num_layers", "n_heads": "num_heads",
@@ -187,10 +179,8 @@ _DISTILBERT = Family(
         "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
     },
     defaults={"n_layers": 6, "dropout": 0.1, "seq_classif_dropout": 0.2},
-    only=_ONLY,
     classifies={"pooler_activation": "relu"},
     dropouts={"classification": "seq_classif_dropout"},
-    like_bert=True,
     written=("ForSequenceClassification",),
     has_types=False,
 )  # fmt: skip
