@@ -24,12 +24,11 @@ _BITS = re.compile(r"[a-z]+(\d+)")
 MIXED = "mixed"
 """Axis name for groups of devices that match no combination of mesh axes."""
 
-_EXPLICIT = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_EXPLICIT = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(
     r"replica_groups=@?mesh\[([^\]]*)\](?:, ?device_ids=\((.*?)\)(?= ?\{))? ?\{([^}]*)\}"
 )
-_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _LIST = re.compile(r"\{([\d,]+)\}")
 
 
@@ -247,8 +246,6 @@ def parse_groups(attributes: str, num_partitions: int) -> tuple[tuple[int, ...],
     if match := _IOTA.search(attributes):
         shape, dims, permutation = match.groups()
         return _rows(_iota(dims, permutation).reshape(_numbers(shape)))
-    if match := _PAIRS.search(attributes):
-        return tuple(tuple(_numbers(pair)) for pair in _LIST.findall(match.group(1)))
     if match := _EXPLICIT.search(attributes):
         listed = tuple(tuple(_numbers(group)) for group in _LIST.findall(match.group(1)))
         return listed or (tuple(range(num_partitions)),)
