@@ -56,7 +56,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     """Metrics of a run, before its model and corpus are known."""
     LEARNED: ClassVar[Mapping[str, str]] = {}
-    """What a run learned, for a model card, by `data.pairing`; "" stands for all other pairings."""
+    """Phrases on what a run learned, for a model card, by `data.pairing`; "" is for all others."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
