@@ -378,7 +378,7 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (shift, factor): shift + factor * logits are the scores or calibrated logits."""
+        """Return (shift, factor). Scores, or calibrated logits, are shift + factor * logits."""
         return 0.0, 1.0
 
     def thresholds(self, scores: SplitScores) -> tuple[float, ...]:
