@@ -126,7 +126,7 @@ def check_pairs(shard: Shard) -> None:
 
 
 def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return sources and targets, each (n,) token ids, of pairs at equal distances in a shard."""
+    """Return up to `most` pairs, spread over the shard: token ids (n,) of source and target."""
     check_pairs(shard)
     ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
     return [

@@ -367,7 +367,7 @@ class Encoder(Stack):
     def __call__(
         self, tokens: Array, type_ids: Integer[Array, "B L"], context: Context, every: bool = False
     ) -> tuple[Float[Array, "B L D"], ...]:
-        """Embed tokens or vectors, and return the states from `run`, in the compute type."""
+        """Embed tokens or vectors and run the layers; return the result of `run` (compute type)."""
         x, context = self.embeddings(tokens, type_ids, context), self.embeddings.shared(context)
         return self.run(x, context, lambda layer, x, *at: layer(x, context, *at), every=every)
 

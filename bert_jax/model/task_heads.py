@@ -153,9 +153,9 @@ def starting_params(
 ) -> heads.Params:
     """Select the entries of a model's parameters from which the training of a new head starts.
 
-    The entries are `encoder` and, if the new head has a transform that `params` can fill,
-    `transform`: an existing transform, or else the dense layer and norm of the masked-LM head,
-    which Transformers also loads, because the names match.
+    The entries are `encoder` and, if the new head has a transform, `transform`. This is the old
+    head's transform if there is one, or else the dense layer and norm of the masked-LM head, if
+    they fit. Transformers also loads these two, because their names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings

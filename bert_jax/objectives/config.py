@@ -173,7 +173,7 @@ class ReplacedTokensConfig(ObjectiveConfig):
 
 @dataclass(frozen=True)
 class NetworkConfig(ObjectiveConfig):
-    """Settings of translation that do not depend on the network."""
+    """Settings of translation that the Transformer and the recurrent network share."""
 
     PAIRINGS: ClassVar = ("translation",)
     METRICS: ClassVar = translation.METRICS

@@ -311,7 +311,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         return list_losses(self.comparison, scores, own.labels, own.present[:, 1:])
 
     def _counted(self, own: Compared, every: Compared) -> Float[Array, " b"]:
-        """Return the weight of each group's loss. The only text of a class has the weight 0."""
+        """Return the weight of each group's loss: 0 for the only text of a class in the batch."""
         if self.comparison != "classes" or own.labels is None:
             return own.weights
         alike = _others(own, every) & (own.labels[:, None] == every.labels)

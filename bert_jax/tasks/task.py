@@ -208,7 +208,7 @@ class Split(ABC):
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
-        """Return lists of examples' keys; examples with an equal key in a list stay in one fold."""
+        """Return lists of one key per example; examples with equal keys in a list share a fold."""
         return [[example_key(texts) for texts in self.texts()]]
 
     def select(
@@ -230,7 +230,7 @@ class Split(ABC):
 
     @abstractmethod
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return the data for intervals and the details of the report, given finite outputs."""
+        """Return the data for confidence intervals and the report's details. Outputs are finite."""
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         """Yield names and contents of prediction files; by default predictions.jsonl."""
@@ -378,7 +378,7 @@ class Task(ABC, Generic[Config]):
         return found
 
     def units(self, scores: SplitScores) -> tuple[float, float]:
-        """Return (shift, factor): shift + factor * logits are the scores or calibrated logits."""
+        """Return (shift, factor). Scores, or calibrated logits, are shift + factor * logits."""
         return 0.0, 1.0
 
     def thresholds(self, scores: SplitScores) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ class Quality(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """Baseline that outputs one text for every sentence: the best such text, and its BLEU."""
+    """Best baseline among those that output the same text for every sentence, and its BLEU."""
 
     text: str
     bleu: float

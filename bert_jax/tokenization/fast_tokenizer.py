@@ -102,7 +102,7 @@ class FastTokenizer(Tokenizer):
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:
         """Make a `tokenizer.json` that treats the five special tokens in a text as ordinary text.
 
-        With `renamed`, special tokens that the model could match get names that match no text.
+        With `renamed`, special tokens that the model could find in text get names that no text has.
         """
         pipeline = self.pipeline
         model: dict[str, Any] = {"byte_fallback": pipeline.byte_fallback}

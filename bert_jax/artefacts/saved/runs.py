@@ -299,7 +299,7 @@ def spent(path: Path) -> dict[str, Any]:
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Return `total_seconds` as fractions of their sum."""
+    """Return each value of `total_seconds` as a fraction of the sum of all values."""
     totals = total_seconds(starts)
     whole = max(sum(totals.values()), 1e-9)
     return {name: seconds / whole for name, seconds in totals.items()}

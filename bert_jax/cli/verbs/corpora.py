@@ -38,7 +38,7 @@ class Sources(groups.Columns):
     Above a share of bad records (default: 0.01) reading stops all the same; skip:0.05 allows 5%."""
 
     def reading(self, *keep: str) -> "ReadOptions":
-        """Return the settings for reading text."""
+        """Return the settings for reading text; `keep` names fields to copy to each document."""
         from bert_jax.data.corpus.documents import ReadOptions
 
         field = self._columns().get("text", "text")

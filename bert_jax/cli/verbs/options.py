@@ -93,7 +93,7 @@ class Option(NamedTuple):
 
     name: str
     hint: Any
-    """Type annotation with its marks, such as a metavar."""
+    """Type annotation; `Annotated` adds metadata to the type, such as a metavar."""
     default: Any
     title: str
     """Heading of the option's group in the help."""

@@ -58,7 +58,7 @@ class Configured(Verb):
 
 
 class Run(Configured):
-    """A run in a work directory."""
+    """Options of a verb that runs a training in a work directory."""
 
     workdir: RunPlace
     """Directory for checkpoints and metrics, local or gs://BUCKET/DIR; created if missing."""

@@ -31,7 +31,7 @@ NUM_TOP = 10
 
 @dataclass(frozen=True)
 class Op:
-    """One operation of the core, with all its runs in a step."""
+    """One operation on a TPU core, with all its runs in a step."""
 
     name: str
     kind: str

@@ -54,7 +54,7 @@ class PretrainVoice:
     drawn: float = -math.inf
 
     def about(self, step: int, restored: bool) -> tuple[list[str], str]:
-        """Describe the run and, if it continues from a save, the step of the save."""
+        """Return lines that describe the run, and the message of the event `start`."""
         goes_on = step and self.saves.newest()
         continued = [f"continues from step {step:,}"] if goes_on else []
         lines = [*self.summary, *continued, *self.origins]

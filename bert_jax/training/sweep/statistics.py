@@ -87,7 +87,7 @@ class Group:
     lost: int
     """Number of runs without a finite score. They count as the runs with the lowest scores."""
     median: float | None
-    """Median of the runs' best scores, interpolated; None if it falls on runs without a score."""
+    """Median of the runs' best scores, interpolated; None if half of the runs or more are lost."""
     low_quartile: float | None
     high_quartile: float | None
     best: float | None

@@ -280,7 +280,7 @@ class FileSource(Source):
             yield from self._decoded(rest, line)
 
     def _decoded(self, data: bytes, line: int) -> _Blocks:
-        """Yield the lines of `data` as one block; line by line if one of the lines may be bad."""
+        """Yield the lines of `data` as one block, or one by one if a line may be bad."""
         lone, limit = self._lone, self.options.max_line_bytes
         with contextlib.suppress(UnicodeDecodeError):
             text = data.decode()

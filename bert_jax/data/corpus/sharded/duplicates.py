@@ -242,10 +242,10 @@ def _similar(threshold: float, inputs: Inputs) -> Rows:
 
 
 def _links(earlier: bool, inputs: Inputs) -> Rows:
-    """Link the `earlier` or later neighbours of a document to the first in its neighbourhood.
+    """Do one step of `grouped_pairs`, on earlier neighbours if `earlier` is true, else on later.
 
-    Yield links (document, first), in both directions if `earlier` is true, because the next step
-    needs both. Also yield a pair that changed, if there is any.
+    Yield links (document, first document). If `earlier` is true, also yield the reverse of each
+    link, for the next step. If the step changed any pairs, yield one of them as "changed".
     """
     pairs = _unique(inputs.rows())
     documents, begins, counts = np.unique(pairs[:, 0], return_index=True, return_counts=True)

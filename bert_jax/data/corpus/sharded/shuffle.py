@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 def write_run(root: Path, name: str, span: Span, rows: np.ndarray) -> Run:
-    """Write rows, (n, width) uint64; rows with equal keys stay in their order."""
+    """Sort rows, (n, width) uint64, by key and write them. Rows with equal keys keep order."""
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     with staged_file(root / name) as file:
         file.write(rows.data)
