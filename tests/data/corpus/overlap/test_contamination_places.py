@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gcs_emulator import make_bucket, running_emulator
 from made_texts import make_text
+from moto_server import running_moto
 from ray_cluster import QUIET
 from s3_emulator import running_s3
 from task_examples import TOKENIZER, put
@@ -39,16 +40,16 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=["gs", "s3"])
+@pytest.fixture(scope="module", params=[running_emulator, running_s3, running_moto])
 def url(request, tmp_path_factory: pytest.TempPathFactory, local: Path) -> Iterator[str]:
     """The same directory in a bucket."""
-    log = tmp_path_factory.mktemp(request.param) / "log"
-    if request.param == "s3":
+    scheme = "gs" if request.param is running_emulator else "s3"
+    if scheme == "s3":
         pytest.importorskip("obstore", reason="obstore is not installed")
-    with running_s3(log) if request.param == "s3" else running_emulator(log):
-        if request.param == "gs":
+    with request.param(tmp_path_factory.mktemp(scheme) / "log"):
+        if scheme == "gs":
             make_bucket("bucket")
-        url = f"{request.param}://bucket/place"
+        url = f"{scheme}://bucket/place"
         upload(local, url)
         yield url
 
@@ -82,7 +83,7 @@ def test_the_report_is_the_local_one(
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.parametrize("url", ["s3"], indirect=True)
+@pytest.mark.parametrize("url", [running_s3], indirect=True)
 @pytest.mark.parametrize(("corpus", "against"), PLACES)
 def test_on_ray_the_report_is_the_local_one(url, local, tmp_path, corpus: str, against: str):
     """Ray runs in a process of its own, because it reads its variables when it is imported."""

@@ -1,14 +1,16 @@
-"""Sources, corpora and leases in S3, against an emulator on this machine."""
+"""Sources, corpora and leases in S3, against two emulators on this machine: ours and moto's."""
 
 import gzip
 from dataclasses import replace
 
 import pytest
 from made_texts import make_text
+from moto_server import running_moto
 from s3_emulator import requests, running_s3
 from word_tokenizer import WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
+from bert_jax.data.corpus.cleaning.clean import CleaningConfig
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import workspace
 from bert_jax.data.corpus.sharded.engine import Engine
@@ -24,14 +26,18 @@ from bert_jax.training.pretrain.corpus import open_corpus
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
-RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1)
+RECIPE = Recipe(
+    WordTokenizer(), heldout_rate=0.1, cleaning=CleaningConfig(near_duplicates=0.8)
+)  # fmt: skip
 TEXTS = [make_text(size, seed=size) for size in (10, 80, 30)]
+_LONGEST = max(TEXTS[0].split("\n\n"), key=len)
+TEXTS[2] += f"\n\n{_LONGEST}\n\n{_LONGEST} Word1."
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
+@pytest.fixture(scope="module", params=[running_s3, running_moto])
+def address(request, tmp_path_factory):
     """The address of an emulator with texts in s3://bucket/raw, the last of them compressed."""
-    with running_s3(tmp_path_factory.mktemp("s3") / "log") as found:
+    with request.param(tmp_path_factory.mktemp("s3") / "log") as found:
         files = file_system("s3://bucket")
         for number, text in enumerate(TEXTS[:2]):
             files.pipe_file(f"s3://bucket/raw/{number}.txt", text.encode())
@@ -70,6 +76,7 @@ def test_sources(address):
         list(source.texts())
 
 
+@pytest.mark.parametrize("address", [running_s3], indirect=True)  # which counts its requests
 def test_folders_are_listed(address):
     files = file_system("s3://bucket")
     for number in range(40):
@@ -85,9 +92,14 @@ def test_a_corpus(address, tmp_path):
     (tmp_path / "2.txt.gz").write_bytes(gzip.compress(TEXTS[2].encode()))
     local = build(str(tmp_path / "*.*"), tmp_path / "out")
     out = "s3://bucket/out"
-    built = build("s3://bucket/raw/*", out)
+    built = build("s3://bucket/raw/*", out, scratch="s3://bucket/scratch")
+    files = file_system(out)
+    left = {name.split("/")[2] for name in files.find("bucket/out")}
+    assert left == {"train", "heldout", "CORPUS.md"}
+    assert not files.exists("bucket/scratch")
     assert built.written.train == local.train.num_documents
     found = open_corpus(out, replace(DataConfig(), window=1, cache_dir=str(tmp_path / "cache")))
+    assert found.train.meta["dropped"] == {"duplicate": 1, "near-duplicate": 1}
     assert found.train.fingerprint == local.train.fingerprint
     assert found.heldout.fingerprint == local.heldout.fingerprint
     first = found.train.shards[0]
