@@ -85,7 +85,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         return 0
 
 
-class Contamination(groups.Workers, groups.OnEngine, groups.Json):
+class Contamination(groups.OnEngine, groups.Json):
     """Find evaluation texts and near-duplicates of held-out texts.
 
     An evaluation text is found if it shares an n-gram of 13 words with the corpus. A held-out
@@ -133,7 +133,7 @@ class Contamination(groups.Workers, groups.OnEngine, groups.Json):
             there = Path(corpus, part, search.DIRECTORY, file)
             return self.out or (there if opens and not is_url(corpus) else None)
 
-        with self.opened_engine(self.num_workers) as engine:
+        with self.opened_engine() as engine:
             if _HELDOUT in specs:
                 found = heldout_twins(name, opens, engine, threshold=self.similarity, show=_bar)
                 self._say(found, asdict(found), place(_HELDOUT, search.HELDOUT), ensure_ascii=False)
