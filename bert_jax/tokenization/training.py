@@ -103,8 +103,8 @@ def train_wordpiece(
     counts, dropped = _count_words(shown, options, memory)
     if dropped:
         _log.warning(
-            "rare words were dropped %d times, because %d words fill the memory; a larger bound "
-            "(--memory) drops fewer", dropped, _most_words(memory),
+            "rare words were dropped %d times, because counted words fill %g GiB; a larger bound "
+            "(--memory) drops fewer", dropped, memory,
         )  # fmt: skip
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")
@@ -158,17 +158,14 @@ def count_words(
     return CountedWords(" ".join(counts), array("Q", counts.values()), dropped)
 
 
-def _most_words(memory: float) -> int:
-    return max(2, int(memory * 2**30) // _WORD_BYTES)
-
-
 def _count_words(
     texts: Iterable[str | CountedWords], options: WordPieceOptions, memory: float
 ) -> tuple[Counter[str], int]:
     """Count words, after normalisation and splitting at punctuation. Also count dropped words."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
-    most, chars, dropped = _most_words(memory), 0, 0
+    most = max(2, int(memory * 2**30) // _WORD_BYTES)
+    chars = dropped = 0
 
     def add(words: Iterable[tuple[str, int]]) -> None:
         nonlocal dropped

@@ -100,9 +100,7 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
     4). If the words exceed the bound, the rarest so far are dropped until the others fill half."""
 
     def __call__(self) -> int:
-        from bert_jax.data.corpus.build import iter_texts
-        from bert_jax.data.corpus.sources import resolve_sources
-        from bert_jax.data.corpus.words import counted_texts
+        from bert_jax.data.corpus.build import counted_texts, iter_texts
         from bert_jax.tokenization.sentencepiece import train_sentencepiece
         from bert_jax.tokenization.tokenizer import Tokenizer
         from bert_jax.tokenization.training import MEMORY, train_bytelevel, train_wordpiece
@@ -112,7 +110,7 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
             raise UserError(f"{self.out} exists and is not empty; choose another --out")
         if not (self.input or self.pairs):
             raise UserError("give --input for text, --pairs for pairs of texts, or both")
-        read, how = [*self.input, *self.opened(*self.pairs)], self.reading()
+        how, read = self.reading(), list[Any]((*self.input, *self.opened(*self.pairs)))
         texts = iter_texts(read, max_bytes=int((self.max_mb or 256) * 1e6), options=how)
         options = (
             "character_coverage", "limit_alphabet", "min_frequency", "keep_accents", "memory"
@@ -121,31 +119,22 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
         given = {name: value for name, value in values if not (value is None or value is False)}
         if self.memory is not None and self.kind != "wordpiece":
             raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
-        if self.engine is None and self.num_workers is not None:
-            raise UserError("--num-workers needs --engine: without it, one process reads a sample")
-        if self.engine is not None and self.kind != "wordpiece":
-            raise UserError(
-                "--engine is for --kind wordpiece, which learns from counts of words; the trainers "
-                f"of the other kinds read the text in one process. Leave out --engine for {self.kind}"
-            )
-        if self.engine is not None and self.max_mb is not None:
-            raise UserError(
-                "--max-mb limits a sample, but --engine counts the words of all the text; leave "
-                "one of them out (--memory limits the words)"
-            )
+        if not self.engine and self.num_workers is not None:
+            raise UserError("--num-workers needs --engine; without it, one process reads a sample")
+        if self.engine and self.kind != "wordpiece":
+            why = f"the trainer of {self.kind} reads the text itself, in one process"
+            raise UserError(f"--engine counts words for --kind wordpiece; {why}")
+        if self.engine and self.max_mb is not None:
+            why = "--max-mb limits a sample; leave out one of them (--memory limits the words)"
+            raise UserError(f"--engine counts the words of all the text, but {why}")
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
-            given |= {"lowercase": not self.cased, "progress": self.engine is None}
+            given |= {"lowercase": not self.cased, "progress": not self.engine}
             given["strip_accents"] = False if given.pop("keep_accents", False) else None
-            with contextlib.ExitStack() as stack:
-                if self.engine is not None:
-                    texts = counted_texts(
-                        resolve_sources(read, how),
-                        WordPieceOptions(given["lowercase"], given["strip_accents"]),
-                        stack.enter_context(self.opened_engine()),
-                        memory=self.memory or MEMORY, most_bad=how.most_bad,
-                    )  # fmt: skip
-                tokenizer = train_wordpiece(texts, self.vocab_size, **given)
+            with self.opened_engine() if self.engine else contextlib.nullcontext() as engine:
+                form = WordPieceOptions(given["lowercase"], given["strip_accents"])
+                counted = engine and counted_texts(read, how, form, engine, self.memory or MEMORY)
+                tokenizer = train_wordpiece(counted or texts, self.vocab_size, **given)
         elif self.kind == "bytelevel":
             for name in given.keys() - {"min_frequency"}:
                 raise UserError(
@@ -352,7 +341,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
             wrong = [each for each in wrong if each != "--drop-duplicates"]
             wrong += ["--line-documents"] * self.line_documents
             wrong += ["--on-bad"] * (self.on_bad != "stop")
-            wrong += ["--engine"] * (self.engine is not None)
+            wrong += ["--engine"] * bool(self.engine)
             wrong += ["--columns text"] * ("text" in self._columns())
             wrong += [f"--drop-duplicates {k}" for k in self.drop_duplicates if k != "exact"]
         else:
