@@ -11,10 +11,7 @@ _DUPLICATES = 0x64757065  # "dupe", so that no other hash has these keys
 
 
 def measure(store: TokenStore, tokenizer: Tokenizer, span: Span) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths (n,), int64, of a span's documents, and hashes (n,), uint64, of them.
-
-    A length is a number of tokens. A hash is of the tokens in order.
-    """
+    """Return the numbers of tokens (n,), int64, and hashes (n,), uint64, of a span's documents."""
     del tokenizer
     shard = store.shards[span[0]]
     starts = np.asarray(shard.sentence_offsets[shard.document_offsets[span[1] : span[2] + 1]])
