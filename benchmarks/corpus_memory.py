@@ -85,8 +85,8 @@ def main() -> None:
             text, vocabulary = Path(name, "text.txt"), Path(name, "tokenizer")
             generate(text, size, given.seed)
             commands = {
-                "tokenizer": [f"--out={vocabulary}", "--vocab-size=8000", f"--max-mb={size + 1}",
-                              *given.tokenizer.split()],
+                "tokenizer": [f"--out={vocabulary}", "--vocab-size=8000", *given.tokenizer.split(),
+                              *[f"--max-mb={size + 1}"] * ("--engine" not in given.tokenizer)],
                 "corpus": [f"--tokenizer={vocabulary}", f"--out={Path(name, 'corpus')}",
                            f"--num-workers={given.workers}", *given.corpus.split()],
             }  # fmt: skip

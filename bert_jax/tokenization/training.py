@@ -3,11 +3,13 @@
 import json
 import logging
 import sys
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -41,8 +43,18 @@ _WORD_BYTES = 1 << 10  # memory for a counted word, in the table of counts and i
 _log = logging.getLogger(__name__)
 
 
+class CountedWords(NamedTuple):
+    """Words of some texts, in a form that takes little memory."""
+
+    words: str
+    """Distinct words, with spaces between them."""
+    counts: "array[int]"
+    dropped: int
+    """Number of times that a rare word was dropped."""
+
+
 def train_wordpiece(
-    texts: Iterable[str],
+    texts: Iterable[str | CountedWords],
     vocab_size: int,
     *,
     lowercase: bool = True,
@@ -63,7 +75,8 @@ def train_wordpiece(
     `vocab_size`, or if more than 0.05% of the texts are characters without a token.
 
     Args:
-        texts: Texts, which are read once.
+        texts: Texts, which are read once. Words that `count_words` counted in texts, with the same
+            `lowercase` and `strip_accents`, stand for the texts.
         lowercase, strip_accents: See `WordPieceOptions`.
         min_frequency: Smallest number of times that a pair must occur to be merged.
         limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
@@ -86,10 +99,13 @@ def train_wordpiece(
         raise UserError(
             f"character_coverage is {character_coverage}; it must be above 0 and at most 1"
         )
-    counts = _count_words(
-        iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress)), options,
-        max(2, int(memory * 2**30) // _WORD_BYTES),
-    )  # fmt: skip
+    shown = iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress))
+    counts, dropped = _count_words(shown, options, memory)
+    if dropped:
+        _log.warning(
+            "rare words were dropped %d times, because counted words fill %g GiB; a larger bound "
+            "(--memory) drops fewer", dropped, memory,
+        )  # fmt: skip
     if not counts:
         raise UserError("the texts to train a vocabulary on have no words; give some text")
     alphabet = _Alphabet.of(counts)
@@ -134,40 +150,57 @@ def train_wordpiece(
     return WordPieceTokenizer(vocab, options)
 
 
-def _count_words(texts: Iterable[str], options: WordPieceOptions, most: int) -> Counter[str]:
-    """Count at most `most` words, after normalisation and splitting at punctuation."""
+def count_words(
+    texts: Iterable[str], options: WordPieceOptions, memory: float = MEMORY
+) -> CountedWords:
+    """Count words for `train_wordpiece`, where `memory` is explained."""
+    counts, dropped = _count_words(texts, options, memory)
+    return CountedWords(" ".join(counts), array("Q", counts.values()), dropped)
+
+
+def _count_words(
+    texts: Iterable[str | CountedWords], options: WordPieceOptions, memory: float
+) -> tuple[Counter[str], int]:
+    """Count words, after normalisation and splitting at punctuation. Also count dropped words."""
     normalizer, splitter = options.normalizer(), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
+    most = max(2, int(memory * 2**30) // _WORD_BYTES)
     chars = dropped = 0
 
-    def flush(spaced: Counter[str]) -> None:
-        nonlocal chars, dropped
-        for text, count in spaced.items():
-            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
-                if len(word) <= options.max_word_chars:
-                    counts[word] += count
+    def add(words: Iterable[tuple[str, int]]) -> None:
+        nonlocal dropped
+        for word, count in words:
+            counts[word] += count
             if len(counts) > most:
                 rare = sorted(counts, key=lambda word: (counts[word], word))[: -(most // 2)]
                 dropped += len(rare)
-                for word in rare:
-                    del counts[word]
+                for each in rare:
+                    del counts[each]
+
+    def flush(spaced: Counter[str]) -> None:
+        nonlocal chars
+        add(
+            (word, count)
+            for text, count in spaced.items()
+            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
+            if len(word) <= options.max_word_chars
+        )
         spaced.clear()
         chars = 0
 
     # Normalisation is slow, but does not look across whitespace: each distinct word needs it once.
     spaced: Counter[str] = Counter()
     for text in texts:
+        if isinstance(text, CountedWords):
+            add(zip(text.words.split(), text.counts, strict=True))
+            dropped += text.dropped
+            continue
         spaced.update(JOINERS.sub("", replace_surrogates(text)).split())
         chars += len(text)
         if len(spaced) > _COUNTED_WORDS or chars > _COUNTED_CHARS:
             flush(spaced)
     flush(spaced)
-    if dropped:
-        _log.warning(
-            "rare words were dropped %d times, because %d words fill the memory; a larger bound "
-            "(--memory) drops fewer", dropped, most,
-        )  # fmt: skip
-    return counts
+    return counts, dropped
 
 
 @dataclass(frozen=True)

@@ -542,12 +542,12 @@ def test_trained_vocabulary_covers_its_texts() -> None:
 
 def test_word_counting_in_pieces_changes_nothing(monkeypatch: Any) -> None:
     texts = [*TEXTS, "a\x0bb c\x1cd", "x" * 101, "\ud800 surrogate"]
-    whole = training._count_words(texts, WordPieceOptions(), 10**6)
+    whole, _ = training._count_words(texts, WordPieceOptions(), 1.0)
     assert whole["ab"] == 1
     assert whole["cd"] == 1
     assert "x" * 101 not in whole
     monkeypatch.setattr(training, "_COUNTED_WORDS", 1)
-    assert training._count_words(texts, WordPieceOptions(), 10**6) == whole
+    assert training._count_words(texts, WordPieceOptions(), 1.0) == (whole, 0)
 
 
 def test_alphabet_limit_keeps_the_most_frequent_characters() -> None:
@@ -649,21 +649,38 @@ def test_progress_bar_is_drawn_only_on_request(capfd: Any, monkeypatch: Any) -> 
     assert " texts/s]" in capfd.readouterr().err
 
 
-def test_rare_words_are_dropped_where_memory_ends(monkeypatch, caplog):
+def test_rare_words_are_dropped_where_memory_ends(caplog):
     texts = [f"often oft w{number} often" for number in range(1000)]
-    counts = training._count_words(texts, WordPieceOptions(), 100)
+    counts, dropped = training._count_words(texts, WordPieceOptions(), 100 / 2**20)
     assert counts["often"] == 2000
     assert counts["oft"] == 1000
     assert 50 <= len(counts) <= 100
-    assert "rare words were dropped" in caplog.text
-    caplog.clear()
-    everything = training._count_words(texts, WordPieceOptions(), 1002)
-    assert len(everything) == 1002
-    assert caplog.text == ""
+    assert len(counts) + dropped == 1002
+    everything, dropped = training._count_words(texts, WordPieceOptions(), 1002 / 2**20)
+    assert (len(everything), dropped) == (1002, 0)
     trained = [train_wordpiece(texts, 60, memory=memory) for memory in (0.001, 4.0)]
     assert (
         trained[0].fingerprint == trained[1].fingerprint
     )  # 1,002 words fit into a thousandth of a GiB, too
+    assert "dropped" not in caplog.text
+    train_wordpiece(texts, 60, memory=100 / 2**20)
+    assert f"rare words were dropped {1002 - len(counts)} times, because counted" in caplog.text
+
+
+def test_words_counted_in_parts_are_counted_together(caplog):
+    """Equal words of parts add up, within the same bound."""
+    texts = [f"often oft w{number % 400} often {'x' * 101} É a\x0bb" for number in range(1000)]
+    options = WordPieceOptions()
+    parts = [training.count_words(texts[at : at + 300], options) for at in range(0, 1000, 300)]
+    together = training._count_words([*parts, training.count_words([], options)], options, 1.0)
+    assert together == training._count_words(texts, options, 1.0)
+    assert train_wordpiece(parts, 60).fingerprint == train_wordpiece(texts, 60).fingerprint
+    assert "dropped" not in caplog.text
+    bounded = [training.count_words([" ".join(texts)], options, 100 / 2**20)]
+    counts, dropped = training._count_words([*bounded, *parts], options, 100 / 2**20)
+    assert counts["often"] == 4000
+    assert len(counts) <= 100
+    assert dropped > bounded[0].dropped > 0
 
 
 def test_memory_does_not_grow_with_the_words():
@@ -675,7 +692,7 @@ def test_memory_does_not_grow_with_the_words():
     number, most = int(sys.argv[1]), int(sys.argv[2])
     training._COUNTED_WORDS = 1000
     texts = (f"{n * 11400714819323198485 % 2**64:x}" for n in range(number))
-    training._count_words(texts, WordPieceOptions(), most)
+    training._count_words(texts, WordPieceOptions(), most / 2**20)
     print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
     """
     imports = "import bert_jax.tokenization.training"

@@ -5,35 +5,29 @@ all documents of a small corpus, or evenly spaced documents of a large corpus.
 """
 
 import heapq
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.cli.inspection.replay import describe_batch
 from bert_jax.data.corpus.datasheet import scripts_as_json, vocabulary_scripts
+from bert_jax.data.corpus.overlap.equal import measure
+from bert_jax.data.corpus.overlap.search import Mapper, map_spans, opened, store_spans
+from bert_jax.data.corpus.sharded.engine import Engine
 from bert_jax.data.pairings import PAIRINGS, DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.data.shard import Shard
-from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
-from bert_jax.hashing import hash_key, hash_u64
 from bert_jax.terminal import progress_bar, table_lines
-from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.corpus import open_corpus, store_openers
 
 SAMPLE_TOKENS = 50_000_000
 """Approximate number of tokens in the sample that is read, by default, from a larger corpus."""
-_BLOCK = 1 << 20
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SHOWN_TOKENS = 40
 _MOST_GROUPS = 5
-_DUPLICATES = 0x64757065  # "dupe", so that no other hash has these keys
 _TEXT_WIDTH = 76
 _SCRIPTS = ["script", "share", "words", "tokens", "per word"]
 
@@ -85,47 +79,43 @@ def inspect_corpus(
     documents: int = 5,
     seed: int = 0,
     full: bool = False,
+    engine: Mapper | None = None,
     progress: bool = False,
 ) -> CorpusLook:
     """Look at a corpus without changing it.
 
     `path` is the output of `bert-jax corpus`, or one store in this output, as a local directory or
-    as gs://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its translation if the
-    corpus has pairs, or a single text otherwise. The result lists the `documents` longest and the
-    `documents` shortest documents. If `full` is true, all documents of a large corpus are read.
-    Raise a UserError if there is no such corpus or part, or pairing or length do not fit the
-    corpus.
+    as gs:// or s3://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its
+    translation if the corpus has pairs, or a single text otherwise. The result lists the
+    `documents` longest and the `documents` shortest documents. Of a corpus with more than
+    `SAMPLE_TOKENS` tokens, the engine (by default, this process) reads every k-th shard or, of few
+    shards, every k-th block, unless `full` is true. Raise a UserError if there is no such corpus or
+    part, or pairing or length do not fit the corpus.
     """
-    store: TokenStore | None
-    if scheme(path) is None:
-        store = open_store(path if is_store(path) else Path(path) / part)
-    else:
-        store = getattr(open_corpus(path), part)
-    if store is None:
+    stores = store_openers(path)
+    opens = stores.get(part) or (stores.get("") if part == "train" else None)
+    if opens is None:
+        open_corpus(path)  # raises if there is no corpus
         raise UserError(f"{path} has no store {part}; use --part train")
-    assert store.path is not None
-    tokenizer = load_tokenizer(store.path / "tokenizer")
+    store, tokenizer = opened(opens)
     pairing = pairing or ("translation" if store.is_pairs else "none")
     if pairing not in PAIRINGS:
         raise UserError(f"--pairing is {pairing!r}; it must be one of {', '.join(PAIRINGS)}")
     most = store.num_tokens if full else SAMPLE_TOKENS
-    sizes: list[np.ndarray] = []
-    hashes: list[np.ndarray] = []
-    places: list[tuple[int, int, int]] = []  # shard, first document, number of documents
-    most_read = min(most, store.num_tokens)
-    with progress_bar(of="documents", unit="tokens", total=most_read, shown=progress) as bar:
-        for number, first, starts in _blocks(store, most):
-            sizes.append(np.diff(starts))
-            hashes.append(_hashes(store.shards[number], starts))
-            places.append((number, first, starts.size - 1))
-            bar.update(int(starts[-1] - starts[0]))
-    lengths, keys = np.concatenate(sizes), np.concatenate(hashes)
-    ends = np.cumsum([count for _, _, count in places])
+    spans, stride = store_spans(store), -(-store.num_tokens // most)
+    if len(store.counts) >= 2 * stride:
+        spans = [span for span in spans if span[0] % stride == 0]
+    else:
+        spans = spans[::stride]
+    found = map_spans(measure, opens, spans, engine or Engine(1))
+    bar = progress_bar(found, of="documents", unit="blocks", total=len(spans), shown=progress)
+    lengths, keys = map(np.concatenate, zip(*bar, strict=True))
+    ends = np.cumsum([last - first for _, first, last in spans])
 
     def described(index: int) -> dict[str, Any]:
         block = int(np.searchsorted(ends, index, side="right"))
-        number, first, count = places[block]
-        document, shard = first + index - int(ends[block]) + count, store.shards[number]
+        number, _, last = spans[block]
+        document, shard = last + index - int(ends[block]), store.shards[number]
         start, last = shard.document_offsets[document : document + 2]
         begin, end = int(shard.sentence_offsets[start]), int(shard.sentence_offsets[last])
         text = tokenizer.decode(shard.tokens[begin : min(end, begin + _SHOWN_TOKENS)])
@@ -162,35 +152,6 @@ def inspect_corpus(
         duplicates=int(lengths.size - firsts.size),
         duplicate_groups=[{"count": int(counts[at]), **described(int(firsts[at]))} for at in often],
     )
-
-
-def _blocks(store: TokenStore, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield the shard index, the index of the first document and the document starts of each block.
-
-    A block of n documents has about a million tokens and n + 1 starts (the last is the end). If the
-    store has more than `most` tokens, take every k-th shard or, of few shards, every k-th block.
-    """
-    stride = -(-store.num_tokens // most)
-    by_shard = stride if len(store.shards) >= 2 * stride else 1
-    by_block = 1 if by_shard > 1 else stride
-    for number in range(0, len(store.shards), by_shard):
-        shard = store.shards[number]
-        starts = np.asarray(shard.sentence_offsets)[np.asarray(shard.document_offsets)]
-        cuts = np.searchsorted(starts, np.arange(_BLOCK, starts[-1], _BLOCK))
-        edges = np.unique([0, *cuts.tolist(), starts.size - 1])
-        for first, last in list(itertools.pairwise(edges.tolist()))[::by_block]:
-            yield number, first, starts[first : last + 1]
-
-
-def _hashes(shard: Shard, starts: np.ndarray) -> np.ndarray:
-    """Return hashes (n,), uint64, of the documents' tokens in order; `starts` has n + 1 entries."""
-    tokens = np.asarray(shard.tokens[starts[0] : starts[-1]]).astype(np.uint64)
-    sizes = np.diff(starts)
-    begins = starts[:-1] - starts[0]
-    place = np.arange(tokens.size) - np.repeat(begins, sizes)
-    tokens += np.uint64(1)
-    tokens *= hash_u64(hash_key(_DUPLICATES), place) | np.uint64(1)
-    return np.add.reduceat(tokens, begins) ^ hash_u64(hash_key(_DUPLICATES), sizes)
 
 
 def corpus_lines(look: CorpusLook) -> list[str]:

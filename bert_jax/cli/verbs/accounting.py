@@ -46,17 +46,18 @@ class Lineage(groups.Json):
         return int(any(each.state == "differs" for each in found.walk()))
 
 
-class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
+class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.OnEngine, groups.Json):
     """Look at a corpus: rows, documents, tokens per word, duplicates.
 
     Rows are printed as training reads them. --plot draws histograms of the documents' lengths.
 
     $ bert-jax inspect work/corpus
     $ bert-jax inspect work/corpus --pairing nsp --length 512 --seed 3 --plot lengths.png
+    $ bert-jax inspect s3://corpora/c4 --full --engine=ray:auto
     """
 
     corpus: Given[CorpusPlace]
-    """Output of `bert-jax corpus`, or its subdirectory train or heldout."""
+    """Output of `bert-jax corpus`, or its subdirectory train or heldout, also in a bucket."""
     part: Literal["train", "heldout"] = "train"
     """Part of the corpus to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
@@ -73,11 +74,12 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         from bert_jax.cli.inspection.pictures import lengths_figure
         from bert_jax.files.pictures import write_picture
 
-        look = inspect_corpus(
-            self.corpus, part=self.part, pairing=self.pairing or "",
-            length=self.length, rows=self.rows or 4, documents=self.documents,
-            seed=self.seed, full=self.full, progress=True,
-        )  # fmt: skip
+        with self.opened_engine() as engine:
+            look = inspect_corpus(
+                self.corpus, part=self.part, pairing=self.pairing or "",
+                length=self.length, rows=self.rows or 4, documents=self.documents,
+                seed=self.seed, full=self.full, engine=engine, progress=True,
+            )  # fmt: skip
         if self.plot is not None:
             write_picture(lengths_figure(look), self.plot)
         drawn = [] if self.plot is None else ["", f"lengths  {self.plot}"]
@@ -85,7 +87,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.Json):
         return 0
 
 
-class Contamination(groups.Workers, groups.OnEngine, groups.Json):
+class Contamination(groups.OnEngine, groups.Json):
     """Find evaluation texts and near-duplicates of held-out texts.
 
     An evaluation text is found if it shares an n-gram of 13 words with the corpus. A held-out
@@ -133,7 +135,7 @@ class Contamination(groups.Workers, groups.OnEngine, groups.Json):
             there = Path(corpus, part, search.DIRECTORY, file)
             return self.out or (there if opens and not is_url(corpus) else None)
 
-        with self.opened_engine(self.num_workers) as engine:
+        with self.opened_engine() as engine:
             if _HELDOUT in specs:
                 found = heldout_twins(name, opens, engine, threshold=self.similarity, show=_bar)
                 self._say(found, asdict(found), place(_HELDOUT, search.HELDOUT), ensure_ascii=False)

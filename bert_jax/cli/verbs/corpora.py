@@ -1,5 +1,6 @@
 """Verbs that make a tokenizer and a corpus. Each verb imports its modules only when it runs."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -63,12 +64,13 @@ class Sources(groups.Columns):
         return names
 
 
-class Tokenizer(Sources, groups.IntoDirectory):
+class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
     r"""Learn a vocabulary from text.
 
     $ bert-jax tokenizer --input 'my/*.txt' --vocab-size 30522 --out work/tokenizer
     $ bert-jax tokenizer --pairs train.en train.de --kind unigram --vocab-size 8000 \
         --out work/en-de-tokenizer
+    $ bert-jax tokenizer --input 's3://raw/*.jsonl' --engine=ray:auto --out work/tokenizer
     """
 
     kind: Literal["wordpiece", "bytelevel", "unigram", "bpe"] = "wordpiece"
@@ -90,26 +92,26 @@ class Tokenizer(Sources, groups.IntoDirectory):
     characters get tokens, and further characters until 99.95% of the text is covered."""
     min_frequency: Annotated[int | None, "N"] = None
     """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens (default: 2)."""
-    max_mb: Annotated[float, Above(0), "MB"] = 256.0
-    """Largest amount of text to learn from, in megabytes; more text is sampled evenly."""
+    max_mb: Annotated[float | None, Above(0), "MB"] = None
+    """Largest amount of text to learn from, in megabytes; more text is sampled evenly (default:
+    256). With --engine, all the text is read, by wordpiece only."""
     memory: Annotated[float | None, Above(0), "GIB"] = None
-    """Memory bound for the words that wordpiece counts, at 1 KiB a word (default: 4). If the words
-    exceed the bound, the rarest so far are dropped until the others fill half of the bound."""
+    """Memory bound for the words that each process of wordpiece counts, at 1 KiB a word (default:
+    4). If the words exceed the bound, the rarest so far are dropped until the others fill half."""
 
     def __call__(self) -> int:
-        from bert_jax.data.corpus.build import iter_texts
+        from bert_jax.data.corpus.build import counted_texts, iter_texts
         from bert_jax.tokenization.sentencepiece import train_sentencepiece
         from bert_jax.tokenization.tokenizer import Tokenizer
-        from bert_jax.tokenization.training import train_bytelevel, train_wordpiece
+        from bert_jax.tokenization.training import MEMORY, train_bytelevel, train_wordpiece
+        from bert_jax.tokenization.wordpiece import WordPieceOptions
 
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(f"{self.out} exists and is not empty; choose another --out")
         if not (self.input or self.pairs):
             raise UserError("give --input for text, --pairs for pairs of texts, or both")
-        texts = iter_texts(
-            [*self.input, *self.opened(*self.pairs)], max_bytes=int(self.max_mb * 1e6),
-            options=self.reading(),
-        )  # fmt: skip
+        how, read = self.reading(), list[Any]((*self.input, *self.opened(*self.pairs)))
+        texts = iter_texts(read, max_bytes=int((self.max_mb or 256) * 1e6), options=how)
         options = (
             "character_coverage", "limit_alphabet", "min_frequency", "keep_accents", "memory"
         )  # fmt: skip
@@ -117,13 +119,22 @@ class Tokenizer(Sources, groups.IntoDirectory):
         given = {name: value for name, value in values if not (value is None or value is False)}
         if self.memory is not None and self.kind != "wordpiece":
             raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
+        if not self.engine and self.num_workers is not None:
+            raise UserError("--num-workers needs --engine; without it, one process reads a sample")
+        if self.engine and self.kind != "wordpiece":
+            why = f"the trainer of {self.kind} reads the text itself, in one process"
+            raise UserError(f"--engine counts words for --kind wordpiece; {why}")
+        if self.engine and self.max_mb is not None:
+            why = "--max-mb limits a sample; leave out one of them (--memory limits the words)"
+            raise UserError(f"--engine counts the words of all the text, but {why}")
         tokenizer: Tokenizer
         if self.kind == "wordpiece":
-            if given.pop("keep_accents", False):
-                given["strip_accents"] = False
-            tokenizer = train_wordpiece(
-                texts, self.vocab_size, lowercase=not self.cased, progress=True, **given
-            )
+            given |= {"lowercase": not self.cased, "progress": not self.engine}
+            given["strip_accents"] = False if given.pop("keep_accents", False) else None
+            with self.opened_engine() if self.engine else contextlib.nullcontext() as engine:
+                form = WordPieceOptions(given["lowercase"], given["strip_accents"])
+                counted = engine and counted_texts(read, how, form, engine, self.memory or MEMORY)
+                tokenizer = train_wordpiece(counted or texts, self.vocab_size, **given)
         elif self.kind == "bytelevel":
             for name in given.keys() - {"min_frequency"}:
                 raise UserError(
@@ -203,7 +214,7 @@ class Cleaning(Verb):
         return config
 
 
-class OfText(Cleaning, groups.OnEngine):
+class OfText(Cleaning):
     """Options of a corpus of text."""
 
     TITLE: ClassVar[str] = "text"
@@ -232,7 +243,7 @@ class OfPairs(Verb):
     """Swap source and target in each pair, to translate from the second language into the first."""
 
 
-class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
+class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
     r"""Tokenize text, or pairs of texts, into a corpus.
 
     $ bert-jax corpus --input 'my/*.txt' --tokenizer work/tokenizer --out work/corpus
@@ -285,7 +296,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
                 lines.append(f"  dollars          {dollars:,.2f} ({why})")
             print("\n".join(lines))
             return 0
-        with self.opened_engine(self.num_workers) as engine:
+        with self.opened_engine() as engine:
             built = build_corpora(
                 self.input, recipe, out, engine=engine, shard_bytes=shard_bytes,
                 options=options, overwrite=self.overwrite, keep_dropped=self.keep_dropped,
@@ -330,6 +341,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.Workers):
             wrong = [each for each in wrong if each != "--drop-duplicates"]
             wrong += ["--line-documents"] * self.line_documents
             wrong += ["--on-bad"] * (self.on_bad != "stop")
+            wrong += ["--engine"] * bool(self.engine)
             wrong += ["--columns text"] * ("text" in self._columns())
             wrong += [f"--drop-duplicates {k}" for k in self.drop_duplicates if k != "exact"]
         else:

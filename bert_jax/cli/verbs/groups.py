@@ -119,26 +119,24 @@ class Tolerance(Verb):
     """Largest permitted difference from the source in any hidden state or logit."""
 
 
-class Workers(Verb):
-    """Processes that share the work."""
-
-    num_workers: int | None = None
-    """Number of processes (default: one for each core)."""
-
-
 class OnEngine(Verb):
     """The engine that shares the work among processes."""
 
-    engine: Annotated[str, "ENGINE"] = "local"
-    """Engine that runs the work. local: processes on this machine. ray: Ray on this machine.
-    ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's cluster."""
+    num_workers: int | None = None
+    """Number of processes (default: one for each core)."""
+    engine: Annotated[str | None, "ENGINE"] = None
+    """Engine that runs the work. local (default): processes on this machine. ray: Ray on this
+    machine. ray:HOST:PORT: the Ray cluster whose head has this address. ray:auto: this node's
+    cluster. `tokenizer` samples the text in one process unless this option is given."""
 
-    def opened_engine(self, workers: int | None) -> "contextlib.closing[Engine]":
+    def opened_engine(self) -> "contextlib.closing[Engine]":
         """Return the engine, which a `with` block closes."""
         from bert_jax.data.corpus.sharded.engine import open_engine
 
-        name, _, address = self.engine.partition(":")
-        return contextlib.closing(open_engine(name, address=address or None, num_workers=workers))
+        name, _, place = (self.engine or "local").partition(":")
+        return contextlib.closing(
+            open_engine(name, address=place or None, num_workers=self.num_workers)
+        )
 
 
 class Top(Verb):

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bert_jax.data.corpus.intake import DropReport
 from bert_jax.data.corpus.passes import Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
-from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, plan_tasks
+from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
 from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.corpus.workers import grouped
@@ -30,7 +31,10 @@ from bert_jax.data.store import TokenStore, is_store, open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
 from bert_jax.files.urls import is_url
+from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.training import CountedWords, count_words
+from bert_jax.tokenization.wordpiece import WordPieceOptions
 
 DEFAULT_LENGTH = 128
 """Default number of tokens in a row (a training example) in the first phase of pretraining."""
@@ -230,3 +234,38 @@ def iter_texts(
         for begin, size in kept:
             spool.seek(begin)
             yield from spool.read(size).decode().split("\n")[:-1]
+
+
+_COUNTED_BYTES = 64 << 20
+"""Number of input bytes whose words one task counts."""
+
+
+def counted_texts(
+    sources: Sequence[str | Source], options: ReadOptions, form: WordPieceOptions, engine: Engine,
+    memory: float,
+) -> Iterator[CountedWords]:  # fmt: skip
+    """Count the words of all texts, for `train_wordpiece`; yield the counts of each task in order.
+
+    Each task counts within `memory`. The result does not depend on the engine. Raise a UserError if
+    a source cannot be read, or too many records are bad.
+    """
+    tasks, bad = plan_tasks(resolve_sources(sources, options), _COUNTED_BYTES), DropReport()
+    size = sum(task.size for task in tasks)
+    found = engine.map(partial(_count_task, form, memory), tasks)
+    bar = progress_bar(of="counting words", unit="B", total=size)
+    with bar, contextlib.closing(found):
+        for task, (words, lost) in zip(tasks, found, strict=True):
+            bad.merge(lost)
+            bar.update(task.size)
+            yield words
+    bad.check(options.most_bad, size)
+
+
+def _count_task(
+    form: WordPieceOptions, memory: float, task: Task
+) -> tuple[CountedWords, dict[str, Any]]:
+    texts = (text for source in task.sources for text in source.texts())
+    words, bad = count_words(texts, form, memory), DropReport()
+    for source in task.sources:
+        bad.merge(vars(source.bad))
+    return words, vars(bad)

@@ -11,6 +11,7 @@ from small_run import TOKENIZER
 from bert_jax.cli.inspection import corpus as module
 from bert_jax.cli.inspection.corpus import CorpusLook, corpus_lines, inspect_corpus
 from bert_jax.cli.main import main
+from bert_jax.data.corpus.overlap import search
 
 DOCUMENTS = [[[5, 6], [7]], [[8, 9, 10]], [[5, 6, 7]], [[8, 9, 10]], [[10, 9, 8]], [[8, 9, 10]]]
 """Of sentences; the second, fourth and last are equal; the first has the tokens of the third."""
@@ -57,7 +58,7 @@ def test_equal_documents_are_counted(look: CorpusLook) -> None:
 
 def test_a_large_corpus_is_sampled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_TOKENS", 100)
-    monkeypatch.setattr(module, "_BLOCK", 3)
+    monkeypatch.setattr(search, "BLOCK_TOKENS", 32)
     look = inspect_corpus(str(path), documents=9)
     assert look.is_sample
     assert 0 < look.documents_read < 7
@@ -97,7 +98,7 @@ def test_the_verb_prints_and_draws(
     ("arguments", "said"),
     [
         (["--rows", "0"], "--rows is 0; it must be at least 1"),
-        (["--part", "heldout"], "no token store at"),
+        (["--part", "heldout"], "has no store heldout; use --part train"),
         (["--pairing", "translation"], "running text"),
         (["--length", "2"], "must be"),
     ],

@@ -112,7 +112,7 @@ def test_every_option_is_explained_in_the_help(capsys):
         assert all(line.rstrip() for line in said.split("options:")[0].splitlines()[:1])
         if name == "tokenizer":
             told = " ".join(said.split())
-            assert "(default: 256.0)." in told
+            assert "(default: 30522)." in told
             assert told.count("must cover (default: at least 0.9995)") == told.count("0.9995") == 1
     assert "(default: 1.0)" not in said
 

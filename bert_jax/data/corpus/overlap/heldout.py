@@ -1,5 +1,6 @@
 """Search for held-out documents that are near-duplicates of training documents."""
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -91,7 +92,8 @@ def heldout_twins(
     best: dict[int, tuple[float, int]] = {}
     bases = np.cumsum([0, *(counts.num_documents for counts in train.counts)])
     spans = search.store_spans(train)
-    compared = search.map_spans(_compare, index, opens["train"], spans, engine)
+    compare = functools.partial(search.with_texts, _compare, index)
+    compared = search.map_spans(compare, opens["train"], spans, engine)
     for span, found in zip(show(spans), compared, strict=True):
         for row, other, value in found:
             document = int(numbers[row])

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,8 @@ HELDOUT = "heldout.json"  # file with the report on held-out documents (see `hel
 FORMAT = "bert_jax contamination"
 VERSION = 2
 _MAX_BYTES = 1 << 28
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,8 @@ def search_store(
     spans = store_spans(store)
     encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
     table = ngrams.NgramTable(ngrams.normalised_words(tokenizer.decode(ids)) for ids in encoded)
-    searched = zip(show(spans), map_spans(_search_texts, table, opens, spans, engine), strict=True)
+    search = functools.partial(with_texts, _search_texts, table)
+    searched = zip(show(spans), map_spans(search, opens, spans, engine), strict=True)
     return _report(corpus, store.fingerprint, evaluation, table, (found for _, found in searched))
 
 
@@ -249,16 +252,25 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
         yield tokenizer.decode(shard.tokens[begin:end].tolist())
 
 
+def with_texts(
+    function: Callable[[Any, Iterable[str]], T], state: Any, store: TokenStore,
+    tokenizer: Tokenizer, span: Span,
+) -> T:  # fmt: skip
+    """Return `function(state, texts)` for the texts of a span."""
+    return function(state, decoded(store, tokenizer, span))
+
+
 def map_spans(
-    function: Callable, state: Any, opens: Opens, spans: Sequence[Span], engine: Mapper
-) -> Iterator[Any]:
-    """Yield `function(state, texts)` for the texts of each span, computed by the engine.
+    function: Callable[[TokenStore, Tokenizer, Span], T], opens: Opens, spans: Sequence[Span],
+    engine: Mapper,
+) -> Iterator[T]:  # fmt: skip
+    """Yield `function(store, tokenizer, span)` for each span, computed by the engine.
 
     A task of a cluster is all spans of a shard, which its node then fetches or opens once.
     """
     by_shard = (list(each) for _, each in itertools.groupby(spans, lambda span: span[0]))
     tasks = ([span] for span in spans) if engine.is_local else by_shard
-    for found in engine.map(_Reader(functools.partial(function, state), opens), tasks):
+    for found in engine.map(_Reader(function, opens), tasks):
         yield from found
 
 
@@ -266,7 +278,7 @@ def map_spans(
 class _Reader:
     """Application of `function` to the texts of spans. The first call opens the store."""
 
-    function: Callable[[Iterable[str]], Any]
+    function: Callable[[TokenStore, Tokenizer, Span], Any]
     opens: Opens
 
     @functools.cached_property
@@ -274,7 +286,7 @@ class _Reader:
         return opened(self.opens)
 
     def __call__(self, spans: Sequence[Span]) -> list[Any]:
-        return [self.function(decoded(*self._opened, span)) for span in spans]
+        return [self.function(*self._opened, span) for span in spans]
 
 
 def _search_parts(table: ngrams.NgramTable, parts: Iterable[Any]) -> dict[int, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Contamination of corpora and texts in buckets, in several processes: as of local ones."""
+"""Verbs on corpora and texts in buckets, in several processes: as on local ones."""
 
 import json
 import os
@@ -17,10 +17,12 @@ from s3_emulator import running_s3
 from task_examples import TOKENIZER, put
 
 from bert_jax.cli.main import main
+from bert_jax.data.corpus import build
 from bert_jax.data.corpus.build import build_corpora
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded.engine import Engine
 from bert_jax.files.urls import file_system, upload
+from bert_jax.tokenization.load import load_tokenizer
 
 TEXT = make_text(60, seed=1)
 
@@ -95,6 +97,94 @@ def test_on_ray_the_report_is_the_local_one(url, local, tmp_path, corpus: str, a
     )  # fmt: skip
     here = report(str(local / corpus), spec, tmp_path / "here.json", "--num-workers=1")
     assert json.loads(out.read_text()) == here
+
+
+def learned(out: Path, *options: str) -> str:
+    """The fingerprint of the vocabulary that `bert-jax tokenizer` learns."""
+    assert main(["tokenizer", "--vocab-size=300", f"--out={out}", *options]) == 0
+    return load_tokenizer(out).fingerprint
+
+
+def test_words_counted_on_an_engine_give_the_vocabulary_of_one_process(
+    url, local, tmp_path, monkeypatch, caplog
+):
+    here = learned(tmp_path / "here", f"--input={local}/*.txt", "--max-mb=1")
+    monkeypatch.setattr(build, "_COUNTED_BYTES", 12_000)
+    one = [f"--input={local}/*.txt", "--engine=local", "--num-workers=1"]
+    two = [f"--input={url}/*.txt", "--engine=local", "--num-workers=2"]
+    assert learned(tmp_path / "one", *one) == here
+    assert learned(tmp_path / "two", *two) == here
+    assert "dropped" not in caplog.text
+    few = learned(tmp_path / "few", *one, "--memory=0.0001")
+    assert few != here
+    assert "rare words were dropped" in caplog.text
+    assert learned(tmp_path / "two-few", *two, "--memory=0.0001") == few
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine=local", "--kind=bpe"], "--engine counts words for --kind wordpiece; the train"),
+        (["--engine=local", "--max-mb=256"], "--max-mb limits a sample; leave out one of them"),
+        (["--num-workers=2"], "--num-workers needs --engine"),
+        (["--engine=dask"], "there is no engine 'dask'"),
+    ],
+)
+def test_what_an_engine_does_not_do_for_a_tokenizer_is_refused(
+    tmp_path, capsys, options: list[str], said: str
+):
+    put(tmp_path / "a.txt", TEXT)
+    out = tmp_path / "out"
+    assert main(["tokenizer", f"--input={tmp_path}/a.txt", f"--out={out}", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_bad_records_of_all_tasks_count_together(tmp_path, monkeypatch, capsys):
+    """A task has few records: a share of them says nothing."""
+    lines = [f'{{"text": "word{number % 7} and more"}}' for number in range(2000)]
+    lines[::25] = ["{"] * 80
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(build, "_COUNTED_BYTES", 12_000)
+    how = ["tokenizer", f"--input={tmp_path}/a.jsonl", "--vocab-size=50", "--engine=local",
+           "--num-workers=1", f"--out={tmp_path}/out"]  # fmt: skip
+    assert main([*how, "--on-bad=skip"]) == 2
+    assert "80 of 2,000 records are bad" in capsys.readouterr().err
+    assert main([*how, "--on-bad=skip:0.05"]) == 0
+
+
+def looked(corpus: str, capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+    capsys.readouterr()
+    assert main(["inspect", corpus, "--json", "--full", *options]) == 0
+    return json.loads(capsys.readouterr().out) | {"path": ""}
+
+
+def test_a_look_on_an_engine_is_that_of_one_process(url, local, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    here = looked(f"{local}/corpus", capsys, "--num-workers=1")
+    assert here["documents_read"] == here["counts"]["documents"] > 20
+    assert looked(f"{local}/corpus", capsys, "--num-workers=2") == here
+    assert looked(f"{url}/corpus", capsys, "--num-workers=2") == here
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
+def test_on_ray_tokenizer_and_look_are_the_local_ones(url, local, tmp_path, capsys):
+    on = ["--engine=ray", "--num-workers=2"]
+
+    def run(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "bert_jax.cli", *command, *on],
+            env={**os.environ, **QUIET, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            check=True, stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
+
+    here = learned(tmp_path / "here", f"--input={local}/*.txt")
+    run("tokenizer", "--vocab-size=300", f"--input={url}/*.txt", f"--out={tmp_path}/there")
+    assert load_tokenizer(tmp_path / "there").fingerprint == here
+    found = json.loads(run("inspect", f"{url}/corpus", "--json", "--full")) | {"path": ""}
+    assert found == looked(f"{local}/corpus", capsys, "--num-workers=1")
 
 
 def test_without_out_the_report_is_only_printed(url, local, tmp_path, monkeypatch, capsys):

@@ -19,8 +19,10 @@ from ray_cluster import QUIET, Cluster, running_cluster
 from s3_emulator import running_s3
 from word_tokenizer import Failing, WordTokenizer
 
-from bert_jax.data.corpus.build import build_corpora
+from bert_jax.data.corpus import build as build_module
+from bert_jax.data.corpus.build import build_corpora, counted_texts
 from bert_jax.data.corpus.cleaning.clean import CleaningConfig
+from bert_jax.data.corpus.documents import ReadOptions
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import duplicates
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine
@@ -28,6 +30,8 @@ from bert_jax.data.corpus.sharded.shuffle import Inputs, Rows
 from bert_jax.data.pairings import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.files.urls import file_system
+from bert_jax.tokenization.training import CountedWords
+from bert_jax.tokenization.wordpiece import WordPieceOptions
 from bert_jax.training.pretrain.corpus import open_corpus
 
 pytestmark = [
@@ -116,12 +120,20 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
     return found
 
 
-def test_a_ray_of_its_own(texts, local, tmp_path):
+def test_a_ray_of_its_own(texts, local, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "_COUNTED_BYTES", 10_000)
+
+    def counted(engine: Engine) -> list[CountedWords]:
+        return [*counted_texts([texts], ReadOptions(), WordPieceOptions(), engine, 1.0)]
+
+    here = counted(Engine(1))
+    assert len(here) > 2
     engine = open_engine("ray", num_workers=2)
     try:
         children = psutil.Process().children(recursive=True)
         assert addresses(children) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::"}
         assert build(texts, tmp_path / "ray", engine) == local
+        assert counted(engine) == here
         with pytest.raises(ZeroDivisionError, match="in a worker"):
             build(texts, tmp_path / "failing", engine, replace(RECIPE, tokenizer=Failing()))
     finally:
