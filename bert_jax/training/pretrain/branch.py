@@ -115,8 +115,8 @@ class Branch:
     def keeping(self, branch: str) -> Iterator[None]:
         """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
-        The `with` block begins the run. If it fails, a mark that was not there before is removed.
-        Raise a UserError if the other run's work directory cannot be written.
+        The `with` block begins the run. If the block fails, the mark is removed, unless it existed
+        before. Raise a UserError if the other run's work directory cannot be written.
         """
         source = self.source
         if source is None:

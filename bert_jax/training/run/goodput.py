@@ -42,7 +42,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Count the time of a `with` block for the reason `on`, without nested blocks."""
+        """Count the time of the `with` block, without nested blocks, for the reason `on`."""
         before = self._switch(on)
         try:
             yield
@@ -50,7 +50,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Mark the beginning of the steps; count time so far that has no reason as `startup`."""
+        """Mark the first step; count all earlier time without another reason as `startup`."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[PRODUCTIVE]
         self._seconds |= {"startup": startup, PRODUCTIVE: 0.0}
@@ -160,7 +160,7 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int, flops: int = 0) -> None:
-        """Count a step's operations; `record` at most every 10 s, in case the start is killed."""
+        """Add the FLOPs of a step; call `record` if 10 s have passed since the last call."""
         self._this.flops += flops
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)
