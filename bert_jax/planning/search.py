@@ -95,7 +95,7 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
 
 @dataclass(frozen=True)
 class Guess:
-    """Cost of a candidate per device: estimated, or compiled with fewer or with all layers."""
+    """Cost of settings per device: estimated, or compiled with fewer or with all layers."""
 
     peak: int
     """Peak of memory, in bytes."""
