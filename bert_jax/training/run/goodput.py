@@ -100,7 +100,7 @@ def process_age() -> float:
 
 
 class Goodput:
-    """Record of the wall time of this start and of all starts before it."""
+    """Record of the wall time of a run: this start and all starts before it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Goodput:
     ):
         """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` (of `goodput.json`) is None except in process 0. `devices` is such as "8 x TPU v4".
+        `path` (of `goodput.json`) is None except in process 0. `devices` may be "8 x TPU v4".
         """
         self.clock = clock
         self._path, self._wall = path, wall

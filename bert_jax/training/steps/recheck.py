@@ -96,7 +96,7 @@ class Recheck:
         return after, metrics
 
     def replicas(self, number: int, state: Any) -> None:
-        """Compare the replicas of the state after step `number`, if the run checks steps.
+        """Compare the replicas of the state after step `number`, if steps are rechecked.
 
         Raise a SilentCorruptionError if replicas differ.
         """
