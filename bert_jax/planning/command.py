@@ -18,7 +18,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
 _FEW_TOKENS = 2048
-"""Number of tokens in a chip's micro-batch. A smaller micro-batch would hardly be faster."""
+"""Number of tokens per chip and micro-batch below which a chip is not kept busy."""
 
 
 def run_plan(

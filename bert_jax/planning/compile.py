@@ -178,7 +178,7 @@ def default_cache() -> Path:
 
 
 def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
-    """Set the initial model's sizes and the vocabulary size; also return a line on its source."""
+    """Fill in the model's sizes; return the configuration and a line on the vocabulary size."""
     config, start = resolve_start(config, read_model)
     if start.initial is not None:
         config = config.with_vocabulary(start.initial.config.vocab_size)
@@ -309,7 +309,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """Return the text of the optimised program. The compiler's dumps are in `directory`."""
+    """Return the text of the optimised program; if XLA fails, from its dumps in `directory`."""
     try:
         with quiet():
             return str(compiled.as_text())
@@ -368,7 +368,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Cache a result; delete the least recently used above the size limit. Ignore disk errors."""
+    """Cache a result; if necessary, evict the least recently used ones. Ignore disk errors."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

@@ -19,7 +19,7 @@ from bert_jax.training.run_plan import RunPlan, Trace
 
 _STEP, _SHOWN = "jit_train_step", 20
 _PLACES = {"gpu": ("/device:GPU:", "Stream", _STEP), "tpu": ("/device:TPU:", "XLA Ops", _STEP)}
-"""Names, by platform: planes and lines with operations in a trace, and the default program."""
+"""Names in a trace, by platform: prefixes of planes and lines, and the default HLO module."""
 
 
 class Profile:
@@ -34,7 +34,7 @@ class Profile:
         self._now, self._tracing = 0, False
 
     def __call__(self, plan: RunPlan) -> Trace:
-        """Prepare for a run. Raise a UserError if the run is too short or cannot be traced."""
+        """Return a `Trace` for a run. Raise a UserError if the run is too short or untraceable."""
         self._mesh = plan.mesh
         if self.last > plan.num_steps:
             raise UserError(f"--profile ends at {self.last}; end at most at step {plan.num_steps}")
@@ -101,7 +101,7 @@ def times_by_line(
     """Add up the ns of the train step's operations by source line, for each of `programs`.
 
     The sums are over all steps and devices. `platform` is cpu, gpu or tpu. Lines are named as in
-    `Cost.by_source`; an operation that no program has counts under its own name.
+    `Cost.by_source`; operations that no program has are under their own names.
     """
     plane_name, line_name, unnamed = _PLACES.get(platform, ("/host:CPU", "", ""))
     runs: dict[tuple[str, int | None], Counter[str]] = defaultdict(Counter)

@@ -20,8 +20,8 @@ REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches in a step, and the fraction of its throughput that is enough.
-The smallest power of two that reaches this fraction is chosen."""
+"""Largest number of micro-batches in a step, and a fraction. The number chosen is the smallest
+power of two that has at least this fraction of the largest number's throughput."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
 """Limits on compilations in a search: of models with fewer layers, and of the full model."""
 SHRINK_BELOW = 0.97
@@ -95,7 +95,7 @@ def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Setting
 
 @dataclass(frozen=True)
 class Guess:
-    """Cost of a candidate per device: estimated, or compiled with fewer or with all layers."""
+    """Cost of settings per device: estimated, or compiled with fewer or with all layers."""
 
     peak: int
     """Peak of memory, in bytes."""
@@ -284,7 +284,7 @@ class Pace:
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:
-    """Return the fastest micro-batch size and an accumulation, or None if no micro-batch fits.
+    """Return the fastest micro-batch size and a number of micro-batches, or None if nothing fits.
 
     Small micro-batches can be faster per row than one large batch, because activations then stay in
     the core's own memory. More micro-batches amortise the work that a step does only once. The

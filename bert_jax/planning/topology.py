@@ -150,7 +150,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Discard standard error, also from C++ code, because libtpu warns if it finds no TPU."""
+    """Discard standard error in the `with` block, also of C++: libtpu warns if there is no TPU."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

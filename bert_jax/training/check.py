@@ -16,9 +16,10 @@ from bert_jax.training.steps.step import make_train_step
 
 
 def check_hosts(workdir: str, plan: Callable[[], RunPlan], seconds: int) -> None:
-    """Check all hosts up to a step of the run, and save nothing. If one fails, end with code 2.
+    """Check versions, chips, files, data and one step on all hosts, and save nothing.
 
-    Before, join the processes without devices. Each part of the check may take `seconds`.
+    The processes must have joined, without devices. If a check fails on a host or takes longer than
+    `seconds`, all processes end with code 2.
     """
 
     def end_after_failure() -> None:

@@ -283,7 +283,7 @@ class _Run:
             now.state = trials.stop_trials(now.state, self._filled(stopped), self.plan.mesh)
 
     def _filled(self, values: Sequence[bool]) -> np.ndarray:
-        """Append False to `values` (one per trial) up to the compiled program's trial count."""
+        """Return `values` (one per trial) as an array, extended with False for padding trials."""
         places = len(self.stage.settings[0].seed)
         return np.array([*values, *[False] * (places - len(values))], bool)
 
@@ -340,7 +340,7 @@ class _Run:
             )
 
     def _explained(self, batch: int, bad: BadStep, look: str) -> BadStepError:
-        """Recompute the step that halted the run, and explain why the run stops."""
+        """Recompute the step that halted the run, and return an error that explains the halt."""
         state = self.now.state
         self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
         step, settings = self.steps[self.now.stage], self.stage.settings

@@ -79,10 +79,10 @@ class LossMonitor:
     """Reported divergence from which the loss has not recovered: 0 for none, 1 for a rise, 2 for a
     rise back above the baseline."""
     fallen: float = sys.float_info.max
-    """Reference, in nats, that tells whether the loss still falls: a smoothed loss more than
-    `_FALL` below it becomes the new reference. Each phase starts without a reference."""
+    """Smoothed loss, in nats, at the latest fall. A fall is a smoothed loss more than `_FALL` below
+    this value. Each phase begins without a value."""
     fallen_at: int = 0
-    """Step at which `fallen` was last set."""
+    """Step of the latest fall."""
 
     @cached_property
     def _bounds(self) -> list[int]:

@@ -59,7 +59,7 @@ class Progress:
         return better
 
     def has_waited(self, patience: int) -> bool:
-        """Return true if the last `patience` evaluations were no better; false if it is 0."""
+        """Return true if `patience` or more evaluations followed the best one; false for 0."""
         waited = sum(each["step"] > self.best_step for each in self.scores)
         return bool(patience) and waited >= patience
 

@@ -171,8 +171,8 @@ class Policy:
     scores_start: bool = False
     """Whether a new run is evaluated before its first step."""
     metric: str = ""
-    """Name of the score, from the first scorer, that selects each trial's best parameters and that
-    `patience` counts; empty for neither. Lower is better for a loss."""
+    """Name of the first scorer's score that selects each trial's best parameters and ends a trial
+    early (`patience`). If empty, no score does so. For a loss, lower is better."""
     patience: int = 0
     save_every: int = 0
     """Number of steps between saves; 0 means after evaluations, at least `save_seconds` apart."""
@@ -241,6 +241,6 @@ class Result:
 
 
 Trace = Callable[[int | None, Session, Callable[[], None]], None]
-"""Function to call with (step, session, function that waits for the step); step None: the end."""
+"""Function to call after each step: (step, session, wait for step); at the end, step is None."""
 Profiler = Callable[[RunPlan], Trace]
-"""Function that begins to watch a run; it raises a UserError if the run lacks the steps."""
+"""Function that returns a run's `Trace`; raises a UserError if the run lacks the steps."""

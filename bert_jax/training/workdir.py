@@ -26,7 +26,7 @@ from bert_jax.tokenization.load import load_tokenizer
 Config = TypeVar("Config")
 
 FILES = "config.json, tokenizer/, metrics.jsonl, events.jsonl, goodput.json, tensorboard/"
-"""Files of every run, for readers."""
+"""Files of every run, as text for messages."""
 
 
 class There(NamedTuple):

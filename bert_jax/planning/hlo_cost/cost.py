@@ -17,10 +17,10 @@ from bert_jax.planning.hlo_cost.kernels import work_of
 MXU_SHARE = 0.5
 PRODUCT_CYCLES = 18
 STEP_CYCLES = 385
-"""Constants of Pallas kernels (see `op_seconds`): the share of the time of matrix products that
-does not overlap with vector work, and a core's extra cycles per matrix product and per grid step.
-They are fitted to libtpu's schedules of 12 attention kernels on v5e. The prediction is within 11%
-for 11 of the kernels and within 19% for the other (docs/experiments.md, "The wind tunnel")."""
+"""Constants of Pallas kernels in `op_seconds`: the fraction of matrix products' time that overlaps
+with no vector work; a core's extra cycles per matrix product; extra cycles per grid step. They are
+fitted to libtpu's schedules of 12 attention kernels on v5e. The prediction is within 11% for 11 of
+the kernels and within 19% for the other (docs/experiments.md, "The wind tunnel")."""
 
 STATED_EFFICIENCY = 0.5
 """Fraction of peak FLOPs assumed for a kernel that states its FLOPs but has no readable program:
@@ -37,7 +37,7 @@ class Op:
     kind: str
     """Kind: "xla", "pallas", or "copy" (moves of whole arrays that the core waits for)."""
     cycles: int | None
-    """Compiler's estimate for one run; None if there is no estimate."""
+    """Cycles of one run, as the compiler estimates them; None if there is no estimate."""
     runs: int
     """Runs per step: the product of the trip counts around the operation."""
     bytes: int
@@ -204,7 +204,7 @@ def op_seconds(op: Op, device: Chip) -> float:
 def collective_seconds(
     exchange: Collective, device: Chip, program: Program, torus: Sequence[int] = ()
 ) -> float:
-    """Estimate the seconds of one run of an exchange, if no other exchange uses the network.
+    """Estimate the seconds of one run of an exchange that has the network to itself.
 
     Rings run in both directions of every dimension that the group spans. Each of n devices sends
     (n-1)/n of the bytes, or twice as much in an all-reduce (reduce-scatter, then all-gather).

@@ -31,13 +31,13 @@ FREE_CALLS = {
     "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
     "MoveToHost", "MoveToDevice",
 }  # fmt: skip
-"""Custom calls that only mark something for the compiler, which generates no code for them."""
+"""Custom calls for which the compiler generates no code."""
 SENTINEL = 2**50
-"""Cycle estimates from this number on mean "unknown". The compiler writes about 2^63 then."""
+"""Smallest cycle estimate that means "unknown". The compiler writes about 2^63 for unknown."""
 
 
 def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
-    """Read `compiled.as_text()` of a TPU program: optimised, scheduled HLO.
+    """Parse the optimised, scheduled HLO text of a TPU program, as from `compiled.as_text()`.
 
     `mesh_shape` is `mesh.shape`, in the order of the mesh's axes. XLA numbers partitions by
     position in `mesh.devices.flat`, not by device id. If there are several slices, all run the same
@@ -57,7 +57,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 def _split_slices(
     mesh_shape: Mapping[str, int], num_partitions: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the mesh shape of one slice, and the number of slices along axes that cross slices."""
+    """Return the mesh shape of one slice, and by axis the number of slices, if more than one."""
     slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
     inside: dict[str, int] = {}
     across: dict[str, int] = {}
@@ -116,7 +116,7 @@ class _Walk:
     def _beside_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> bool:
-        """Record exchanges and copies. Return true if the instruction takes no time on the core."""
+        """Record an exchange or copy. Return true if the instruction takes no time on the core."""
         opcode, name = instruction.opcode, instruction.name
         instructions = scope.computation.instructions
         base = opcode.removesuffix("-start").removesuffix("-done")
@@ -155,7 +155,7 @@ class _Walk:
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
     ) -> tuple[int, list[str]]:
-        """Return the cycles of one run, and the keys of collectives that make progress in it."""
+        """Return the cycles of one run, and the keys of collectives that advance during the run."""
         opcode, calls = instruction.opcode, instruction.calls
         if opcode == "while":
             return self._loop(instruction, scope, runs), []
@@ -199,7 +199,7 @@ class _Walk:
         self, instruction: Instruction, computation: Computation, runs: int,
         flying: dict[str, _Flight],
     ) -> tuple[int, list[str]]:  # fmt: skip
-        """Record a fusion, which may start, advance or end an asynchronous collective."""
+        """Record a fusion; return its cycles, and the keys of collectives that it advances."""
         called = self.module.computations[instruction.calls or ""]
         parts = called.instructions.values()
         inner = [i for i in parts if i.opcode in COLLECTIVES]
@@ -222,7 +222,7 @@ class _Walk:
         return self._op(instruction, computation, runs), started
 
     def _offloaded(self, name: str) -> tuple[Instruction, Computation] | None:
-        """Return the collective that a SparseCore runs, and the computation that contains it.
+        """Return the collective that a SparseCore runs in `name`, and its computation; else None.
 
         The collective may be in nested calls, which pass their arguments on unchanged.
         """
@@ -240,7 +240,7 @@ class _Walk:
     def _exchange(
         self, inner: Instruction, computation: Computation, outer: Instruction, runs: int
     ) -> Collective:
-        """Return the collective `inner` of `computation`. `outer` is the scheduled instruction."""
+        """Describe the collective `inner` of `computation`, which the instruction `outer` runs."""
         kind = inner.opcode.removesuffix("-start")
         # A fusion that keeps only a slice of an all-reduce is a reduce-scatter.
         if outer is not inner and (

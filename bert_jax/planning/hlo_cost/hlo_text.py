@@ -91,7 +91,7 @@ class Module:
 
     @cached_property
     def _frames(self) -> dict[int, tuple[int, int]]:
-        """Location and parent of each frame; parent 0 means none."""
+        """Map from stack frames to (location, parent), all as numbers; parent 0 means none."""
         frames = {
             number: (_int_of("file_location_id", row), _int_of("parent_frame_id", row))
             for number, row in self.tables.get("StackFrames", {}).items()
@@ -227,7 +227,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _iota(dims: str, permutation: str | None) -> np.ndarray:
-    """Arrange 0, 1, 2, … in the shape `dims`, transposed."""
+    """Return 0, 1, 2, … as an array of shape `dims`, transposed by `permutation` if given."""
     sizes = _numbers(dims)
     array = np.arange(math.prod(sizes)).reshape(sizes)
     return array.transpose(_numbers(permutation)) if permutation else array

@@ -133,7 +133,7 @@ def _trips(loop: Any) -> int | None:
 
 
 def _integer(value: Any) -> int | None:
-    """Evaluate a scalar computed from constants; None for any other value."""
+    """Return the value of an integer computed from constants; None for any other value."""
     owner = value.owner
     if not hasattr(owner, "operands"):
         return None  # the argument of a block

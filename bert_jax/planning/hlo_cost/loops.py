@@ -22,7 +22,7 @@ _MAX_DEPTH = 150
 
 @dataclass(frozen=True)
 class _Passed:
-    """Marker for element `index` of a loop's state; a body that returns it keeps the element."""
+    """Placeholder for element `index` of a loop's state, to find elements that the body keeps."""
 
     index: int
 
@@ -72,7 +72,7 @@ class Scope:
     _known: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str, depth: int = 0) -> Any:
-        """Return an instruction's value: int, bool, tuple (a function of the index) or None."""
+        """Return an instruction's value: int, bool, function of a tuple index; None if unknown."""
         if name not in self._known:
             instruction = self.computation.instructions.get(name)
             if instruction is None or depth > _MAX_DEPTH:
@@ -136,7 +136,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """Return the scope of a loop's body. It has the values of state that no iteration changes."""
+    """Return the scope of a loop's body, in which state that no iteration changes is known."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None

@@ -87,8 +87,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     learning_rate: bounds.NonNegative = 0.0
     """Peak learning rate. 0 means 3e-5 times the square of 768 / model width. On fewer than 3,000
-    rows, 0 also makes a sweep of a third of this rate, this rate and its triple, unless `sweep`
-    names rates or the task has folds."""
+    rows, 0 means a sweep of three rates (a third of this rate, this rate and its triple), unless
+    the task has folds or `sweep` names rates."""
     warmup_rate: bounds.Rate = 0.1
     layer_decay: bounds.Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the
@@ -163,7 +163,7 @@ class FinetuneConfig:
     distil: DistillationConfig = field(default_factory=DistillationConfig)
     """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of the devices of one run. First, all devices are divided among simultaneous runs."""
+    """Mesh of the devices of one run, after all devices were divided among simultaneous runs."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0

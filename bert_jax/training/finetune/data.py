@@ -25,7 +25,7 @@ from bert_jax.training.finetune.saves import describe_split
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
     """Read a model together with its task, so that it can be scored on labelled data.
 
-    Raise a UserError if there is no such model, it has no task head, or there are no such fields.
+    Raise a UserError if there is no such model, it has no task head, or a field is unknown.
 
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a

@@ -300,11 +300,11 @@ def split_outputs(model: SavedModel, split: Split) -> Outputs:
 def divide(
     split: Split, texts: Mapping[str, tuple[int, int]], *, needed: bool
 ) -> dict[str, list[int]]:
-    """Group the indices of a split's examples by contamination: clean, seen or unjudged.
+    """Group the indices of a split's examples: clean, seen (contaminated), or unjudged (unknown).
 
     `texts` maps the key of a text to two counts: all its n-grams, and how many of them the run's
-    corpora contain. If `texts` contains no example of the split, the result is empty. Raise a
-    UserError if `needed` is true, but `texts` contains no example.
+    corpora contain (0 in a clean text). If `texts` contains no example of the split, the result is
+    empty or, if `needed` is true, a UserError is raised.
     """
     keys = [tuple(map(text_key, each)) for each in split.texts()]
     if not any(all(key in texts for key in each) for each in keys):

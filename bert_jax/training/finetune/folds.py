@@ -92,7 +92,7 @@ def finetune_folds(
 
 
 def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
-    """Predict each example with the model that has not seen it, and report on all predictions.
+    """Predict each example with the model that has not seen it; return a report on all examples.
 
     Write predictions, the report and, last, the scores of the folds into `home`.
     """

@@ -60,7 +60,7 @@ class TaskScorer:
         }
 
     def after(self, step: int) -> bool:
-        """Return true if trials are evaluated after `step`, which counts over all waves."""
+        """Return true if trials are evaluated after step `step`, counted over all waves."""
         schedule = self._setup.schedule
         return schedule.evaluates_after((step - 1) % schedule.num_steps + 1)
 

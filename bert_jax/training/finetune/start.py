@@ -201,11 +201,11 @@ def with_vectors(
     given: Mapping[str, SavedModel | None],
     frozen: Mapping[str, Any],
 ) -> tuple[EmbeddingObjective, dict[str, Any], dict[str, Any]]:
-    """Return the objective for embedding vectors, and the parameters of each initialisation, twice.
+    """Return the objective for embedding vectors, and two sets of parameters per initialisation.
 
-    The first copy is for digests. It lacks what sparse vectors compute from the texts, because the
-    last digits depend on the machine. `given` and `frozen` are as in `with_head`. Raise a UserError
-    if a setting does not fit vectors, the kind of rows or the model.
+    The first set, for digests, is as read from the models. The second, for training, fits sparse
+    vectors to the texts; its last digits depend on the machine. `given` and `frozen` are as in
+    `with_head`. Raise a UserError if a setting does not fit vectors, the kind of rows or the model.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask

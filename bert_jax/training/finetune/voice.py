@@ -235,7 +235,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
 
 
 def planned_model(setup: Setup) -> SavedModel:
-    """Return the model that a run will save, with axes in place of parameters."""
+    """Return the model that a run will save, with logical axes in place of parameter arrays."""
     objective, initial, kind = setup.objective, setup.initial, setup.task.predicts
     head, lora, axes = objective.config, objective.lora, objective.axes()
     return dataclasses.replace(

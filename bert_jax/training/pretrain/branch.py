@@ -71,8 +71,8 @@ class Branch:
     ) -> None:
         """Check that a run can continue the checkpoint, without changing anything.
 
-        `store` is the run's corpus. `stores` maps the index of each phase that reads other text to
-        this text. `abstract` is the state as abstract arrays. Raise a UserError if the runs differ
+        `store` is the run's corpus. `stores` contains the text of each phase that reads other text,
+        by index. `abstract` is the state as abstract arrays. Raise a UserError if the runs differ
         (the message says how), or no steps follow the branch.
         """
         source, began = self.source, self.config
@@ -115,8 +115,8 @@ class Branch:
     def keeping(self, branch: str) -> Iterator[None]:
         """Mark the checkpoint as kept forever, for the run in the work directory `branch`.
 
-        The `with` block begins the run. If it fails, a mark that was not there before is removed.
-        Raise a UserError if the other run's work directory cannot be written.
+        The `with` block begins the run. If the block fails, the mark is removed, unless it existed
+        before. Raise a UserError if the other run's work directory cannot be written.
         """
         source = self.source
         if source is None:
@@ -263,7 +263,7 @@ def _before(config: PretrainConfig, step: int, corpus_of: Any) -> Iterator[dict[
 def _phase_rows(
     there: list[dict[str, Any]], given: list[dict[str, Any]], share: float
 ) -> list[str]:
-    """Describe how phases before the branch differ; `share` of this run's steps come before it."""
+    """Describe how phases before the branch differ; the branch is at `share` of the steps."""
     old_steps, new_steps = (
         " + ".join(str(phase["steps"]) for phase in each) for each in (there, given)
     )

@@ -195,10 +195,10 @@ class PretrainConfig(Bounded):
         return replace(self.model, **self._thetas(number))
 
     def with_thetas_of(self, number: int) -> "PretrainConfig":
-        """Return a configuration of the same run in which `model` has the thetas of a phase.
+        """Return an equivalent configuration in which `model` has the thetas of a phase.
 
-        A checkpoint records this configuration, because readers of models take thetas from `model`.
         In it, each phase that took a theta from the original `model` sets this theta itself.
+        Checkpoints have such a configuration, because readers of models take thetas from `model`.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:

@@ -79,7 +79,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
 
 def store_openers(path: str, data: DataConfig | None = None) -> dict[str, Callable[[], TokenStore]]:
-    """Return functions that open the stores of a corpus, in any process, by part.
+    """Return the parts of a corpus: for each, a function that opens its store in any process.
 
     The parts are "train", "heldout", and "" for a store at `path` itself; there may be none. `data`
     is as in `open_corpus`. Raise a BucketAwayError if the bucket is out of reach.
@@ -167,7 +167,7 @@ class MixedCorpora:
     def named(
         self, texts: Mapping[int, TokenStore | Mixture], phases: Sequence[PhaseConfig]
     ) -> dict[int, TokenStore | Mixture]:
-        """Return `texts`; in a run with a mixture, wrap each single corpus in a mixture of one."""
+        """Return `texts`; if some phase has a mixture, each single corpus becomes a mixture."""
         return {
             number: Mixture((phases[number].corpus,), (text,), (1.0,))
             if self.names and isinstance(text, TokenStore)

@@ -33,7 +33,7 @@ GROWTH_FILE = "growth.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Wrapper that puts the options of a larger model under the prefix `model`."""
+    """Configuration whose only section, `model`, is the larger model: options can override it."""
 
     model: ModelConfig
 
@@ -49,11 +49,11 @@ def grow_model(
     max_rows: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write and read back a larger model, or leave `out` as it was; return its `growth.json`.
+    """Write a larger model to `out`, check it by reading it back, and return its `growth.json`.
 
     Raise a UserError if the source is not a pretrained model or cannot grow to a given size, the
     corpus has another tokenizer or no held-out text, or Transformers has no class for the result.
-    Raise a ProofFailedError if the written model reads back differently.
+    Raise a ProofFailedError if the model reads back differently. Errors leave `out` unchanged.
 
     Args:
         source: Directory of a pretrained model, of any kind that `read_model` reads.

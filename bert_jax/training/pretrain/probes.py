@@ -71,7 +71,7 @@ class _OfRun(Scorer):
         )  # fmt: skip
 
     def _current(self, model: ModelConfig, params: Any) -> SavedModel:
-        """Copy the parameters from the mesh to the memory of each process."""
+        """Return the current model, with parameters copied to the memory of each process."""
         everywhere = jax.tree.map(lambda leaf: replicated(leaf.sharding.mesh), params)
         params = jax.jit(lambda tree: tree, out_shardings=everywhere)(params)
         return self._saved(model, jax.device_get(params))
@@ -80,12 +80,11 @@ class _OfRun(Scorer):
 class Translations(_OfRun):
     """Scorer that translates held-out sources by greedy search, for BLEU and chrF.
 
-    References are decoded from the corpus. All processes translate all sources, so that
-    they agree on the scores.
+    References are decoded from the corpus. All processes translate all sources and agree on scores.
     """
 
     def __init__(self, config: PretrainConfig, pairs: Shard, files: Path | None, due: Scorer):
-        """Choose the pairs, which are translated whenever `due` is due."""
+        """Choose the pairs to translate whenever the scorer `due` is due."""
         number = config.training.eval_translations
         where = f"training.eval_translations is {number}"
         super().__init__(config, files, where, "a model that translates")
@@ -96,7 +95,7 @@ class Translations(_OfRun):
         self._due = due
 
     def after(self, step: int) -> bool:
-        """Return true if `due` is due."""
+        """Return true if the scorer `due` is due after `step`."""
         return self._due.after(step)
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:

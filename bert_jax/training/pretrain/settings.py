@@ -28,7 +28,7 @@ from bert_jax.training.steps.state import StepConfig
 def with_architecture(
     config: PretrainConfig, model: ModelConfig, network: Network | None = None
 ) -> PretrainConfig:
-    """Return the configuration with the architecture of `model`, and the forced end of `network`.
+    """Return the configuration with the architecture of `model` and `forces_end` of `network`.
 
     Vocabulary size, dropout rates and settings such as `remat` stay as configured.
     """

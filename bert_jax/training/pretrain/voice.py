@@ -192,7 +192,7 @@ def summary(
 def planned_models(
     config: PretrainConfig, objective: Objective, tokenizer: Tokenizer
 ) -> dict[str, SavedModel]:
-    """Return the models that a run will save, by name of the part, with axes for parameters."""
+    """Return the models that a run will save, by part, with logical axes in place of arrays."""
     origin = Origin("pretrain", config=to_dict(config))
     network, models = config.objective.network, config.objective.models
     return {

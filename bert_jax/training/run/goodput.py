@@ -42,7 +42,7 @@ class Clock:
 
     @contextlib.contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Count the time of a `with` block for the reason `on`, without nested blocks."""
+        """Count the time of the `with` block, without nested blocks, for the reason `on`."""
         before = self._switch(on)
         try:
             yield
@@ -50,7 +50,7 @@ class Clock:
             self._switch(before)
 
     def started(self) -> None:
-        """Mark the beginning of the steps; count time so far that has no reason as `startup`."""
+        """Mark the first step; count all earlier time without another reason as `startup`."""
         self._switch(self._on)
         startup = self._seconds.get("startup", 0.0) + self._seconds[PRODUCTIVE]
         self._seconds |= {"startup": startup, PRODUCTIVE: 0.0}
@@ -100,7 +100,7 @@ def process_age() -> float:
 
 
 class Goodput:
-    """Record of the wall time of this start and of all starts before it."""
+    """Record of the wall time of a run: this start and all starts before it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Goodput:
     ):
         """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` (of `goodput.json`) is None except in process 0. `devices` is such as "8 x TPU v4".
+        `path` (of `goodput.json`) is None except in process 0. `devices` may be "8 x TPU v4".
         """
         self.clock = clock
         self._path, self._wall = path, wall
@@ -160,7 +160,7 @@ class Goodput:
             self._failing = False
 
     def tick(self, step: int, flops: int = 0) -> None:
-        """Count a step's operations; `record` at most every 10 s, in case the start is killed."""
+        """Add the FLOPs of a step; call `record` if 10 s have passed since the last call."""
         self._this.flops += flops
         if self.clock.elapsed - self._written >= _EVERY_SECONDS:
             self.record(step)

@@ -193,7 +193,7 @@ class Session:
     def warn(
         self, kind: str, message: str, number: int, error: Exception | None, **values: Any
     ) -> None:
-        """Write an event; then raise `error`, which stops the run, or else print the message.
+        """Write an event; then raise `error` or, if it is None, print the message.
 
         `number`, the event's batch or step, goes into the metrics. `values` are added to the event.
         """
@@ -209,7 +209,7 @@ class Session:
         self.sync()
 
     def sync(self) -> None:
-        """Flush the metrics and upload files. A save calls this first."""
+        """Flush the metrics to disk, and upload the small files that have changed."""
         self.out.sync()
         self.work.sync()
 

@@ -280,9 +280,9 @@ def duration(seconds: float) -> str:
 def readout(
     metrics: Sequence[Metric], row: Mapping[str, Any], split: str, baseline: float | None
 ) -> str:
-    """Describe a row's first metric and others with short names; return "" without the first.
+    """Describe a row's first metric, then others with short names; "" if the first is missing.
 
-    `split` is the prefix of the columns: `train` or `eval`. `baseline` is the first metric's.
+    `split` is the prefix of the columns: `train` or `eval`. `baseline` is for the first metric.
     """
     first, *others = metrics
     value = row.get(f"{split}/{first.name}")

@@ -34,7 +34,7 @@ _log = logging.getLogger("bert_jax")
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receiver of the metrics of a run. The runs of `wandb` and of `trackio` are trackers."""
+    """Receiver of the metrics of a run. A run object of `wandb` or `trackio` is a tracker."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add metrics of a step."""
@@ -51,13 +51,13 @@ def check_installed(packages: Sequence[str]) -> None:
 
 
 class PackageTracker(Tracker):
-    """Tracker of the package `wandb` or `trackio`, which may wait or fail in a thread of its own.
+    """Tracker that runs the package `wandb` or `trackio` in a thread, where it may wait or fail.
 
-    The first failure is a warning. The tracker then receives nothing more.
+    The first failure is logged as a warning. After that, the tracker receives nothing more.
     """
 
     def __init__(self, package: str, work: WorkDir):
-        """Start the thread, which opens the tracker for the run in `work`, or continues there."""
+        """Start the thread, which opens a tracker for the run in `work`, or resumes its tracker."""
         self._package, self._work, self._failed = package, work, False
         self._rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._track, daemon=True)

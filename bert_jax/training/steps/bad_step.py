@@ -146,7 +146,7 @@ class BadStepError(RuntimeError):
     def __init__(self, bad: BadStep, comparison: Comparison, last_saved: str, look: str = ""):
         """Write a message that names the fault, its likely cause and the remedies.
 
-        `last_saved`, the newest checkpoint's path, and `look`, which shows the batch, may be "".
+        `last_saved` is the newest checkpoint's path, `look` a command that shows the batch (or "").
         """
         checkpoint = last_saved or "none was saved"
         look = f"See the batch with `{look}`. " if look else ""

@@ -35,8 +35,8 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Functions that build an optimizer, whose state must have the field `num_updates`, from the
-configuration and the logical axes. `make_optimizer` adds clipping and the learning rate."""
+"""Functions of the configuration and the logical axes that build an optimizer, by name. Its state
+must have a field `num_updates`. `make_optimizer` adds clipping and the learning rate."""
 
 
 class Progress(NamedTuple):
@@ -128,8 +128,8 @@ def learning_rate_schedule(
     """Build the function that maps the index of an update, counted from 0, to its learning rate.
 
     In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
-    warmup_steps - 1 has the peak. Then the rate decays: to its final value one step after the last
-    of `num_steps` updates or, if a phase sets the decay, at the phase's last step.
+    warmup_steps - 1 has the peak. Then the rate decays. It reaches its final value one step after
+    the last of `num_steps` updates. A decay set by a phase ends at the phase's last step.
 
     `phase` is the learning rate of the phase whose steps are scheduled; None means the run's rate.
     """

@@ -19,8 +19,8 @@ from bert_jax.training.steps.bad_step import listed_devices
 from bert_jax.training.steps.state import StepConfig, state_shardings
 
 GRADIENT_DIGESTS = "gradient_digests"
-"""Metric of a step, if steps are rechecked: the digest of each device's gradients, before devices
-add up their gradients. Shape (data * fsdp,); on a mesh of trials, trials come first."""
+"""Name of a metric of a step, if steps are rechecked: a digest of each device's gradients before
+devices add them up. Shape (data * fsdp,); on a mesh of trials, trials come first."""
 _ROWS = ("data", "fsdp")
 
 
@@ -96,7 +96,7 @@ class Recheck:
         return after, metrics
 
     def replicas(self, number: int, state: Any) -> None:
-        """Compare the replicas of the state after step `number`, if the run checks steps.
+        """Compare the replicas of the state after step `number`, if steps are rechecked.
 
         Raise a SilentCorruptionError if replicas differ.
         """
@@ -147,7 +147,7 @@ class Recheck:
 
 
 def minority(values: np.ndarray, axes: Sequence[int]) -> Bool[np.ndarray, "..."]:
-    """Mark the values that differ from most values along `axes`; mark all if no value prevails."""
+    """Return a mask of values that differ from the majority along `axes`; all if there is none."""
     moved = np.moveaxis(values, axes, range(len(axes)))
     rows = moved.reshape(int(np.prod(moved.shape[: len(axes)], dtype=int)), -1)
     marked = np.zeros(rows.shape, bool)

@@ -158,7 +158,7 @@ def dropout_seed(config: StepConfig, seed: Any, step: Int[Array, ""]) -> Array |
 def gradients(
     config: StepConfig, mesh: Mesh, params: Any, rows: Batch, seed: Array | None, counts: Metrics
 ) -> tuple[Any, Metrics]:
-    """Compute the gradient of a batch's loss, and the sums that loss and metrics are made of.
+    """Compute the gradient of a batch's loss, and the sums that give the loss and the metrics.
 
     The batch is processed in `config.accumulation` parts. The loss of each part is divided by
     `counts` of the whole batch (see `Objective.counts`), so that the parts add up to the loss of

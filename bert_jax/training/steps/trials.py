@@ -149,7 +149,7 @@ def trained_of_trials(config: StepConfig, params: Any) -> Any:
 
 
 def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
-    """Leave frozen parameters out of a state to be saved: a restart initialises them again."""
+    """Return a state to be saved, without frozen parameters: a restart initialises them again."""
     if trains_all(config.objective):
         return state
     shardings = trained(config.objective, state_shardings(config, mesh).params)

@@ -188,8 +188,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     """Draw the score of each run as a point, with box plots for each initialisation and rate.
 
     A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
-    are diamonds to the right of the dev scores. Failed runs are crosses. Lost runs have no finite
-    score: they are crosses at the bottom, and quartiles that fall on them are drawn there too.
+    are diamonds to the right of the dev scores. Failed runs are crosses. Runs without a finite
+    score are crosses at the bottom. Quartiles without a finite value are drawn there too.
 
     `title` is the title of the picture. `percent` is as in `summary_lines`.
     """
@@ -254,7 +254,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 def _box(
     axis: Any, at: float, width: float, scores: list[float | None], scale: float, colour: str
 ) -> None:
-    """Draw a box of quartiles. A quartile that falls on lost runs is at the bottom of the axis."""
+    """Draw a box of quartiles. A quartile without a finite value is at the bottom of the axis."""
     bottom = axis.get_ylim()[0]
     ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]

@@ -273,7 +273,7 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
 def quantile(scores: Sequence[float | None], share: float) -> float | None:
     """Return the interpolated quantile at `share`; scores that are not finite count as the lowest.
 
-    Return None if there are no scores, or if the quantile falls on scores that are not finite.
+    Return None if there are no scores, or if the score at this quantile is not finite.
     """
     known = [score for score in scores if _is_finite(score)]
     lost = len(scores) - len(known)
