@@ -134,7 +134,7 @@ class Objective(ABC):
         """Compute the denominators of the loss over the full batch."""
 
     def pace(self, done: Float[Array, ""]) -> Scalars:
-        """Return further entries of `counts`, functions of `done`, the completed share of steps."""
+        """Return more entries of `counts`, which depend on `done`, the completed share of steps."""
         return {}
 
     @abstractmethod

@@ -31,7 +31,7 @@ class ClassLoss:
     """Options of the loss for rare classes, uncertain labels (`tasks.skew.SkewConfig`) or lists."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, or in multi-label tasks of its positive labels. Empty means 1."""
+    """Weight of each class (in multi-label tasks, of its positive labels). Empty means 1."""
     focal_gamma: float = 0.0
     """Exponent gamma of the focal loss (see `focal`). With 0, the loss is cross entropy."""
     label_smoothing: float = 0.0
