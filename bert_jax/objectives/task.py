@@ -68,7 +68,7 @@ class Head:
     per_token: bool = False
     """Whether each token has a label. Labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is a class index; the denominator of the loss then sums class weights."""
+    """Whether labels are class indices. If so, the denominator of the loss sums class weights."""
     outputs: Callable[[Array], Array] = lambda logits: logits
     """Function from the logits to the model's outputs, which are then decoded to predictions."""
 
