@@ -110,9 +110,9 @@ class Checkpoints:
     ) -> None:
         """Start a save, and return when the arrays are copied. From then on they may be donated.
 
-        If `step`, the next step to train, has a checkpoint, nothing is saved. `state` is a pytree
-        with a nested dict `params`. The other arguments are fields of `Record`. `Retention` uses
-        `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
+        `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
+        pytree with a nested dict `params`. The other arguments are fields of `Record`. `Retention`
+        uses `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):

@@ -32,7 +32,7 @@ _OUT_OF_REACH = (  # status codes of TensorStore, which the text of a ValueError
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
-"""Metadata by which Orbax describes an array in a nested dict."""
+"""Metadata that Orbax writes for an array, and type number of a key of a dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 _SAVE_FAULTS = {
     **{code: why for code, why in REASONS.items() if code not in (errno.ENOENT, errno.EEXIST)},

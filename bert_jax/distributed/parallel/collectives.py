@@ -29,9 +29,9 @@ def on_local_rows(
 ) -> Callable[..., Any]:
     """Wrap `f` so that each device (or `tensor` group) runs `f` on its part of the arguments.
 
-    On one device, return `f`. Specs may name `tensor`, which is ignored, because the compiler
-    splits along `tensor`. On a mesh of trials, axis 0 of the arguments and results is the trial,
-    except for the last `shared` arguments, which all trials share. The specs omit this axis.
+    On one device, return `f`. The axis `tensor` in specs has no effect, because the compiler splits
+    along it. On a mesh of trials, arguments and results have the trial as axis 0, which the specs
+    omit. The last `shared` arguments have no such axis, because all trials share them.
     """
     if mesh.size == 1:
         return f
