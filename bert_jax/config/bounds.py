@@ -99,7 +99,7 @@ def wanted(hint: Any) -> str:
 
 
 def _kind(hint: Any) -> Any:
-    """Return `Annotated`, `Literal`, `tuple`, or the type of a union; None for a plain type."""
+    """Return the origin of an annotation (`Annotated`, `Literal`, `tuple` or a union), or None."""
     return Annotated if hasattr(hint, "__metadata__") else typing.get_origin(hint)
 
 

@@ -68,7 +68,7 @@ def overridden(config: Config, overrides: Sequence[str], where: str = _WHERE) ->
 
 
 def config_from(cls: type[Config], given: Any, fields: Mapping[str, Any]) -> Config:
-    """Make a configuration from a recipe, file, nested dict or configuration, and set fields.
+    """Make a configuration from a file (as in `load_config`), dict or configuration; set `fields`.
 
     `fields` are nested or have dotted names. Raise a UserError if a field is unknown or wrong.
     """

@@ -25,7 +25,7 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
     and lists for tuples; nothing else is converted. The dataclass may have these class attributes:
 
     - `RENAMED` maps former names of fields to new names.
-    - `ELSEWHERE` maps names of fields that other classes have to hints for the error message.
+    - `ELSEWHERE` maps names of fields in other classes to hints for the error message.
     - `CHOSEN_BY` names a field, and `VARIANTS` maps its values to the subclasses to build.
     - `FORMER` maps former values of the field `CHOSEN_BY` to hints for the error message.
 
@@ -49,9 +49,9 @@ def unknown_field(
 ) -> UserError:  # fmt: skip
     """Make the UserError for a field that a section does not have.
 
-    `section` is the section's dotted name, or "" at the top level. The message says where the field
-    is now, if `cls` knows this, or names a variant of `cls` that has the field. Otherwise, it names
-    `places` (dotted names of such fields in other sections), else the most similar field, if any.
+    `section` is the section's dotted name, or "" at the top level. The message has one hint, the
+    first of these: where `cls` says that the field is now; the variant of `cls` that has the field;
+    `places` (dotted names of such fields in other sections); the most similar name in `known`.
     """
     prefix = f"{section}." if section else ""
     near = " or ".join(places) or (f"{prefix}{found}" if (found := nearest(name, known)) else "")

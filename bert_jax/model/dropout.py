@@ -42,7 +42,7 @@ def keep_mask(
     site: Number,
     row_index: UInt32[Array, " B"],
 ) -> Bool[Array, "..."]:
-    """Compute the mask that dropout operation `site` keeps; axis 0 of `shape` is the batch."""
+    """Compute the mask of elements that dropout keeps at `site`; axis 0 of `shape` is the batch."""
     expanded = row_index.reshape(row_index.shape + (1,) * (len(shape) - 1))
     return keep_at(rate, seed, site, expanded, *jnp.indices(shape[1:], jnp.uint32, sparse=True))
 

@@ -61,7 +61,7 @@ class TokenWeights(nnx.Module):
 def static_vectors(
     params: Any, tokens: Integer[Array, "B L"], counts: Bool[Array, "B L"]
 ) -> Float[Array, "B V"]:
-    """Return the weights, from the entry `queries`, of the tokens of each row; 0 for others."""
+    """Return a vector per row: the weights of its tokens from `queries`, 0 for other tokens."""
     there = jnp.zeros((len(tokens), len(params["queries"])), bool)
     there = there.at[jnp.arange(len(tokens))[:, None], tokens].max(counts)
     return there * params["queries"]
@@ -75,8 +75,8 @@ def pool_tokens(
 
     `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
     `pooling` of `params`; `splade` needs `model`, reads `encoder` and `mlm`, and its width W is the
-    vocabulary's. With `pooler`, the caller applies the pooler to the result, the first token's
-    state. The result is float32.
+    vocabulary's. With `pooler`, the result is the first token's state, before the pooler. The
+    result is float32.
     """
     hidden, counted = hidden.astype(jnp.float32), counts.astype(jnp.float32)
     if pooling == "splade":
@@ -114,7 +114,7 @@ class EmbeddingConfig:
     """Descending widths to which vectors may be cut. Training adds a loss for each of these widths
     (Matryoshka); if empty, only vectors of full width have a loss."""
     static_queries: bool = False
-    """Whether a query has fixed weights of its tokens, which no encoder computes (splade)."""
+    """Whether the weights of a query's tokens are fixed, not computed by the encoder (splade)."""
 
     def __post_init__(self) -> None:
         given = self.dimensions

@@ -81,7 +81,7 @@ class Embeddings(nnx.Module):
         context: Context,
         site: int = SITE_EMBEDDINGS,
     ) -> Float[Array, "B L D"]:
-        """Embed tokens, or take vectors (B, L, E) as embeddings; the caller has checked all ids.
+        """Embed tokens, or take vectors (B, L, E) as embeddings; ids are not checked.
 
         Raises:
           UserError: L exceeds `num_positions`.
@@ -155,7 +155,7 @@ class SelfAttention(Attention):
         """Attend from the tokens at the positions `places`, by default from all tokens.
 
         `letter` is the layer's kind, G or L. The layer's first dropout site is `first_site` + 1. If
-        `biased` is false, the output projection's bias is left to the caller.
+        `biased` is false, the output projection's bias is not added.
         """
         segments = context.segment_ids
         angles = context.rotations.get(letter) if places is None else None
@@ -248,7 +248,7 @@ class Layer(nnx.Module):
         fuses = post and self._fuses(x, context.layout)
 
         def ended(x: Array, y: Array, affine: Affine, norm: Norm, rate: float, at: Number) -> Array:
-            """End a sublayer with the output `y` of its map `affine`."""
+            """Add `y`, the output of `affine`, to `x` after dropout. If post-norm, apply `norm`."""
             if fuses:
                 from bert_jax.model.fused_norm import normed_residual
 

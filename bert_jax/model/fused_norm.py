@@ -58,7 +58,7 @@ def normed_residual(
 ) -> _Array:
     """Return norm(x + dropout(y + bias)) on one device, with the bias of `affine`.
 
-    Only a differentiated call runs the kernels. XLA computes any other call, and keeps no sum.
+    The kernels run only if the call is differentiated. Else XLA computes it, and stores no sum.
     """
     if stream is None:
         rate, stream = 0.0, DropoutStream(jnp.uint32(0), jnp.zeros(len(y), jnp.uint32))

@@ -31,7 +31,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     `attention_pattern` also comes from `wanted`, so that added layers may be global or local. With
     RoPE, `num_positions` comes from `wanted`, too. Error messages call the source model `name`.
     Raise a UserError if other fields differ, or `old` cannot grow to the sizes. The message lists
-    them all.
+    all faults.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(

@@ -71,10 +71,10 @@ def _product_forward(x, kernel, num_inputs, turns_x):
 
 
 def _product_backward(num_inputs, turns_x, operands, slope):
-    """On a CPU, transpose `x` or `slope` before the product that is the kernel's gradient.
+    """Return the gradients of `x` and the kernel; on a CPU, transpose first, then multiply.
 
-    From JAX's derivative, XLA on CPU makes a product of two transposes, which takes twice the time,
-    and computes the operands again while it transposes them (docs/experiments.md).
+    For the kernel's gradient, JAX's derivative lets XLA on CPU multiply two transposes, which takes
+    twice the time, and compute the operands again while it transposes them (docs/experiments.md).
     """
     rows = operands[0].ndim - num_inputs
 

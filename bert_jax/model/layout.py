@@ -88,7 +88,7 @@ OnMesh = Layout | None
 
 
 def platform(layout: OnMesh) -> str:
-    """Return the platform (tpu, gpu or cpu) that will run the step, which another may trace."""
+    """Return the platform (tpu, gpu or cpu) that runs the step; another platform may trace it."""
     kind = device_kind(layout)
     if kind is None:
         return jax.default_backend()
@@ -118,7 +118,7 @@ def without_axes(spec: PartitionSpec, dropped: Collection[str]) -> PartitionSpec
 
 
 def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
-    """Tell `jax.checkpoint` to keep every value except parameters gathered from other devices.
+    """Tell whether `jax.checkpoint` keeps a value: true, except for gathered parameters.
 
     Gathers are recognised by their primitive. Marking the gathered arrays with `checkpoint_name`
     would not be enough: the name applies to a copy, and JAX could still keep the gather's output.

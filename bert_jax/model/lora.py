@@ -128,5 +128,5 @@ def _kernel(tree: Params, name: str) -> Any:
 
 
 def _num_inputs(axes: LogicalAxes) -> int:
-    """Count the input axes of a stacked kernel, whose only input or only output axis is `embed`."""
+    """Count the input axes of a stacked kernel. Its only input or only output axis is `embed`."""
     return 1 if axes[1] == "embed" else len(axes) - 2

@@ -56,7 +56,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     """Metrics of a run, before its model and corpus are known."""
     LEARNED: ClassVar[Mapping[str, str]] = {}
-    """Phrases on what a run learned, for a model card, by `data.pairing`; "" is for all others."""
+    """Phrase for a model card on what a run learned, by `data.pairing`. "" is for all others."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -263,7 +263,7 @@ class StudentConfig(DistillationConfig):
     """Architecture of the teacher, which a run reads from the directory `teacher`."""
 
     def taught(self, objective: ObjectiveConfig, given: Given) -> Objective:
-        """Make the objective of a run: `objective`, with distillation if there is a teacher."""
+        """Make a run's objective from `objective`, with distillation if there is a teacher."""
         student = objective.make(given)
         if not self.teacher:
             return student

@@ -74,7 +74,7 @@ class ContrastConfig(Bounded, section="embedding"):
     document_flops: NonNegative = 3e-5
     """Weight of the FLOPS loss of documents (splade)."""
     flops_warmup: Rate = 0.33
-    """Share of the steps in which both weights rise from 0, as a parabola (splade)."""
+    """Share of the steps in which both FLOPS weights rise from 0, as a parabola (splade)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,10 +131,10 @@ def ranking_losses(
 ) -> Float[Array, " b"]:
     """Compute, for each query in `own`, the cross entropy of its document among all candidates.
 
-    This is InfoNCE. Candidates are the documents and hard negatives of all groups, except other
-    texts that equal the query or its document, and documents of equal queries. With `symmetric`,
-    this loss is averaged with the loss of finding the document's query among the queries of all
-    groups, except other queries that equal the query or its document or have the same document.
+    This is InfoNCE. Candidates are the documents and hard negatives of all groups. Excluded are
+    other texts that equal the query or its document, and other documents of equal queries. With
+    `symmetric`, this loss is averaged with the loss of finding the document's query among all
+    queries, without other queries that equal the query or its document or have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -192,7 +192,7 @@ def class_losses(own: Compared, every: Compared, temperature: float) -> Float[Ar
 
 
 def _others(own: Compared, every: Compared) -> Bool[Array, "b B"]:
-    """Mark the texts to compare with each text: the texts of other groups, except equal texts."""
+    """Return a mask of the texts to compare with each text: unequal texts of other groups."""
     differs = own.text_ids[:, :1] != every.text_ids[:, 0]
     return differs & (own.row_index[:, None] != every.row_index) & (every.weights > 0)
 
@@ -334,7 +334,7 @@ def _part(group: int, start: int, end: int, x: Array) -> Array:
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the inputs of the loss. If `vectors` is None, the result can only count the groups."""
+    """Return the inputs of the loss. If `vectors` is None, use zeros, which suffice to count."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

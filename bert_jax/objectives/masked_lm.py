@@ -45,7 +45,7 @@ _PAIRS = (
 
 
 def check_decoder(model: ModelConfig) -> None:
-    """Raise a UserError if the masked-LM head cannot connect the layers with the token table."""
+    """Raise a UserError if states and token table differ in width and the head has no transform."""
     if model.projects_embeddings and not model.head_transform:
         raise UserError(
             f"model.head_transform is False, but the token table is {model.embedding_dim} wide and "
@@ -191,7 +191,7 @@ class MaskedLMByPosition(MaskedLM):
     def forward(self, params: Any, rows: Batch, seed: Array | None, layout: OnMesh) -> Forward:
         """Return losses (nats), right answers and counts by row and bucket, each (B, K).
 
-        The caller sums over rows on the host, in float64 and in an order independent of the mesh.
+        Sums over rows are left to the host, in float64 and in an order independent of the mesh.
         """
         _, loss, correct = self.at_places(params, rows, seed, layout)
         position = jnp.take_along_axis(

@@ -158,7 +158,7 @@ def mask_tokens(
 
 
 def _priority(seed, rows, places, candidate: Bool[Array, "B L"]) -> UInt32[Array, "B L"]:
-    """Draw a unique number, `places` + 1 in its low bits, per candidate; other positions get 0."""
+    """Return a random priority per candidate, unique by its low bits, `places` + 1; 0 elsewhere."""
     bits = max((candidate.shape[1]).bit_length(), 1)
     high = hash_u32(seed, _PRIORITY, rows, places) >> bits << bits
     return jnp.where(candidate, high | (places + 1).astype(jnp.uint32), 0)

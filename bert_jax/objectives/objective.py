@@ -134,7 +134,7 @@ class Objective(ABC):
         """Compute the denominators of the loss over the full batch."""
 
     def pace(self, done: Float[Array, ""]) -> Scalars:
-        """Return further entries of `counts`, functions of `done`, the completed share of steps."""
+        """Return more entries of `counts`, which depend on `done`, the completed share of steps."""
         return {}
 
     @abstractmethod
@@ -159,7 +159,7 @@ class Objective(ABC):
         return {}
 
     def gain(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return `baseline` minus the first metric, in nats; empty if `baseline` is None."""
+        """Return by how many nats the first metric is below `baseline`; {} without a baseline."""
         loss = self.metrics[0].of(sums)
         return {} if self.baseline is None else {"nats_below_unigram": self.baseline - loss}
 

@@ -31,7 +31,7 @@ class ClassLoss:
     """Options of the loss for rare classes, uncertain labels (`tasks.skew.SkewConfig`) or lists."""
 
     weights: tuple[float, ...] = ()
-    """Weight of each class, or in multi-label tasks of its positive labels. Empty means 1."""
+    """Weight of each class (in multi-label tasks, of its positive labels). Empty means 1."""
     focal_gamma: float = 0.0
     """Exponent gamma of the focal loss (see `focal`). With 0, the loss is cross entropy."""
     label_smoothing: float = 0.0
@@ -68,7 +68,7 @@ class Head:
     per_token: bool = False
     """Whether each token has a label. Labels below 0 are padding."""
     one_class: bool = False
-    """Whether a label is a class index; the denominator of the loss then sums class weights."""
+    """Whether labels are class indices. If so, the denominator of the loss sums class weights."""
     outputs: Callable[[Array], Array] = lambda logits: logits
     """Function from the logits to the model's outputs, which are then decoded to predictions."""
 

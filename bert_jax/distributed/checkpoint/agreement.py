@@ -20,7 +20,7 @@ class ElsewhereError(RuntimeError):
     """An error of process 0, raised in the other processes, which wait for process 0's result."""
 
     def __init__(self, message: str, code: int):
-        """Use the exit code of process 0, since a launcher may read the code of any process."""
+        """Make an error with the exit code of process 0. A launcher may read any exit code."""
         super().__init__(message)
         self.exit_code = code
 

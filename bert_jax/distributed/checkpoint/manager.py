@@ -108,11 +108,11 @@ class Checkpoints:
         extra: dict[str, Any],
         metrics: dict[str, float] | None = None,
     ) -> None:
-        """Start a save; return when the arrays are copied, so that the caller may donate them.
+        """Start a save, and return when the arrays are copied. From then on they may be donated.
 
-        If `step`, the next step to train, has a checkpoint, nothing is saved. `state` is a pytree
-        with a nested dict `params`. The other arguments are fields of `Record`. `Retention` uses
-        `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
+        `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
+        pytree with a nested dict `params`. The other arguments are fields of `Record`. `Retention`
+        uses `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
         """
         self.wait()
         if by_first(lambda: (self._directory / str(step)).exists()):
@@ -220,7 +220,7 @@ class Checkpoints:
             probe.rmdir()
 
     def _prune(self) -> None:
-        """Delete checkpoints that no rule and no branch keeps, once newer ones were read back."""
+        """Delete the checkpoints that `Retention.superfluous` lists and that no branch keeps."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
             if step not in self._metrics:

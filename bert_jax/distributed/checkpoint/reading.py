@@ -1,7 +1,7 @@
 """Restoring the newest intact checkpoint of a directory onto devices.
 
-These functions are collective: all processes must call them, in the same order, from the main
-thread. Process 0 lists checkpoints, reads records and decides what is damaged; all check files.
+These functions are collective: all processes call them, in the same order, from the main thread.
+Process 0 lists checkpoints, reads records and decides what is damaged. All processes check files.
 """
 
 import logging
@@ -72,10 +72,10 @@ class Restored:
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     """Restore the newest intact checkpoint, or return None if there are no checkpoints.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` for each array, whose sharding the array
-    gets. None restores only the parameters, onto one device. No files are changed. Raise a
-    DamagedCheckpointError if there are checkpoints, but none is intact. Raise a UserError if a
-    checkpoint has another format, or arrays of other names, shapes or dtypes. Raise an
+    `abstract` is the state with a `jax.ShapeDtypeStruct` for each array. The struct sets the
+    array's sharding. None restores only the parameters, onto one device. No files are changed.
+    Raise a DamagedCheckpointError if there are checkpoints, but none is intact. Raise a UserError
+    if a checkpoint has another format, or arrays of other names, shapes or dtypes. Raise an
     OutOfSightError if process 0 finds a checkpoint intact, but another process cannot read it.
     """
     directory = as_path(directory)
@@ -155,11 +155,11 @@ def _await_sight(path: epath.Path) -> None:
 
 
 def _common_fault(path: epath.Path, fault: str) -> str:
-    """Return the same fault in all processes, from the `fault` that each process found.
+    """Return one fault in all processes; `fault` is the fault that this process found, or "".
 
     The result is "" if no process found a fault, otherwise the fault that process 0 found. If only
-    others found one, process 0 reads the complete checkpoint. If process 0 still finds no fault,
-    raise an OutOfSightError, since an intact checkpoint must not be skipped.
+    other processes found one, process 0 reads the complete checkpoint. If process 0 still finds no
+    fault, raise an OutOfSightError, since an intact checkpoint must not be skipped.
     """
     if all_agree(not fault):
         return ""

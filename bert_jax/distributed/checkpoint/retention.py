@@ -1,9 +1,9 @@
 """Retention of checkpoints: rules, and marks for the checkpoints from which branches began.
 
 A branch is a run that begins from a checkpoint of another run, its parent. A mark is a small file
-beside the parent's checkpoints, `<step>.branch-<digest of the branch's name>.json`. The branch
-writes the mark without the parent's lease. This is safe even while the parent writes: marks appear
-complete, each branch has its own, and the parent looks for marks before it deletes.
+beside the parent's checkpoints, `<step>.branch-<digest of the branch's name>.json`. A branch may
+write its mark while the parent trains, without the parent's lease (`files.lease`): a mark appears
+only when it is complete, and the parent looks for marks before it deletes.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Retention(Bounded, section="checkpoint"):
 
         A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
         is the step of the lowest training loss. The newest verified checkpoint up to this step (the
-        oldest, if all are later) is kept for a return after a divergence.
+        oldest, if all are later) is kept, so that the run can return to it after a divergence.
         """
         if len(verified) < self.keep:
             return []

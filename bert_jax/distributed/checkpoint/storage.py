@@ -32,7 +32,7 @@ _OUT_OF_REACH = (  # status codes of TensorStore, which the text of a ValueError
     "UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED|RESOURCE_EXHAUSTED"
 )
 _ARRAY, _DICT_KEY = {"value_type": "jax.Array", "skip_deserialize": False}, 2
-"""Metadata by which Orbax describes an array in a nested dict."""
+"""Metadata that Orbax writes for an array, and type number of a key of a dict."""
 _UNFINISHED = ("*.orbax-checkpoint-tmp*", "*.deleted")
 _SAVE_FAULTS = {
     **{code: why for code, why in REASONS.items() if code not in (errno.ENOENT, errno.EEXIST)},
@@ -107,7 +107,7 @@ def set_aside(checkpoint: AnyPath, target: AnyPath) -> epath.Path:
 def write_async(
     checkpoint: AnyPath, arrays: dict[str, dict[str, Any]], record: dict[str, Any]
 ) -> Any:
-    """Start a save; return when the arrays are copied, so that the caller may donate them.
+    """Start a save, and return when the arrays are copied. From then on they may be donated.
 
     This is collective. The directory `checkpoint` must not exist; it appears when everything is
     written. The returned future's `result()` waits until then, or raises a failed save's error.
@@ -178,7 +178,7 @@ def host_blocks(
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...], tuple[int, ...]]]:
     """Yield the blocks of an array: (block, index of its first element, shape of the array).
 
-    This is not collective. A block is in host memory and has the size that one device wrote. `name`
+    This is not collective. A block is in host memory and has the size of one device's part. `name`
     is the name in the group ("params" or "rest"): the keys of nested dicts, joined by "/".
     """
     place = f"{as_path(checkpoint) / group}/"

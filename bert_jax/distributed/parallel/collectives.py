@@ -29,9 +29,9 @@ def on_local_rows(
 ) -> Callable[..., Any]:
     """Wrap `f` so that each device (or `tensor` group) runs `f` on its part of the arguments.
 
-    On one device, return `f`. Specs may name `tensor`, which is ignored, because the compiler
-    splits along `tensor`. On a mesh of trials, axis 0 of the arguments and results is the trial,
-    except for the last `shared` arguments, which all trials share. The specs omit this axis.
+    On one device, return `f`. The axis `tensor` in specs has no effect, because the compiler splits
+    along it. On a mesh of trials, arguments and results have the trial as axis 0, which the specs
+    omit. The last `shared` arguments have no such axis, because all trials share them.
     """
     if mesh.size == 1:
         return f
@@ -70,7 +70,7 @@ def each_trial(f: Callable[..., Any], mesh: Mesh, shared: int = 0) -> Callable[.
 
 
 def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
-    """Make a model's layout inside `on_local_rows`. Axis 0 of specs below `layers` is the layer."""
+    """Make a model's layout in `on_local_rows`. Specs in `layers` have the layer on axis 0."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
         gather_layer = partial(
@@ -203,12 +203,12 @@ def reduce_gradients(
 
 
 def reduce_sums(sums: Any) -> Any:
-    """Sum scalars that were computed from local rows over the mesh."""
+    """Sum over the mesh the scalars that each device computed from its rows."""
     return jax.lax.psum(sums, BY_HAND)
 
 
 def of_each_device(value: jax.Array, mesh: Mesh) -> jax.Array:
-    """Collect a scalar of each device, as (data * fsdp,), on all devices that share its rows."""
+    """Gather the scalars of all devices along `data` and `fsdp`; return them as (data * fsdp,)."""
     alone = mesh.size == mesh.shape.get(TRIAL, 1)
     return value[None] if alone else jax.lax.all_gather(value, BY_HAND)
 

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 def in_flight(
     dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
 ) -> Iterator[tuple[Item, Any]]:
-    """Yield items with results (numpy), in order. Meanwhile, compute up to `ahead` later ones."""
+    """Yield (item, result as numpy), in order, while up to `ahead` later results are computed."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))

@@ -182,7 +182,7 @@ _here = SimpleNamespace(joined=False, index=0)  # state of this process in a run
 
 
 def _on_tpu() -> bool:
-    """Return true if this machine has TPU chips that JAX may use; start no JAX backend."""
+    """Return true if this machine has TPU chips that JAX may use, without starting a backend."""
     # This module of JAX is private. Without it, we would need our own list of chips on the PCI bus.
     from jax._src import cloud_tpu_init
 
@@ -244,7 +244,7 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
 
 
 def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler. The first stops the run (by SIGTERM), the second this process."""
+    """Return a SIGINT handler: call 1 stops the run by SIGTERM, call 2 ends this process."""
     seen = 0
 
     def handle(number: int, frame: Any) -> None:

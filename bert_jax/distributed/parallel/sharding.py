@@ -160,9 +160,9 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
     """Return the partition spec of an array with these logical axes, with an entry per dimension.
 
-    A mesh axis splits only one dimension: the first, if `RULES` names it for two (a D x D kernel).
-    A parameter that has only one dimension besides layers and positions (a bias, a norm, a position
-    table) is not split over `fsdp`, because that would save little memory and cost a collective.
+    A mesh axis splits only one dimension. If `RULES` names it for two (a D x D kernel), it splits
+    the first. A parameter with one dimension besides layers and positions (a bias, a norm, a
+    position table) is not split over `fsdp`: that would save little memory, but cost a collective.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
     taken: set[str] = set()
@@ -214,7 +214,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return a sharding per leaf: a moment has its parameter's sharding; others are replicated."""
+    """Return the state's shardings: moments are sharded as their parameters, others replicated."""
 
     def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)

@@ -45,7 +45,7 @@ from bert_jax.model.rotation import rotate
 
 MAX_HEAD_DIM = 256
 _LONG_VMEM = 64 * 2**20
-"""VMEM limit in bytes for one head of a long row: 8 double-buffered arrays, frame and scores."""
+"""VMEM limit in bytes for a head of a long row: 8 double-buffered arrays, scores, `Plan.frame`."""
 
 
 def unsupported(queries: int, keys: int, head_dim: int) -> str | None:

@@ -167,7 +167,7 @@ def _keys(plan: Plan, chunk: Any, number) -> Any:
 
 
 def _visible_keys(plan: Plan):
-    """Return `visible_keys` or, in a frame, a cheaper form that reuses one mask of the window."""
+    """Return the function `visible_keys` or, in a frame, a cheaper one with a fixed window mask."""
     if not plan.is_framed:
         return partial(visible_keys, plan)
     near = is_near(plan.front, (plan.block, plan.chunk), -plan.front)

@@ -54,8 +54,8 @@ def span_of(config: ModelConfig) -> int:
 def rows_of(config: ModelConfig) -> Integer[np.ndarray, " M"]:
     """Return the row of the table for each distance, query minus key, from 1 - N to N - 1.
 
-    With buckets, distances up to half the number of buckets have a row each. Farther ones share
-    rows, whose width grows with the logarithm of the distance.
+    With buckets, distances up to half the number of buckets have a row each. Farther distances
+    share rows: the row is linear in the logarithm of the distance.
     """
     span, middle = span_of(config), config.relative_buckets // 2
     distance = np.arange(1 - config.num_positions, config.num_positions)

@@ -1,7 +1,7 @@
 """Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-The module `fused` gives the reasons for kernels. cuDNN does not serve here: its dropout masks are
-not a pure function of seed and positions (see `model.dropout`).
+The module `fused` gives the reasons for kernels. cuDNN cannot replace these kernels: its dropout
+masks are not a pure function of seed and positions (see `model.dropout`).
 
 Each program holds a block of queries or a block of keys of one head. Scores, probabilities and
 masks stay in registers.
@@ -264,7 +264,7 @@ def _query_kernel(plan: Plan, tile: Tile, heads: int, names: Names, refs, dq_ref
 
 
 def _loop(plan: Plan, tile: Tile, first, length: int, over, start):
-    """Run `over` for each `tile.step` of the `length` positions that the block at `first` sees."""
+    """Run `over` in steps of `tile.step` over the positions that the block at `first` can see."""
     if plan.window is None:
         return jax.lax.fori_loop(0, length // tile.step, over, start)
     lowest = jnp.maximum(first - plan.window, 0) // tile.step

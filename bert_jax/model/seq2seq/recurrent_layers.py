@@ -217,7 +217,7 @@ class Alignment(nnx.Module):
         return Memory(states, keys, segment_ids, places, places + to_end)
 
     def reader(self, memory: Memory) -> Attend:
-        """Return the function that attends to a source, with its large arrays rematerialised."""
+        """Return a function that attends to a source; the backward pass recomputes big arrays."""
         if self.score == "additive":
             project, vector = looped(self.query, self.dtype), self.vector[...]
 

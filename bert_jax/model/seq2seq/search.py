@@ -181,9 +181,9 @@ def search(
 def continuations(
     logits: Float[Array, "B K V"], sums: Float[Array, "B K"], most: int, begin: int
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
-    """Return sums, beams and tokens of the `most` best, from the blocks with the largest maxima.
+    """Return the sums, beams and tokens of the `most` best continuations.
 
-    The token `begin` is left out, but the other tokens' probabilities stay as they are.
+    Only blocks with the largest maxima are read. The token `begin` is left out; other sums stay.
     """
     rows, beams, columns = logits.shape
     greatest = logits.max(-1, keepdims=True)
