@@ -258,7 +258,7 @@ class Mixing:
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return the corpus of each row and the row's index in the corpus, (2, BLOCK) int64."""
+        """Return, for each row of a block, its corpus and its index there, (2, BLOCK) int64."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")

@@ -205,7 +205,7 @@ EDITS: dict[str, Edit] = {
     "javascript": _unless(lambda line: "javascript" in line.lower()),
     "policies": _unless(lambda line: any(each in line.lower() for each in _POLICIES)),
 }
-"""Changes of a line (C4) by name. A line that becomes empty is left out, before filters measure."""
+"""Changes of a line (C4) by name. Lines that become empty are removed before filters apply."""
 
 _REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
 _QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)
