@@ -165,7 +165,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Turn errors of a store or the network into errors that say what to do.
 
-    A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
+    A missing bucket or permission becomes a UserError. Other errors become ConnectionErrors.
     """
     failures: tuple[type[Exception], ...]
     if scheme(url) == "s3":

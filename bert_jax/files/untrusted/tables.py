@@ -41,8 +41,8 @@ def csv_records(
 def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
-    Raise a UserError if the file is missing, or a BadRecord if the file is damaged, which may show
-    only in the `with` block.
+    Raise a UserError if the file is missing, and a BadRecord if the file is damaged. Damage may be
+    found only by a read in the `with` block.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa
