@@ -36,7 +36,7 @@ _MANY_EQUAL = 0.01
 
 @dataclass
 class Cases:
-    """Number of pairs with some property, and where the first few of these pairs are."""
+    """Number of pairs with some property, and the origins of the first few such pairs."""
 
     count: int = 0
     first: list[Origin] = field(default_factory=list)

@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the fraction of lines (with `characters`: of characters) that repeat earlier lines."""
+    """Return the fraction of lines that are repeated, counted by lines or by `characters`."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:

@@ -47,9 +47,9 @@ class FileSource(Source):
 
     options: ReadOptions
     cut_suffixes: tuple[str, ...] = ("", ".gz", ".zst")
-    """Compression suffixes ("": uncompressed) of files inside which reading can start."""
+    """Suffixes of compression ("" for none) for which reading can start inside a file."""
     record_start: re.Pattern[bytes] | None = None
-    """Pattern that ends where a record begins; None means a line end or a blank line."""
+    """Pattern of the bytes before a record begins; None means a line end or a blank line."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 

@@ -87,7 +87,7 @@ def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> n
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
-    """Mix hashes so that a difference spreads over all 64 bits."""
+    """Return mixed hashes: a difference in a few bits of the input spreads over all 64 bits."""
     hashes = (hashes ^ (hashes >> np.uint64(32))) * _MIX
     return hashes ^ (hashes >> np.uint64(32))
 

@@ -126,8 +126,8 @@ def find_duplicates(
 ) -> None:
     """Decide which documents and paragraphs to drop.
 
-    The decisions are written to files for `read_drops`. `scans` is what `scan` returned, for each
-    task in the order of the corpus, and `space` has the files of the scans; for `map_`, see
+    The decisions are written to files for `read_drops`. `scans` has the result of `scan` for each
+    task, in the order of the corpus. `space` has the files of the scans. For `map_`, see
     `shuffle.reduce`. Raise a UserError if the disk is full.
     """
     tasks, reduce = len(scans), functools.partial(shuffle.reduce, space, map_)
@@ -263,10 +263,10 @@ def _links(earlier: bool, inputs: Inputs) -> Rows:
 
 
 def _decide(paragraphs: bool, inputs: Inputs) -> Rows:
-    """Save the decisions on documents; yield the `paragraphs` of the documents that are kept.
+    """Save the decisions on documents; if `paragraphs`, yield the paragraphs of kept documents.
 
     The inputs are pairs (document, first of its group), and pairs (document, first with the same
-    words). A document is an exact duplicate of the first of its group if these two are the same.
+    words). A document is an exact duplicate of the first of its group if both firsts are equal.
     """
     pairs = _sorted(inputs.rows())
     documents, begins, counts = np.unique(pairs[:, 0], return_index=True, return_counts=True)
