@@ -116,7 +116,7 @@ def match_urls(pattern: str) -> dict[str, FileState]:
 
 
 def list_states(urls: Sequence[str]) -> dict[str, FileState]:
-    """Return the states of remote files, in the order of `urls`, by a listing of each directory."""
+    """Return the states of remote files, in the order of `urls`. Each directory is listed once."""
     found = dict[str, FileState]()
     for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
         with _read_failures(folder):
