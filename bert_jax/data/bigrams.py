@@ -11,10 +11,10 @@ _DISCOUNT = 0.75
 def bigram_gain(
     tokens: Integer[np.ndarray, " T"], heldout: Integer[np.ndarray, " S"], vocab_size: int
 ) -> float:
-    """Compute by how many nats per token bigrams predict `heldout` better than unigrams do.
+    """Return the nats per token by which bigrams predict `heldout` better than unigrams do.
 
-    Bigrams of `tokens` are discounted absolutely. The freed probability goes to each token in
-    proportion to how many different tokens it follows (Kneser & Ney 1995).
+    The bigram counts of `tokens` are reduced by absolute discounting. The freed probability goes to
+    each token in proportion to the number of different tokens before it (Kneser & Ney 1995).
     """
     tokens, heldout = tokens.astype(np.int64), heldout.astype(np.int64)
     counts = np.bincount(tokens, minlength=vocab_size)

@@ -41,8 +41,8 @@ _POOL = 1 << 15  # number of lanes that advance together, to limit memory
 _BELOW_2_64 = 2**64 - 2**11  # the largest float below 2^64: a rate of 1 must not wrap
 
 _HIGH_UNHELD, _HIGH_RANDOM, _MANY_ALONE = 0.25, 0.75, 0.1
-"""Shares above which `losses` warns (tokens in no row, random pairs) or suggests longer documents
-(one-sentence documents). Books in rows of 128 have the shares 0.07, 0.52 and 0."""
+"""Shares above which `losses` warns of tokens in no row, random pairs, or one-sentence documents.
+Books in rows of 128 have the shares 0.07, 0.52 and 0."""
 _LONGEST = 128  # tokens; twice the limit of `bert-jax corpus` (`corpus.encode.LONGEST_SENTENCE`)
 
 # Purposes of random numbers, which are part of their keys.
@@ -243,7 +243,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
 def _plan_pass(
     shard: Shard, length: int, pairing: str, short_rate: float, seed: tuple[int, int]
 ) -> Iterator[list[np.ndarray]]:
-    """Yield the columns of each turn's rows, in which up to `_POOL` lanes each make a chunk."""
+    """Yield each turn's columns of `PairPlan`. In a turn, up to `_POOL` lanes make one row each."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     keys = [hash_key(*seed, purpose) for purpose in range(_NUM_PURPOSES)]
     room = length - NUM_SPECIAL

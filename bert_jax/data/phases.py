@@ -122,7 +122,7 @@ class Phase:
     batch_warmup_steps: int = 0
     """Number of steps with fewer rows, at the beginning (see `PhaseConfig`)."""
     unit: int = 1
-    """Divisor of the number of rows in each step of `batch_warmup_steps`."""
+    """Number that divides the rows per step during `batch_warmup_steps`."""
 
     @cached_property
     def stages(self) -> tuple[tuple[int, int], ...]:

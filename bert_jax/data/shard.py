@@ -81,8 +81,8 @@ class Shard:
         Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`.
 
         Args:
-            starts: (k,) int64 position of each span's first token. At special tokens, which the
-                caller writes, and padding, any token is read, even outside the array.
+            starts: (k,) int64 position of each span's first token, perhaps outside the array. Ids
+                at special tokens are arbitrary and must be overwritten; padding is [PAD].
             spans: (k,) int64 lengths of the spans. The sum is B * L, where L is `length`.
             used: (B, 1) number of positions in each row that are not padding.
 

@@ -101,7 +101,7 @@ class BucketFiles:
 
 
 class FileCache:
-    """A disk cache that processes share. Above `most_bytes`, least recently used files go first."""
+    """Disk cache that processes share. Above `most_bytes`, it removes least recently used files."""
 
     def __init__(self, root: Path, most_bytes: float) -> None:
         self._root, self._most = root, most_bytes

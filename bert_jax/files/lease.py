@@ -74,7 +74,7 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self) -> bool:
-        """Try to take the lease. Return False if the caller should try again after `Times.poll`.
+        """Try to take the lease. If this fails, return False; try again after `Times.poll`.
 
         Raise a UserError if the holder is on this machine, or still renews after `Times.patience`.
         """

@@ -18,8 +18,8 @@ class LineLog:
         """Write to the file `path`. If more than `limit` lines wait in memory, drop the oldest.
 
         A missing directory is not created, because it may be a disk that is not mounted. `shared`
-        means that other processes also write to the file. A partly written line then stays, because
-        they may have written after it, and the next line begins on a new line.
+        means that other processes also write to the file. A partly written line then stays, since
+        another process may have written after it, and the next write begins a new line.
         """
         self._path, self._shared, self._limit = path, shared, limit
         self._waiting: collections.deque[bytes] = collections.deque()

@@ -74,9 +74,9 @@ class WorkDir:
     def sync(self, *, required: bool = False) -> None:
         """Upload the small files of a bucket's mirror that changed since the last call.
 
-        Process 0 confirms its lease, then uploads. Call this at the end of a run and before each
-        save, so that a run restarted from the save finds all metrics up to the save. A failed
-        upload is logged and retried at the next call, unless `required`.
+        Process 0 confirms its lease, then uploads. If this is done before each save, a run that is
+        restarted from a save finds all metrics up to the save. A failed upload is logged and
+        retried at the next call, unless `required`.
 
         Raises:
             UserError: The upload is required, and the bucket or a permission for it is missing.

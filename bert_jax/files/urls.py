@@ -116,7 +116,7 @@ def match_urls(pattern: str) -> dict[str, FileState]:
 
 
 def list_states(urls: Sequence[str]) -> dict[str, FileState]:
-    """Return the states of remote files, in the order of `urls`, by a listing of each directory."""
+    """Return the states of remote files, in the order of `urls`. Each directory is listed once."""
     found = dict[str, FileState]()
     for folder in dict.fromkeys(url.rpartition("/")[0] for url in urls):
         with _read_failures(folder):
@@ -165,7 +165,7 @@ def failures_named(what: str, name: str) -> Iterator[None]:
 def bucket_failures(what: str, url: str) -> Iterator[None]:
     """Turn errors of a store or the network into errors that say what to do.
 
-    A missing bucket or permission becomes a UserError, a failure that may pass a ConnectionError.
+    A missing bucket or permission becomes a UserError. Other errors become ConnectionErrors.
     """
     failures: tuple[type[Exception], ...]
     if scheme(url) == "s3":

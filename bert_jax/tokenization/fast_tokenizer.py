@@ -173,7 +173,7 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return a word in the form that an added token must have: normalised as text is.
+        """Return a word normalised as text is, which is the form that an added token must have.
 
         If a normalizer replaces spaces, added tokens are matched in the text before normalisation,
         and the word is returned unchanged.

@@ -60,9 +60,9 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 
 
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
-    """Replace the mask at `span` of a text by a token, joined to the word that the token continues.
+    """Return a text in which a token replaces the mask at `span`.
 
-    A space before the mask stays if the tokenizer encodes the space as a token.
+    A token that continues a word is joined to the word before, unless the space between is a token.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)

@@ -38,7 +38,7 @@ from bert_jax.tokenization.tokenizer import (
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
-"""Protobuf field of a control piece [MASK]; appended to a model, it adds the piece."""
+"""Protobuf field that adds a control piece [MASK] when it is appended to a model's bytes."""
 _LINE_CHARS = 4096  # longest training line; longer lines are split, because the library drops them
 _THREADS = 16  # training threads; fixed, since the file records them and rounding depends on them
 _MOST_LINES = 500_000  # training lines in memory; if there are more, a sample is taken

@@ -4,10 +4,10 @@ The library matches by backtracking, which can take much longer. Accepted patter
 published ones (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
 characters, each followed by at most one repetition mark, with no repetition inside a repetition.
 
-One repetition `X+` in an alternative may be followed by a part that can fail, as in `\s+(?!\S)`.
-The failing scan could then recur from each character of the run of X. So a later alternative must
-match the whole run with nothing after it that can fail, as `\s+` does, and all alternatives between
-must also begin with a repeated X. Then each run is scanned a constant number of times.
+In an alternative, one repetition `X+` may be followed by a part that can fail, as in `\s+(?!\S)`.
+The library could then scan a run of X again from each of its characters. So a later alternative
+must match the whole run and end there, as `\s+` does, and all alternatives between the two must
+also begin with a repeated X. Each run is then scanned a constant number of times.
 """
 
 import re

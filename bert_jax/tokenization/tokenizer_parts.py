@@ -148,7 +148,7 @@ class Reading:
         return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
     def _pattern(self, name: str, found: object, *, splits: bool = False) -> dict[str, str]:
-        """Check a string, or a regex that takes linear time; `splits` allows alternatives."""
+        """Return a checked pattern: a string or a linear-time regex (alternatives if `splits`)."""
         pattern = self.mapping(name, found)
         for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:
@@ -210,7 +210,7 @@ class Reading:
 
     @functools.cached_property
     def pair(self) -> list[str]:
-        """Post-processed texts A and B, as [CLS] A [SEP] B [SEP]; empty if no tokens are added."""
+        """Template of two texts, such as [CLS] A [SEP] B [SEP]; empty if no tokens are added."""
         parts = self.parts("post_processor", "processors")
         makers = (each for each in parts if each.get("type") != "ByteLevel")  # only trims offsets
         return [name for maker in makers for name in self._pair(maker)]

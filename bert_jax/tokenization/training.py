@@ -65,7 +65,7 @@ def train_wordpiece(
     memory: float = MEMORY,
     progress: bool = False,
 ) -> WordPieceTokenizer:
-    """Train a vocabulary of `vocab_size` tokens. Unless words are dropped, order does not matter.
+    """Train a vocabulary. Unless words are dropped (see `memory`), the order does not matter.
 
     The trainer of `tokenizers` merges pairs of pieces, most frequent first. Used directly, it gives
     another vocabulary on every run, because it numbers characters in the order of a randomly seeded
@@ -85,9 +85,9 @@ def train_wordpiece(
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
             too small for them. If merging leaves room, further characters get tokens.
-        memory: Bound in GiB for the counted words, at 1 KiB a word. Whenever there are more, the
+        memory: Limit in GiB for the counted words, at 1 KiB a word. If a word exceeds it, the
             rarest so far are dropped (of equally frequent words, the first in alphabetical order)
-            until half of the bound is left. A warning is logged.
+            until half of the limit is used. A warning is logged.
     """
     options = WordPieceOptions(lowercase, strip_accents)
     advice = "BERT has 30522; a few thousand are enough for a small corpus"

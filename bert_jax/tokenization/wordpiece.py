@@ -51,7 +51,7 @@ class WordPieceOptions:
 
     lowercase: bool = True
     strip_accents: bool | None = None
-    """Whether accents are removed; None means if `lowercase` is true, as in the original."""
+    """Whether accents are removed; None means the value of `lowercase`, as in the original."""
     split_cjk: bool = True
     """Whether each CJK ideograph is a separate word."""
     max_word_chars: int = 100

@@ -65,7 +65,7 @@ class BuiltCorpus:
         return cls(path, open_store(path / "train"), heldout, *given)
 
     def summary(self) -> str:
-        """Return a readable summary: counts, speed, and the text that is lost if rows are pairs."""
+        """Return a readable summary: counts, speed, and the text that sentence pairs leave out."""
         lines = [rate_line(self.path, "text", self.written.text_bytes, self.seconds)]
         lines += [f"  left out: {self.bad.bad_records()}"] * bool(self.bad.documents)
         if self.train is None:

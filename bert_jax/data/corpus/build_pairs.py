@@ -36,7 +36,7 @@ _MANY_EQUAL = 0.01
 
 @dataclass
 class Cases:
-    """Number of pairs with some property, and where the first few of these pairs are."""
+    """Number of pairs with some property, and the origins of the first few such pairs."""
 
     count: int = 0
     first: list[Origin] = field(default_factory=list)
@@ -218,7 +218,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Write `chosen` pairs, (n,) bool, except dropped repeats and pairs with an empty side."""
+        """Write `chosen` pairs, (n,) bool: none with an empty text and, if `drops`, no repeats."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled

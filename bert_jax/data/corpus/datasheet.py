@@ -91,7 +91,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
 
 
 def vocabulary_scripts(tokenizer: Tokenizer, counts: np.ndarray) -> Counts:
-    """Count tokens by script, [UNK] and parts of characters; id i occurs `counts[i]` times."""
+    """Sum `counts` of ids by script; [UNK] and parts of characters have entries of their own."""
     found, counts_of = Counts(Counter), _counts_of(tokenizer)
     for id in np.flatnonzero(counts).tolist():
         one = counts_of(id)
@@ -282,7 +282,7 @@ def _licences(account: Mapping[str, Any]) -> str:
 
 
 def _rules(config: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of each rule that is set; rules in a group are yielded separately."""
+    """Yield (name, value) of each rule that is set. A rule in a group is named `GROUP: RULE`."""
     for name, value in config.items():
         if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
             yield from _rules(value, f"{name}: ")
@@ -339,14 +339,14 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
 
 
 def _amounts(what: str, amounts: Mapping[str, Any]) -> str:
-    """Return a table of values, sorted by number of documents; "" if there are no values."""
+    """Return a table of documents and characters by value, most documents first; "" if empty."""
     order = sorted(amounts.items(), key=lambda item: -item[1]["documents"])
     rows = [[_code(name), *map(_number, each.values())] for name, each in order]
     return _table([what, "documents", "characters"], rows) if rows else ""
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format the first rows of a table, and tell how many more rows there are."""
+    """Return the first rows as a Markdown table, followed by the number of further rows."""
     rows = list(rows)
     more = len(rows) - _MOST_ROWS
     rest = f"\n\nand {more:,} more, in `corpus.json`." if more > 0 else ""

@@ -27,8 +27,8 @@ class Document(NamedTuple):
     """Text of the document: its non-blank paragraphs, stripped and joined by newlines."""
     source: str
     number: int
-    """Position, from 1, among the records of the source (or of the part it reads): its non-empty
-    documents and its lost records."""
+    """Number of the record, from 1, in the source or in the part of the source that is read. Empty
+    records do not count, but lost records do."""
     fields: Mapping[str, Any] = NO_FIELDS
     """Further fields, such as a language, which `ReadOptions.keep` or the file format set."""
 
@@ -59,7 +59,7 @@ class ReadOptions:
     """Share of bad records above which reading stops, whatever `on_bad` is."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if `on_bad` or `most_bad` is none of the possible values."""
+        """Raise a UserError if `on_bad` is unknown, or `most_bad` is not from 0 to 1."""
         if self.on_bad not in ON_BAD or not 0 <= self.most_bad <= 1:
             raise UserError(
                 f"on_bad is {self.on_bad}:{self.most_bad:g}; it must be {', '.join(ON_BAD)}, and a "
@@ -67,11 +67,11 @@ class ReadOptions:
             )
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that are copied."""
+        """Return the fields of a row that `keep` selects."""
         return {name: row[name] for name in self.kept_names(row)} if self.keep else NO_FIELDS
 
     def kept_names(self, present: Iterable[str]) -> list[str]:
-        """Return the names in `present` whose fields are copied; * does not mean the text."""
+        """Return the names that `keep` selects from `present`; * selects all but the text."""
         rest = "*" in self.keep
         return [name for name in present if name in self.keep or (rest and name != self.field)]
 
@@ -80,8 +80,8 @@ class Source(ABC):
     """A source of text, such as a file or a data set."""
 
     unit = "bytes"
-    """Unit of `size` (of all data) and `bytes_read`: bytes of the stored, perhaps compressed file,
-    or examples. The unit is also the key of the size in `record`."""
+    """Unit of `size` and `bytes_read`: bytes of the file as stored, even if it is compressed, or
+    examples. The unit is also the key of the size in `record`."""
     options: ReadOptions | None = None
     """Options that the content depends on, if any."""
     state: FileState | None = None
@@ -145,7 +145,7 @@ class Source(ABC):
         return f"row {number}"
 
     def _row(self, example: Mapping[str, Any], number: int, data: bytes | str = b"") -> Row:
-        """Return the text and fields of example `number`, stored as `data`, or the error in it."""
+        """Return the text and fields of example `number`, or a BadRecord that quotes `data`."""
         assert self.options is not None
         field, most = self.options.field, self.options.max_document_chars
         value, reason = example.get(field), "no-text"
@@ -243,7 +243,7 @@ def paragraphs(text: str) -> str:
 
 
 def missing_field(field: str, present: list[str]) -> str:
-    """Return the error message for a missing field: fields present, and the nearest name."""
+    """Return the error message for a missing field; it lists the fields and the nearest name."""
     present = [name[:40] for name in present[:1000]]  # one object may have a million
     hint = suggestion(field, present)
     return f"no field {field!r}; the fields present are {', '.join(present[:20]) or 'none'}.{hint}"

@@ -74,7 +74,7 @@ _new_cleaner: Callable[..., Cleaner] | None = None
 def start_worker(
     tokenizer: Tokenizer, splitter: str, new_cleaner: Callable[..., Cleaner] | None = None
 ) -> None:
-    """Set up this process. `new_cleaner(source=NAME)` makes a cleaner; None: nothing is cleaned."""
+    """Set up this process for encoding; `new_cleaner(source=NAME)`, if given, makes cleaners."""
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
     # One process for each core: threads inside would only get in each other's way.

@@ -12,9 +12,9 @@ from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.staging import replace_file
 
 QUARANTINE = "quarantine"
-"""Reaction that keeps bad records, and name of their directory in the corpus."""
+"""Reaction that leaves bad records out but saves them in a directory of this name."""
 ON_BAD = ("stop", "skip", QUARANTINE)
-"""Reactions to a bad record: raise its error, leave the record out, or also keep it."""
+"""Reactions to a bad record: raise an error, leave it out, or leave it out and save a copy."""
 MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
 """Limits: bytes of a web record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
 time on a processor and memory for parsing a page."""
@@ -59,8 +59,8 @@ class DropReport:
     def check(self, most: float, size: int | None = None) -> None:
         """Raise a UserError if more than the share `most` of the records or of the bytes is bad.
 
-        `size` is the number of bytes of all sources, or None while the sources are still read. The
-        share is then taken of at least 100,000 records, so that a few early errors do not count.
+        `size` is the number of bytes of all sources; None means that they are still being read.
+        Then fewer than 100,000 records count as 100,000, so that a few early errors are allowed.
         """
         records = max(self.records, _MANY if size is None else 0)
         if self.documents.total() > most * records or (size and self.unread > most * size):

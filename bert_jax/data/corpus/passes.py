@@ -86,8 +86,8 @@ def better_thresholds(
 ) -> dict[str, int]:
     """Return thresholds for corpora that are too small to be divided by the held-out rate.
 
-    Documents whose hash is below the threshold are held out. The result holds out two documents of
-    a corpus of four or more distinct ones, else none. Corpora in `thresholds` are left out.
+    Documents with a hash below the threshold are held out: two documents if a corpus has at least
+    four distinct documents, else none. Corpora that are in `thresholds` are left out.
     """
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():

@@ -94,7 +94,7 @@ class Guard:
         self._process: SpawnProcess | None = None
 
     def call(self, function: Callable[[T], R], item: T) -> R:
-        """Return `function(item)`; raise a ChildProcessError if it fails or is beyond a limit."""
+        """Return `function(item)`; raise a ChildProcessError if it fails or exceeds a limit."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._connection, its = context.Pipe()

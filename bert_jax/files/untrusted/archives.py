@@ -1,7 +1,7 @@
 """Unpacking of untrusted zip and tar archives, which `zipfile` and `tarfile` parse.
 
-This module limits how much they read, and checks the name, kind and declared size of each entry
-before it writes. The target appears only when complete.
+This module limits how much these libraries read. It checks each entry's name, kind and declared
+size before it writes the entry. The target appears only when complete.
 """
 
 import contextlib
@@ -169,7 +169,7 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Raise a UserError if declared totals exceed a limit; parsers stop at these totals."""
+        """Raise a UserError if declared totals exceed a limit. No more than declared is read."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)

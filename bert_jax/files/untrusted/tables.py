@@ -13,7 +13,7 @@ def csv_records(
     name: str, lines: Iterable[str], max_field: int, *, delimiter: str = ",", hint: str = "",
     first: int = 1,
 ) -> Iterator[tuple[int, list[str]]]:  # fmt: skip
-    """Yield the number of the first line and the fields, perhaps double-quoted, of each CSV record.
+    """Yield (number of the first line, fields) of each CSV record. Fields may be double-quoted.
 
     Lines, without line ends, are numbered from `first`. `hint` ends the message about a stray
     quote. The limit `max_field`, in characters, is global in the csv module, so it applies to all
@@ -41,8 +41,8 @@ def csv_records(
 def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
-    Raise a UserError if the file is missing, or a BadRecord if the file is damaged, which may show
-    only in the `with` block.
+    Raise a UserError if the file is missing, and a BadRecord if the file is damaged. Damage may be
+    found only by a read in the `with` block.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa

@@ -96,7 +96,7 @@ class CleaningConfig:
         return self.duplicates or self.duplicate_paragraphs or self.near_duplicates is not None
 
     def record(self) -> dict[str, Any]:
-        """Return rules for `corpus.json`, if any; raise a UserError for bad evaluation texts."""
+        """Return the rules that are set, as JSON; raise a UserError for bad evaluation texts."""
         edits, filters = resolve_filters(self.filters)
         found: dict[str, Any] = {"edits": list(edits)} if edits else {}
         if filters:
@@ -170,11 +170,11 @@ class Dropped(NamedTuple):
 
 
 class Cleaner:
-    """A cleaner for the documents of one task, which may come in any order.
+    """A cleaner for the documents of one task. The documents may come in any order.
 
     Args:
         config: the rules.
-        drops: decisions of the search for duplicates; None before this search, or without it.
+        drops: decisions of the search for duplicates; None if there are no decisions.
         source: name of the source, for samples.
         samples: number of dropped documents to keep as samples for each reason.
     """

@@ -22,7 +22,7 @@ from bert_jax.errors import UserError, suggestion
 
 
 def repeated_lines(lines: Sequence[str], *, characters: bool = False) -> float:
-    """Return the fraction of lines (with `characters`: of characters) that repeat earlier lines."""
+    """Return the fraction of lines that are repeated, counted by lines or by `characters`."""
     seen: set[str] = set()
     total = repeated = 0
     for line in lines:
@@ -205,7 +205,7 @@ EDITS: dict[str, Edit] = {
     "javascript": _unless(lambda line: "javascript" in line.lower()),
     "policies": _unless(lambda line: any(each in line.lower() for each in _POLICIES)),
 }
-"""Changes of a line (C4) by name. A line that becomes empty is left out, before filters measure."""
+"""Changes of a line (C4) by name. Lines that become empty are removed before filters apply."""
 
 _REPEATING = tuple(name for name, each in FILTERS.items() if each.source == _TABLE_A1)
 _QUALITY = tuple(name for name, each in FILTERS.items() if each.source == _GOPHER)

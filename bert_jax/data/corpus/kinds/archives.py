@@ -47,9 +47,9 @@ class _Archive(FileSource):
         return needs_package(f"{self.name}: {said}")
 
     def _pieces(self, mark: bytes, most: int) -> Iterator[bytes | BadRecord]:
-        """Yield what comes before, between and after marks, and the errors about damage.
+        """Yield the bytes before, between and after occurrences of `mark`, and errors for damage.
 
-        A piece of more than `most` bytes is cut, but not below this size.
+        If a piece exceeds `most` bytes, a beginning of more than `most` bytes is yielded instead.
         """
         rest, lost = b"", False
         for block in self._content():
@@ -72,7 +72,7 @@ class _Archive(FileSource):
     def _read(
         self, pieces: Iterator[bytes | BadRecord], read: Callable[[bytes, int], Row | None]
     ) -> Iterator[Row]:
-        """Yield the results of `read(piece, number)`, except None, which stands for no record."""
+        """Yield the result or error of `read(piece, number)` for each piece, but leave out None."""
         for number, piece in enumerate(pieces, 1):
             try:
                 row = piece if isinstance(piece, BadRecord) else read(piece, number)
@@ -110,10 +110,10 @@ class WarcSource(_Archive):
     def _record(
         self, loader: Any, take: Callable[[], _Piece], again: deque[Any], piece: bytes, number: int
     ) -> Row | None:
-        """Read a record, which the pieces that `take` returns may continue.
+        """Read a record, which begins with `piece` and may continue in pieces from `take`.
 
-        If the record is bad, these pieces are put into `again`, since its length may be wrong. The
-        result is None if the record is not plain text.
+        If the record is bad, its length may be wrong, so the pieces from `take` are put into
+        `again`, to be read as records. The result is None if the record is not plain text.
         """
         from warcio.bufferedreaders import ChunkedDataReader
         from warcio.exceptions import ArchiveLoadFailed

@@ -324,7 +324,7 @@ def _read_files(paths: list[str]) -> list[_Paragraphs]:
 
 
 def _module_documents(source: str, tree: ast.Module) -> list[_Paragraphs]:
-    """Return a document per class of `MIN_SENTENCES` or more, then one for the module's rest."""
+    """Return one document per class with `MIN_SENTENCES` or more, then one for all other text."""
     documents: list[_Paragraphs] = []
     comments = deque(_comments(source))
     if tree.body:  # licences and authors come before the first statement

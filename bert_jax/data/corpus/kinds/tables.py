@@ -144,7 +144,7 @@ def _fields(line: str | BadRecord) -> list[str] | BadRecord:
 
 
 def _examples(batch: Any, field: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch of a parquet file, with the text as bytes if it may be no UTF-8."""
+    """Yield the rows of a parquet batch. Texts are bytes, since they may not be valid UTF-8."""
     import pyarrow as pa
 
     texts = batch.column(field)

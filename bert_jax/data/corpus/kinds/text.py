@@ -39,7 +39,7 @@ _STRAY_NULS = 7  # of a line that become spaces, however short the line is
 _PARAGRAPHS = 1 << 16  # joined at a time: lists of short lines take 40 times their memory
 
 _Blocks = Iterable[tuple[int, list[str] | BadRecord]]
-"""Number of the first line of each block, from 1, and its lines; or a line that is bad."""
+"""Blocks: the number of the first line, from 1, and the lines, or the error in a bad line."""
 
 
 class FileSource(Source):
@@ -47,9 +47,9 @@ class FileSource(Source):
 
     options: ReadOptions
     cut_suffixes: tuple[str, ...] = ("", ".gz", ".zst")
-    """Compression suffixes ("": uncompressed) of files inside which reading can start."""
+    """Suffixes of compression ("" for none) for which reading can start inside a file."""
     record_start: re.Pattern[bytes] | None = None
-    """Pattern that ends where a record begins; None means a line end or a blank line."""
+    """Pattern of the bytes before a record begins; None means a line end or a blank line."""
     has_records = False
     """Whether the file consists of records, such as the rows of a table."""
 
@@ -113,7 +113,7 @@ class FileSource(Source):
     def _cuts(self, sizes: Iterable[int]) -> list[int]:
         """Return sorted file positions at which to cut the part, including its start and end.
 
-        Each size is a distance in bytes; there is a cut where the first document after it begins.
+        For each of `sizes` (bytes from the start), the cut is where the next document begins.
         """
         begin, end = self._begin, self._begin + self.size
         with open_binary(self.name) as file:
@@ -121,7 +121,7 @@ class FileSource(Source):
             return sorted({begin, end, *itertools.takewhile(lambda cut: cut < end, cuts)})
 
     def _cut(self, file: Any, position: int, end: int) -> int:
-        """Find the first document after `position`; return its first byte, or `end` without one."""
+        """Return the position where the first document after `position` begins; `end` if none."""
         ends = _LINE_END if self.is_json or self.options.line_documents else _BLANK_LINE
         if self._compression:
             for most in _STREAM_BLOCKS:
@@ -143,7 +143,7 @@ class FileSource(Source):
 
     @override
     def _place(self, number: int) -> str:
-        """Name a line by its number in the file or, where that is not counted, in the part."""
+        """Name a line by its number in the file or, if that is not counted, in the part."""
         if self._begin and (self._compression or self.options.on_bad != "stop"):
             return f"line {number:,} after byte {self._begin:,}"
         if self._begin:
@@ -153,7 +153,7 @@ class FileSource(Source):
         return f"line {number}"
 
     def _content(self) -> Iterator[bytes | BadRecord]:
-        """Yield non-empty blocks of the decompressed `part` or file; an error stands for damage."""
+        """Yield decompressed blocks of the part or file, none empty, and a BadRecord for damage."""
         digest = hashlib.sha256()
         with open_binary(self.name) as file:
             if self._begin:

@@ -87,7 +87,7 @@ def covered_words(num_words: int, ngrams: Iterable[tuple[int, np.ndarray]]) -> n
 
 
 def mixed(hashes: np.ndarray) -> np.ndarray:
-    """Mix hashes so that a difference spreads over all 64 bits."""
+    """Return mixed hashes: a difference in a few bits of the input spreads over all 64 bits."""
     hashes = (hashes ^ (hashes >> np.uint64(32))) * _MIX
     return hashes ^ (hashes >> np.uint64(32))
 
@@ -118,7 +118,7 @@ class NgramTable:
         self._entries: dict[int, np.ndarray] = {}
         """For each size: the index in `_grams` of each n-gram of the texts."""
         self._filters: dict[int, np.ndarray] = {}
-        """For each size: (2^22,) bool, whether the index is the first 22 bits of a hash."""
+        """For each size: (2^22,) bool, true at each index that is the first 22 bits of a hash."""
         for size in self._sizes:
             self._grams[size], self._entries[size] = np.unique(
                 np.concatenate(hashes[size]), return_inverse=True
@@ -143,16 +143,16 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Mark the words of a document that n-grams of the texts cover, (n,) bool."""
+        """Return which words of a document are covered by n-grams of the texts, (n,) bool."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 
     def nothing_seen(self) -> dict[int, np.ndarray]:
-        """Return the initial marks of n-grams: for each size, False for each distinct n-gram."""
+        """Return an initial `seen` for `counts`: for each size, False for each distinct n-gram."""
         return {size: np.zeros(len(self._grams[size]), bool) for size in self._sizes}
 
     def counts(self, seen: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Count the n-grams of each text, and the n-grams of each text that `seen` marks.
+        """Count all n-grams of each text, and the n-grams of each text that are true in `seen`.
 
         Both arrays are (num_texts,) int64. They are 0 for a text with fewer than `MIN_WORDS` words.
         """
@@ -191,10 +191,10 @@ class Signatures(NamedTuple):
 
 @functools.cache
 def banding(threshold: float) -> tuple[int, int]:
-    """Return the number of bands, and of rows in each, that find documents of a similarity.
+    """Return the number of bands, and of rows per band, to find documents with this similarity.
 
-    Documents of this similarity share a band with a probability of 0.9975. Rows, which spare
-    comparisons of other documents, are as many as `_MAX_HASHES` allow.
+    Documents of similarity `threshold` share a band with a probability of at least 0.9975. The
+    number of rows is the largest within `_MAX_HASHES`; more rows mean fewer comparisons.
     """
 
     def bands(rows: int) -> int:

@@ -62,7 +62,7 @@ class Report:
     def counts(self) -> dict[str, dict[str, int | float]]:
         """Count the examples of each split and, if there are several splits, of `all` together.
 
-        `short` counts the examples that are too short to be judged. Among the others, `seen`,
+        `short` counts the examples that are too short to search for. Among the others, `seen`,
         `half` and `whole` count the examples with at least one, at least half, and all of their
         n-grams in the corpus; `share` is the mean fraction of n-grams in the corpus.
         """
@@ -185,7 +185,7 @@ _BLOCK_CHARS = 1 << 20
 _TASK_BYTES = 64 << 20
 
 Opens: TypeAlias = Callable[[], TokenStore]
-"""A function that processes on other machines can call, too, to open a store."""
+"""Function that opens a store, in this process or on another machine."""
 Span = tuple[int, int, int]
 """Index of a shard, and the begin and end of a range of document indices in this shard."""
 
@@ -195,9 +195,9 @@ def search_store(
 ) -> Report:
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
-    `opens` opens the store of the corpus with the name `corpus`, in any process. The evaluation
-    texts are encoded and decoded, so that they lack what the tokenizer drops (case, accents), as
-    the store's documents do. Raise a UserError if the store is missing or damaged.
+    `corpus` is the name of the corpus, and `opens` opens its store in any process. The evaluation
+    texts are first encoded and decoded. They then lack case or accents if the tokenizer removes
+    them, like the documents. Raise a UserError if the store is missing or damaged.
     """
     store, tokenizer = opened(opens)
     spans = store_spans(store)
@@ -211,9 +211,9 @@ def search_store(
 def search_sources(
     name: str, sources: Sequence[Any], evaluation: EvaluationSet, engine: Mapper
 ) -> Report:
-    """Search for evaluation texts in the texts of `sources` (`documents.Source`), called `name`.
+    """Search for evaluation texts in `sources` (`documents.Source`), called `name` in the report.
 
-    Processes on this machine get texts from this process. Processes of a cluster read the sources.
+    Local worker processes receive the texts. Workers of a cluster read the sources themselves.
     """
     table = ngrams.NgramTable(map(ngrams.normalised_words, evaluation.texts))
     if engine.is_local:
@@ -266,7 +266,7 @@ def map_spans(
 ) -> Iterator[T]:  # fmt: skip
     """Yield `function(store, tokenizer, span)` for each span, computed by the engine.
 
-    A task of a cluster is all spans of a shard, which its node then fetches or opens once.
+    On a cluster, all spans of a shard are one task, so that the shard is opened only once.
     """
     by_shard = (list(each) for _, each in itertools.groupby(spans, lambda span: span[0]))
     tasks = ([span] for span in spans) if engine.is_local else by_shard
@@ -276,7 +276,7 @@ def map_spans(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Application of `function` to the texts of spans. The first call opens the store."""
+    """Callable that applies `function` to the texts of spans. The first call opens the store."""
 
     function: Callable[[TokenStore, Tokenizer, Span], Any]
     opens: Opens

@@ -65,7 +65,7 @@ class Built:
 def make_shard(
     job: Job, task: Task, num_workers: int = 1, advance: Callable[[Task], None] = lambda task: None
 ) -> dict[str, Any]:
-    """Write a task's shards, one per corpus and part. Return the mark that the task is complete.
+    """Write a task's shards, one per corpus and part. Return the content of the task's mark file.
 
     The work uses `num_workers` processes. `advance` is called after each block of documents.
     """

@@ -6,11 +6,11 @@ Documents are numbered in the order of the corpus: the index of the task times 2
 in the task. The search is a series of shuffles (see `shuffle`):
 
 1. by key: documents with equal words are duplicates, others with equal keys are candidates;
-2. by the later document of each pair of candidates, which adds the later document's sketch;
-3. by the earlier document, whose sketch is compared with the later document's sketch;
-4. by document, in rounds: pairs join documents into groups (see `_grouped`);
+2. by the later document of each pair of candidates: the document's sketch joins the row;
+3. by the earlier document of each pair: its sketch is compared with the sketch in the row;
+4. by document, in rounds: duplicates are joined into groups (see `grouped_pairs`);
 5. by document: every document of a group but the first is dropped;
-6. by the hash of a paragraph, if repeated paragraphs are left out, and back by document.
+6. only if repeated paragraphs are left out: by the hash of a paragraph, then by document.
 
 No step depends on the division of the corpus into tasks and ranges, so the result does not either.
 """
@@ -36,7 +36,7 @@ _TASK = np.uint64(32)
 """Number of bits of a document's index in its task."""
 _INDEX = np.uint64((1 << 32) - 1)
 _WORDS = 16
-"""Number of words of a row that holds part of a sketch, of 4 + length values of 32 bits."""
+"""Number of uint64 words per row of a sketch: a key, and 30 of the 4 + length uint32 values."""
 
 
 def scan(
@@ -97,7 +97,7 @@ def _sorted(rows: np.ndarray) -> np.ndarray:
 
 
 def _begins(rows: np.ndarray) -> np.ndarray:
-    """Mark the rows that differ from the row before, (n,) bool."""
+    """Return which rows differ from the row before, (n,) bool; the first row always does."""
     return np.concatenate([np.ones(1, bool), (rows[1:] != rows[:-1]).any(1)])[: len(rows)]
 
 
@@ -107,7 +107,7 @@ def _unique(rows: np.ndarray) -> np.ndarray:
 
 
 def _distinct_texts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keep the first document of each key and text, from rows (key, hash, document).
+    """Return the first row (key, hash, document) of each key and hash.
 
     Also return pairs (duplicate, document that is kept) of documents with equal words.
     """
@@ -126,8 +126,8 @@ def find_duplicates(
 ) -> None:
     """Decide which documents and paragraphs to drop.
 
-    The decisions are written to files for `read_drops`. `scans` is what `scan` returned, for each
-    task in the order of the corpus, and `space` has the files of the scans; for `map_`, see
+    The decisions are written to files for `read_drops`. `scans` has the result of `scan` for each
+    task, in the order of the corpus. `space` has the files of the scans. For `map_`, see
     `shuffle.reduce`. Raise a UserError if the disk is full.
     """
     tasks, reduce = len(scans), functools.partial(shuffle.reduce, space, map_)
@@ -160,11 +160,11 @@ def grouped_pairs(
 ) -> tuple[list[Run], int]:
     """Join pairs (later, earlier) of documents into groups.
 
-    Two steps alternate until nothing changes: the earlier neighbours of each document, or the later
-    ones, are linked to the first of the document and all its neighbours. The number of rounds grows
-    with the logarithm of a group's size (Kiveris et al. 2014, "Connected Components in MapReduce
-    and Beyond", small-star and large-star). Return pairs (document, first document of its group),
-    and the number of rounds.
+    Two steps alternate until nothing changes. Each step finds the first of a document and its
+    neighbours. One step links the earlier neighbours to this first document; the other step links
+    the later ones. The number of rounds grows with the logarithm of a group's size (Kiveris et al.
+    2014, "Connected Components in MapReduce and Beyond", small-star and large-star). Return pairs
+    (document, first document of its group), and the number of rounds.
     """
     changed = [True, True]
     while len(changed) % 2 or any(changed[-2:]):
@@ -194,7 +194,7 @@ def _candidates(inputs: Inputs) -> Rows:
 
 
 class _Sketches(contextlib.ExitStack):
-    """Sketches of documents; the files of one task at a time are open."""
+    """Reader of the sketches of documents, which keeps open the files of only one task."""
 
     def __init__(self, space: Workspace) -> None:
         super().__init__()
@@ -263,10 +263,10 @@ def _links(earlier: bool, inputs: Inputs) -> Rows:
 
 
 def _decide(paragraphs: bool, inputs: Inputs) -> Rows:
-    """Save the decisions on documents; yield the `paragraphs` of the documents that are kept.
+    """Save the decisions on documents; if `paragraphs`, yield the paragraphs of kept documents.
 
     The inputs are pairs (document, first of its group), and pairs (document, first with the same
-    words). A document is an exact duplicate of the first of its group if these two are the same.
+    words). A document is an exact duplicate of the first of its group if both firsts are equal.
     """
     pairs = _sorted(inputs.rows())
     documents, begins, counts = np.unique(pairs[:, 0], return_index=True, return_counts=True)

@@ -183,7 +183,7 @@ class RayEngine(Engine):
                     ray.cancel(left, force=False)
 
     def _has_no_head(self) -> bool:
-        """Return true if the head is gone, and say so: in a minute, Ray ends this process."""
+        """Return true, and print an error, if the head node is gone. Ray then ends this process."""
         host, _, port = self._head.rpartition(":")
         with contextlib.suppress(OSError):
             socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()

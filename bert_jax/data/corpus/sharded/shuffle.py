@@ -1,13 +1,13 @@
 """Shuffle of rows, by key, from the tasks that write them to the reducers that need them.
 
-A row is a few uint64 words; the first is its key. The upper 32 bits of a key are its unit: for a
-hash any number, for a document the index of its task. Rows are written in runs, which are files
-sorted by key. A run covers a span of units and is divided into `FAN` slices of this span.
+A row is a few uint64 words; the first word is the key. The upper 32 bits of a key are its unit. If
+the key is a document, the unit is the index of its task. Rows are written in runs, which are files
+sorted by key. A run covers a span of units, divided into `FAN` slices of similar length.
 
-A reducer gets a range of units, and reads one part of each run. Ranges follow from the number of
-bytes. Where a slice of all runs is too large for a range, jobs first merge this slice, some runs at
-a time, into runs that divide the slice again, as in a radix sort. A run is thus opened at most
-`FAN` times, so that the number of opened files grows like the number of runs, not like its square.
+A reducer gets a range of units, and reads one part of each run. A range has about `RANGE_BYTES`. If
+a slice has more in all runs together, its rows are first merged, some runs at a time, into new runs
+that divide the slice again, as in a radix sort. A run is thus opened at most `FAN` times, so that
+the number of opened files grows like the number of runs, not like its square.
 """
 
 import functools
@@ -29,7 +29,7 @@ FAN = 64
 RANGE_BYTES = 3 << 25
 """Number of bytes in a range and in a run. A process takes up to ten times as much memory."""
 HASHES = 1 << 32
-"""Number of units of a hash."""
+"""Number of units that keys can have if they are hashes."""
 Span = tuple[int, int]
 """First unit, and the unit after the last."""
 
@@ -84,7 +84,7 @@ class Inputs:
 
 
 Rows = Iterator[tuple[str, np.ndarray]]
-"""Arrays of rows for other shuffles, each with the kind of its rows."""
+"""Pairs (kind, array of rows of this kind). Each kind is the input of another shuffle."""
 Reducer = Callable[[Inputs], Rows]
 """Picklable function that makes rows from the input of a reducer."""
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -134,9 +134,9 @@ def plan(
 ) -> tuple[list[Range], list[tuple[Span, list[Range]]]]:
     """Divide the span of some runs into ranges of at most about `limit` bytes.
 
-    `total`, (units + 1,), is the number of bytes that reducers read for all units below a unit
-    besides the runs. Also return the slices that are larger than a range, each with the ranges of
-    the merges that divide its rows.
+    `total[u]`, (units + 1,), counts the bytes that reducers read besides the runs for all units
+    below u. Also return the slices that are larger than a range, each with the ranges whose merges
+    divide its rows.
     """
     edges = _edges(span)
     sizes = sum((np.diff(run.offsets) for run in runs), np.zeros(FAN, np.int64))

@@ -127,7 +127,7 @@ class Workspace:
             self._files().rm(self._key(name), recursive=True)
 
     def lease(self) -> Lease:
-        """Return a lease on the directory of a bucket. The caller acquires it with `take`."""
+        """Return a lease on the directory of a bucket. The lease is not taken yet."""
         claims = bucket_claims(self._files(), self.place)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.place, _TIMES, say=say, writer="build", place="directory")
