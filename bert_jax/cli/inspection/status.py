@@ -113,7 +113,7 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint from which the run branches, or checkpoints that were averaged; may be empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step, at which checkpoints are never deleted."""
+    """Work directories of branches, by starting step; checkpoints at these steps are kept."""
     curve: list[tuple[float, float]]
     """Points (step, first training metric). If there are many, neighbouring points are averaged."""
     heldout_curve: list[tuple[float, float]]

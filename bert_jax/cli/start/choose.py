@@ -1,4 +1,4 @@
-"""The choice of size and steps for a time, from the law and the measured speed of a step."""
+"""The choice of size and steps for a given time, from `law` and the measured speed of a step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
     @property
     def nats(self) -> float:
-        """Nats below the unigram entropy that the law predicts."""
+        """Loss that `law` predicts, in nats below the unigram entropy."""
         return nats_below_unigram(self.size.parameters, self.tokens, self.unique)
 
 

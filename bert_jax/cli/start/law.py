@@ -46,7 +46,7 @@ def nats_below_unigram(parameters: int, tokens: int, unique: int) -> float:
 
 
 def surplus(train: TokenStore, heldout: TokenStore) -> float:
-    """Estimate the nats by which a text teaches more than the law says, from its bigrams."""
+    """Estimate, from bigrams, the gain of a text above the prediction of the law, in nats."""
     tokens, others = (first_tokens(store, _READ_TOKENS) for store in (train, heldout))
     expected = _BIGRAM - _BIGRAM_SIZE / len(tokens) ** _BIGRAM_POWER
     return bigram_gain(tokens, others, train.vocab_size) - expected
