@@ -108,7 +108,7 @@ class Family:
     local: bool = False
     """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether files give an ungated feed-forward layer's width; the gated layer has 2/3 of it."""
+    """Whether files give the feed-forward width of ungated layers; gated layers have 2/3 of it."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns the family's own reasons for not supporting a configuration, if any."""
     native: bool = True
