@@ -181,7 +181,7 @@ def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """Compile a function at its first call. `static` are the positions of its static arguments.
 
     On a CPU, a lower LLVM optimization level and a single module halve the time to compile a layer
-    of BERT-base, which runs as fast (docs/experiments.md).
+    of BERT-base. The layer runs as fast as before (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
     if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option
