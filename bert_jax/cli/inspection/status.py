@@ -75,7 +75,7 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and moved to damaged/."""
     seconds: dict[str, float]
-    """Seconds of all starts: `productive` time, and the reasons for badput (see `goodput`)."""
+    """Seconds of all starts: `productive`, and other time by reason (see `saved.runs.REASONS`)."""
     down_seconds: float
     """Total seconds between an end of the run and its next start, when nothing ran."""
     num_starts: int

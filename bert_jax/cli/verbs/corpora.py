@@ -150,7 +150,7 @@ class Tokenizer(Sources, groups.IntoDirectory):
 
 
 class Cleaning(Verb):
-    """Rules for cleaning documents."""
+    """Options for the rules that clean documents."""
 
     TITLE: ClassVar[str] = "cleaning"
 
