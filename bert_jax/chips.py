@@ -50,7 +50,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Chip(Accelerator):
-    """A TPU with the figures by which `bert-jax plan` turns cycles and bytes into seconds."""
+    """A TPU, with the clock and the rates that turn cycles and bytes into seconds."""
 
     clock_hz: float
     """Clock of the cores in Hz, which turns the compiler's cycle counts into seconds."""
