@@ -114,7 +114,7 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return true if a model has a class, so that `class_name` does not return "none"."""
+    """Return true if a model has a class, in Transformers or, for translation, in this package."""
     return class_name(saved) != "none"
 
 

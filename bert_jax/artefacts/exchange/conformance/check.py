@@ -161,7 +161,7 @@ def tokenizer_of(directory):
 
 
 def main(directory=HERE.parent):
-    """Run a directory on all texts, compare, and return the exit code."""
+    """Compare the outputs of a directory with the expected outputs; return the exit code."""
     cases = json.loads((HERE / "cases.json").read_text("utf-8"))
     tokenizer, run = globals()[f"by_{cases['format'].replace('-', '_')}"](Path(directory), cases)
     tokenize = partial(tokenizer, truncation=True, max_length=cases["max_length"])
