@@ -175,7 +175,7 @@ class Reranker:
     """Scorer of pairs of query and passage; its model has a score or two classes (no, yes)."""
 
     def __init__(self, model: SavedModel) -> None:
-        """Take a model from `forward.on_device`.
+        """Make a reranker of a model from `forward.on_device`.
 
         Raise a UserError if the head of the model predicts neither one score nor two classes.
         """
