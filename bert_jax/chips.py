@@ -50,7 +50,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Chip(Accelerator):
-    """A TPU with the figures by which `bert-jax plan` turns cycles and bytes into seconds."""
+    """A TPU, with the clock and the rates that turn cycles and bytes into seconds."""
 
     clock_hz: float
     """Clock of the cores in Hz, which turns the compiler's cycle counts into seconds."""
@@ -75,7 +75,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Size whose multiples make a torus dimension wrap around: 16 in 2-D, 4 in 3-D."""
+        """Divisor of the sizes of torus dimensions that wrap around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property

@@ -12,7 +12,7 @@ _DOUBLE_ROUNDS = 3  # of the Feistel network in `permute`: six half rounds
 
 
 def _mix_u64(x: np.ndarray) -> np.ndarray:
-    """Mix in place by splitmix64's finaliser (Steele, Lea, Flood 2014; Stafford's constants)."""
+    """Mix bits in place: splitmix64's finaliser (Steele, Lea, Flood 2014; Stafford's constants)."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)

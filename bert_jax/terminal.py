@@ -33,7 +33,7 @@ def markdown_table(rows: Sequence[Sequence[str]], *, figures: bool = False) -> s
 
 
 def plain(value: Any, most: int = 200) -> str:
-    """Return a value's text on one line, safe in Markdown code and tables, cut to `most`."""
+    """Return a value as one line of up to `most` characters, safe in Markdown code and tables."""
     return "".join(c if c.isprintable() and c not in "`|<>" else " " for c in f"{value}")[:most]
 
 

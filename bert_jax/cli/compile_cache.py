@@ -14,7 +14,7 @@ _MAX_BYTES = 4 << 30
 
 
 def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
-    """Set JAX's variables for the cache, before JAX is imported; a variable that is set stays.
+    """Set the cache variables of JAX that are not set yet. Call this before JAX is imported.
 
     The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache. The programs that were not used
     for the longest time are removed when the cache exceeds 4 GiB. Processors with different

@@ -16,8 +16,8 @@ def keep_pages() -> None:
     the kernel and gives them back, and the kernel clears each page again: 95 MB a step, a third of
     the time, with 2 layers of width 128 (docs/experiments.md). All three settings are needed.
 
-    Nothing changes on other systems, on machines with an accelerator, whose steps do not use the
-    host's memory, and where the environment has settings of the user.
+    Nothing changes without glibc, or if the user has set variables of its allocator. Nothing
+    changes with an accelerator either, because its steps do not use the host's memory.
     """
     given = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
     if given or any(map(glob.glob, _ACCELERATORS)):

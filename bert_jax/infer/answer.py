@@ -19,7 +19,7 @@ from bert_jax.tokenization.tokenizer import MAX_SPECIAL
 
 @dataclass(eq=False)
 class Answerer(Predictor[Question]):
-    """Question answering with a model that has a span head.
+    """Predictor of answers to questions, with a model that has a span head.
 
     The options are described in `LoadedModel.answer`. A context that does not fit in one row of
     tokens is read in overlapping windows. A token in several windows is scored in the window that

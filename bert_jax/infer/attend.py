@@ -113,7 +113,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Encode square roots in 8 bits. Without the root, most weights in a long text become 0."""
+    """Encode the weights' square roots in 8 bits. Without roots, most would be 0 in long texts."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 
@@ -216,7 +216,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
 
 
 def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
-    """Return the candidates for each mask, by position; a remark if there is no masked-LM head."""
+    """Return the page's text for each mask, by position: candidates, or a remark without a head."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}

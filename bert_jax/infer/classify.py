@@ -36,7 +36,7 @@ class RowPredictor(TextPredictor):
 
 @dataclass(eq=False)
 class Classifier(RowPredictor):
-    """Classification of texts. The options are described in `LoadedModel.classify`."""
+    """Predictor of classes of texts. The options are described in `LoadedModel.classify`."""
 
     top: Count | None = None
     threshold: Fraction | None = None

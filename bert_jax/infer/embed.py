@@ -1,4 +1,4 @@
-"""Vectors of texts, pooled in the way that the model was trained for or that the caller chooses."""
+"""Vectors of texts, pooled as in the training of the model or as options say."""
 
 import dataclasses
 import operator
@@ -44,7 +44,7 @@ def parse_layers(text: str) -> tuple[int, ...] | slice:
 
 @dataclass(eq=False)
 class Embedder(RowPredictor):
-    """Computation of text vectors. The options are described in `LoadedModel.embed`."""
+    """Predictor of text vectors. The options are described in `LoadedModel.embed`."""
 
     kind: Kind | None = None
     dimensions: int | None = None

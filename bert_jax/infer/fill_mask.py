@@ -21,7 +21,7 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 
 @dataclass(eq=False)
 class MaskFiller(TextPredictor):
-    """Prediction of masked tokens by a pretrained model.
+    """Predictor of masked tokens, with a pretrained model.
 
     The option `top` is described in `LoadedModel.fill_mask`. A mask is written as `[MASK]`, or as
     the tokenizer of the model spells its mask token, such as `<mask>`. Each text becomes one row

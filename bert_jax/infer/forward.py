@@ -157,11 +157,11 @@ def _states(model: SavedModel, batch: Batch, count: int) -> tuple[list[Array], C
 def _before_end(
     model: SavedModel, batch: Batch, *, all_places: bool = False
 ) -> tuple[dict[str, Any], Array, Context]:
-    """Run all layers of the encoder that the final program of a pass does not run itself.
+    """Run all layers of the encoder except, in most cases, the last layer.
 
-    The results (parameters, states (B, L, D) and context) are the inputs of the final program. It
-    usually runs the last layer (the parameters' key `layer`), only at the positions that are
-    needed. If `all_places` is set or the batch is small, this function runs the last layer at all
+    Return the inputs of the final program: parameters, states (B, L, D) and context. The final
+    program usually runs the last layer (the parameters' key `layer`), only at the positions needed.
+    If `all_places` is set or the batch is small, this function runs the last layer at all
     positions. For a small batch, this costs less time than compiling another program.
     """
     encoder, num_layers = dict(model.params["encoder"]), model.config.num_layers
@@ -181,7 +181,7 @@ def _program(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """Compile a function at its first call. `static` are the positions of its static arguments.
 
     On a CPU, a lower LLVM optimization level and a single module halve the time to compile a layer
-    of BERT-base, which runs as fast (docs/experiments.md).
+    of BERT-base. The layer runs as fast as before (docs/experiments.md).
     """
     on_cpu = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
     if jax.__version_info__ < (0, 11):  # JAX 0.11 has no such option

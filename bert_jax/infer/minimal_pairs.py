@@ -93,7 +93,7 @@ def pair_scores(model: SavedModel, pairs: Sequence[Record]) -> Float[np.ndarray,
 
 
 class _Likelihood(MaskFiller):
-    """Computation of the log-probabilities of given tokens behind masks."""
+    """Predictor of the log-probabilities of given tokens behind masks."""
 
     @override
     def forward(self, batch: Batch) -> Any:

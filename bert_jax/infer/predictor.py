@@ -49,7 +49,7 @@ class Prepared(Generic[Example]):
     limit: str = ""
     """Limit that was exceeded, such as "texts are longer than 128 tokens"."""
     done: str = "were cut there"
-    """Verb phrase of the warning, which tells what happened to the examples."""
+    """Verb phrase that tells, in the warning, what happened to the examples."""
 
 
 class Cuts:
@@ -83,7 +83,7 @@ class Given(Origin):
 
 @dataclass(eq=False)
 class Predictor(ABC, Generic[Example], Bounded):
-    """Base class of the kinds of prediction, each with a model and options."""
+    """Base class of predictors, each of which has a model and options."""
 
     model: SavedModel
     """Model from `forward.on_device`."""

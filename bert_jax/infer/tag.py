@@ -65,7 +65,7 @@ def _is_mark(character: str) -> bool:
 
 @dataclass(eq=False)
 class Tagger(Predictor[TaggableText]):
-    """Tagging of words. Long texts are read in overlapping windows (see `tag_windows`)."""
+    """Predictor of words' tags. Long texts are read in overlapping windows (see `tag_windows`)."""
 
     FIELDS = ("text", "tokens")
     PER_TOKEN = True

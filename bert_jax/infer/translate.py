@@ -24,7 +24,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
 @dataclass(eq=False)
 class Translator(TextPredictor):
-    """Translation by beam search. The options are described in `LoadedModel.translate`.
+    """Predictor of translations by beam search. `LoadedModel.translate` describes the options.
 
     A row consists of the source, followed by the tokens with which the translation must begin. The
     translation of a text without tokens is empty.
@@ -137,7 +137,7 @@ class Translator(TextPredictor):
         return [answer["translation"] for part in parts for answer in self.predict(part)]
 
     def _hypotheses(self, found: Found, limit: int) -> list[Answer]:
-        """Return each hypothesis with its score, and with `cut` if the limit ended it."""
+        """Return each hypothesis with its score, and with `cut` if it ended at the length limit."""
         forces_end = self.model.network is not None and self.model.network.forces_end
         answers: list[Answer] = []
         for tokens, length, score, ended in zip(*found, strict=True):

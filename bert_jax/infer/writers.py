@@ -38,7 +38,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records; set `Record.line` until a record has no matching saved line."""
+        """Yield all records. The first ones get their saved `line`, up to one whose CRC differs."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -48,7 +48,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record. A UserError of `chunks` also says how to continue."""
+        """Write a line for each record. A UserError from `chunks` also gets advice to rerun."""
         count, ended = 0, False
         try:
             with staged_file(self._out) as file, open(self._path, "wb") as kept:

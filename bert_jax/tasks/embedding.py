@@ -216,7 +216,7 @@ def group_rows(
 
 
 def wanted_scores(examples: Sequence[TextExample], size: int) -> Float[np.ndarray, "N K"]:
-    """Return the `task.scores` of each pair, or else 1 for its document, in rows of `size`."""
+    """Return each pair's `task.scores` or, without scores, 1; zeros pad the rows to `size`."""
     wanted = np.zeros((len(examples), size), np.float32)
     for row, each in zip(wanted, examples, strict=True):
         given = each.label if isinstance(each.label, tuple) else (1.0,)
@@ -316,14 +316,14 @@ class EmbeddingSplit(Split):
         return self._graded(search_scores(flat[queries], flat[documents], relevant, hidden))
 
     def _graded(self, values: Mapping[str, Float[np.ndarray, " Q"]]) -> Examined:
-        """Return the means of each query's scores, and the data for their confidence intervals."""
+        """Return the data for confidence intervals of the queries' mean scores, and the details."""
         each = np.stack([values[name] for name in self._score_names], axis=1)
         units, right = np.arange(len(each)), each.mean(axis=1)
         found = Grounds(means(self._score_names, each), units, right)
         return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
-        """Return the cosine between the two texts of each row, for sparse vectors the product."""
+        """Return the cosine of each row's two texts or, for sparse vectors, the inner product."""
         if self.rows.group == 1:
             raise UserError(
                 f"{self.name} has single texts, but predictions compare pairs; use `bert-jax "

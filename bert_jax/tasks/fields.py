@@ -146,7 +146,7 @@ class TaskConfig(Bounded, section="task"):
 
 @dataclass(frozen=True, kw_only=True)
 class FileTaskConfig(TaskConfig):
-    """Fields of tasks that read the user's files."""
+    """Settings of tasks that read the user's files."""
 
     train: str = ""
     """File to train on."""
@@ -171,7 +171,7 @@ class FileTaskConfig(TaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenConfig(TableFormat, FileTaskConfig):
-    """Fields of tasks that read tables in any format."""
+    """Settings of tasks that read tables in any format."""
 
     id: str = ""
     """Column of the rows' ids. If empty, rows are numbered from 0."""

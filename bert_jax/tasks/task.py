@@ -95,7 +95,7 @@ class Split(ABC):
         return math.nan if self._data.truth is None else self._best_constant(self._data.truth)
 
     def linear_score(self, train: "Split") -> float | None:
-        """Score of a linear model of words; None without scikit-learn, NaN for other tasks."""
+        """Return a linear model's score; NaN if the task has none, None without scikit-learn."""
         return math.nan
 
     def _best_constant(self, gold: list[Any]) -> float:

@@ -114,7 +114,7 @@ def class_name(saved: SavedModel) -> str:
 
 
 def has_class(saved: SavedModel) -> bool:
-    """Return true if a model has a class, so that `class_name` does not return "none"."""
+    """Return true if a model has a class, in Transformers or, for translation, in this package."""
     return class_name(saved) != "none"
 
 
@@ -166,7 +166,7 @@ def _complete(saved: SavedModel) -> Params:
 
 
 def without_types(saved: SavedModel) -> SavedModel:
-    """Add the first token type to the position embeddings if the class has no token types."""
+    """Return a model with the first token type in its position table if its class has no types."""
     table = saved.params["encoder"]["embeddings"]
     if FAMILIES[family_of(saved)].has_types or not np.any(table["type"]):
         return saved

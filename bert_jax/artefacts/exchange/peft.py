@@ -88,7 +88,7 @@ def write(saved: SavedModel, out: Path) -> None:
 
 
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Apply the written adapter to the base model; return `proven` of the outputs' comparison."""
+    """Apply the adapter to the base model, compare outputs; return the result of `proven`."""
     programs: list[Callable[[Any], dict[str, np.ndarray]]]
     packages = ["safetensors", "tokenizers"]
     theirs: dict[str, Any] = {"ran": False, "why": ONLY_OURS}

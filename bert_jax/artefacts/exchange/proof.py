@@ -271,7 +271,7 @@ def compare(
     *programs: Callable[[Any], Mapping[str, np.ndarray]],
     optional: Iterable[str] = (),
 ) -> list[dict[str, float]]:
-    """Return each program's largest absolute difference from `saved` in each output, by its name.
+    """Return, for each program, the largest absolute differences from `saved`, by output name.
 
     Raise a ProofFailedError if a program lacks a required output, or an output has a wrong shape.
 

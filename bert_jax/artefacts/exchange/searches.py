@@ -16,7 +16,7 @@ SEARCHES = {"greedy": SearchConfig(num_beams=1), "beam": SearchConfig()}
 MAX_STEPS = 32
 """Largest number of tokens in a translation that a proof compares."""
 TIE = 1e-5
-"""Log-probabilities that differ by less than this are a tie: rounding decides between them."""
+"""Difference in log-probability below which two translations tie: rounding decides between them."""
 
 Translate = Callable[[proof.Batch, SearchConfig, int], list[list[int]]]
 """Function from sources, a search and a length limit to the tokens of the best translations."""

@@ -41,7 +41,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Our activations by name in `config.json`; of several names for one, exports write the first."""
+"""Our activations, by name in `config.json`. If several names fit, exports write the first."""
 
 _VALUES: Mapping[str, Mapping[str, Any]] = {
     "activation": ACTIVATIONS,
@@ -91,7 +91,7 @@ class Family:
     compares: bool = False
     """Whether the family has a multiple-choice class, whose classification head scores choices."""
     pooler: tuple[Entry, ...] = ()
-    """Pooler of classes without a fine-tuning head; old files of other classes may also have it."""
+    """Entries of the pooler of classes without a fine-tuning head; other old files may have it."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
     """Map from each value of `classifier_pooling` in a file to the pooling of bert_jax; the first
     value is the default. If the map is empty, the family's classifiers use BERT's pooler."""
@@ -100,7 +100,7 @@ class Family:
     dropouts: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(TASKS.values(), "classifier_dropout")
     )
-    """Field of `config.json` with a head's dropout rate (default: that of the layers), by kind."""
+    """Field of `config.json` with the dropout rate (default: the layers' rate), by kind of head."""
     class_names: Mapping[str, str] = field(default_factory=dict)
     """Irregular class names, by task such as ForMaskedLM. Regular names are a prefix and a task."""
     theta: float = 10000.0
@@ -108,7 +108,7 @@ class Family:
     local: bool = False
     """Whether layers may have local attention, with a separate base of the rotary angles."""
     narrows_mlp: bool = False
-    """Whether files give an ungated feed-forward layer's width; the gated layer has 2/3 of it."""
+    """Whether files give the feed-forward width of ungated layers; gated layers have 2/3 of it."""
     refuses: Callable[[ModelConfig], list[str]] = lambda config: []
     """Function that returns the family's own reasons for not supporting a configuration, if any."""
     native: bool = True
@@ -238,5 +238,5 @@ def their_name(field: str, value: Any) -> str:
 
 
 def show(value: object) -> str:
-    """Format a value from a file for a message; null becomes "None" (`short` says "missing")."""
+    """Format a value from a file for a message, as `short` does, but write null as "None"."""
     return "None" if value is None else short(value)

@@ -246,7 +246,7 @@ def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files in the first format of `read_weights` that a directory has."""
+    """Return a directory's weight files, all in the format that `read_weights` prefers."""
     if (directory / INDEX).is_file():
         return sorted(directory.glob("*.safetensors"))
     files = (directory / name for name in (WEIGHTS, FLAX_WEIGHTS))

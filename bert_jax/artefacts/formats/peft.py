@@ -147,7 +147,7 @@ def _tensors(
 
 
 def _alpha(path: Path, given: Mapping[str, Any], module: str) -> float:
-    """Return a module's alpha: the `alpha_pattern` entry that ends its name, or `lora_alpha`."""
+    """Return the entry of `alpha_pattern` for a module or, if there is none, `lora_alpha`."""
     alpha, patterns = given.get("lora_alpha"), given.get("alpha_pattern") or {}
     if isinstance(patterns, Mapping):
         for name, own in patterns.items():

@@ -5,8 +5,8 @@ pooling, linear maps and, if vectors have length 1, a normalisation. This packag
 fields that sentence-transformers 2 to 6 read. It also reads the newer names that version 6 writes.
 A cross-encoder is a classifier in Hugging Face's format, with a function of its logits.
 
-A `SparseEncoder` has a masked-LM model and SpladePooling. If no encoder reads queries, these read
-the documents of a Router, whose queries have a SparseStaticEmbedding.
+A `SparseEncoder` has a masked-LM model and SpladePooling. If they read only documents, a Router
+sends documents to them, and queries to a SparseStaticEmbedding.
 """
 
 import re

@@ -120,9 +120,9 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
     """Return normalisers that apply the replacement table of the model as SentencePiece does.
 
-    `tokenizers` replaces a letter with its marks, if they have at most five bytes, by the table's
-    entry for their shortest prefix, and so loses the other marks. Therefore the steps before the
-    table compose characters as the table would, and then separate other marks from their letters.
+    If a letter and its marks have at most five bytes, `tokenizers` replaces all by the table's
+    entry for their shortest prefix, and so loses other marks. Therefore the steps before the table
+    compose characters as the table would, and then separate other marks from their letters.
     """
     if normalize(_DROPPED):
         return [normalizers.Precompiled(table)]  # without the separator, marks must stay

@@ -147,7 +147,7 @@ def _run_tokenizer(place: WorkDir) -> tuple[Tokenizer, Path]:
 
 
 def read_finetuned(workdir: str | Path) -> SavedModel:
-    """Read the best model of a fine-tuning run, with outputs as trained (see `in_units`)."""
+    """Read the best model of a fine-tuning run, before its outputs are converted by `in_units`."""
     from bert_jax.artefacts.saved.runs import finetuned_checkpoint, read_reports
     from bert_jax.tasks.config import TaskConfig
     from bert_jax.tasks.opening import restore_task

@@ -40,7 +40,7 @@ REPORT = "report.json"
 """File with the report on the model that a fine-tuning run has saved."""
 
 REASONS = ("startup", "compile", "restore", "save", "evaluation", "input", "lost")
-"""Reasons for badput, in the order in which they are shown."""
+"""Reasons for time in which a run does not train (badput), in the order of their display."""
 PRODUCTIVE = "productive"
 
 NO_MODEL = (

@@ -45,8 +45,8 @@ class Part(NamedTuple):
     """Root mean squares over the weight matrices of the embeddings, a layer or the head.
 
     `start` is for initial weights, if random; `update` is for the next update at the peak learning
-    rate. `uneven` is the largest divergence of a head from uniform attention (nats). `largest` is
-    the mean over tokens of the largest attention weight, in the head where it is lowest.
+    rate. Each head has a mean divergence from uniform attention (nats) and a mean largest weight:
+    `uneven` is the highest divergence of a head, `largest` the lowest of the largest weights.
     """
 
     name: str
@@ -135,7 +135,7 @@ def measure(work: WorkDir) -> Evidence:
 
 
 def _sizes(tree: Any) -> dict[str, float]:
-    """Return the root mean square of each part, without queries and keys: see `_attention`."""
+    """Return the root mean square of the weights of each part, without queries and keys."""
     found: dict[str, list[tuple[float, int]]] = {}
     for path, leaf in named_leaves(tree).items():
         part = next((part for part in _PARTS if part in path.split("/")), "")
@@ -184,7 +184,7 @@ def _texts(stream: ExampleStream, phase: int, at: int, unknown: int) -> Iterator
 
 
 def judge(e: Evidence) -> list[dict[str, str]]:
-    """Return a dict with the keys `_FINDING` per failed test, causes before consequences."""
+    """Return a finding, with the keys `_FINDING`, for each failed test; causes come first."""
     uniform, best_std = math.log(e.vocab_size), 0.02 * math.sqrt(768 / e.hidden_dim)
     normal = 0.88 * best_std  # see `ModelConfig.init_std`
     bases = [max(part.start or part.weights, normal) for part in e.parts]

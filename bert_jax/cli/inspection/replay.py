@@ -256,7 +256,7 @@ def _marked(tokenizer: Tokenizer, original: int, given: int, predicted: bool, gl
 def _plain(tokenizer: Tokenizer, token: int, glued: bool) -> str:
     """Return a token's text without the mark for a word start or a continuation.
 
-    A mark that is the whole token stays, and so does the mark ## if the token is not `glued`.
+    A mark without other text stays. The mark ## is removed only if `glued` (joined to a word).
     """
     text = tokenizer.id_to_token(token)
     if tokenizer.kind != "wordpiece":

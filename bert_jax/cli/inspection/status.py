@@ -75,7 +75,7 @@ class RunStatus:
     damaged: list[str]
     """Names of checkpoints that were found damaged and moved to damaged/."""
     seconds: dict[str, float]
-    """Seconds of all starts: `productive` time, and the reasons for badput (see `goodput`)."""
+    """Seconds of all starts: `productive`, and other time by reason (see `saved.runs.REASONS`)."""
     down_seconds: float
     """Total seconds between an end of the run and its next start, when nothing ran."""
     num_starts: int
@@ -113,7 +113,7 @@ class PretrainStatus(RunStatus):
     origin: str
     """Checkpoint from which the run branches, or checkpoints that were averaged; may be empty."""
     branches: dict[int, list[str]]
-    """Work directories of branches by starting step, at which checkpoints are never deleted."""
+    """Work directories of branches, by starting step; checkpoints at these steps are kept."""
     curve: list[tuple[float, float]]
     """Points (step, first training metric). If there are many, neighbouring points are averaged."""
     heldout_curve: list[tuple[float, float]]

@@ -30,7 +30,7 @@ from bert_jax.training.finetune.evaluate import Scored, check_runs, differences
 from bert_jax.training.pretrain.corpus import open_corpus
 
 LEAST_GAP = 0.1
-"""Smallest loss increase by wrong sources, in nats per token, of a decoder that uses sources."""
+"""Loss increase with wrong sources, in nats per token, below which a decoder ignores sources."""
 _CAPTIONS = 10_000
 _SEED = 20140901
 
@@ -47,11 +47,11 @@ def evaluate_pairs(
 ) -> dict[str, Any]:
     """Translate a file of source sentences, and score the translations against reference sentences.
 
-    Both files have one sentence per line. `corpus` replaces the run's corpus, whose targets are the
-    candidates for the best constant translation, one text for all. `versus` are the runs of another
-    model: one for `workdir` and one for each of `other_seeds`, in this order. Raise a UserError if
-    a model does not translate; the runs cannot be paired; the corpus has no pairs; a file cannot be
-    read, has no lines or has an empty line; or the files have different numbers of lines.
+    Both files have one sentence per line. The best constant translation, one text for all sources,
+    is a target of `corpus` (None: the run's corpus). `versus` are the runs of another model: one
+    for `workdir` and one for each of `other_seeds`, in this order. Raise a UserError if a model
+    does not translate; the runs cannot be paired; the corpus has no pairs; a file cannot be read,
+    has no lines or has an empty line; or the files have different numbers of lines.
 
     Returns:
         `bleu` and `chrf` with intervals and signatures; `exact`, the share of translations that

@@ -175,7 +175,7 @@ def _measured(corpus: Corpus, size: Size) -> Speed:
 
 
 def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
-    """Predict the speed of a size on a TPU slice; a size that does not fit takes forever."""
+    """Predict the speed of a size on a TPU slice; the time is infinite if the size does not fit."""
     config = recipe(size, chips=place.num_chips).with_vocabulary(vocab_size)
     planner = Planner(config, 0, place, cache=default_cache())
     seconds = planner.plan(planner.configured).seconds

@@ -1,4 +1,4 @@
-"""The choice of size and steps for a time, from the law and the measured speed of a step."""
+"""The choice of size and steps for a given time, from `law` and the measured speed of a step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
     @property
     def nats(self) -> float:
-        """Nats below the unigram entropy that the law predicts."""
+        """Loss that `law` predicts, in nats below the unigram entropy."""
         return nats_below_unigram(self.size.parameters, self.tokens, self.unique)
 
 
@@ -46,8 +46,8 @@ def choices(
 ) -> list[Choice]:
     """Return a choice for each size, the best first.
 
-    `measure` is called for few sizes: first for a small one, whose speed and operations give the
-    speeds of the others, then for the best so far, until the best has been measured. Measured
+    `measure` is called for few sizes. The first is small; its speed and operations predict the
+    other speeds. The next is the best size so far, until the best has been measured. Measured
     speeds are added to `known`. A run takes `seconds`, and its text has `unique` tokens.
     """
     best = sizes[1]

@@ -20,7 +20,7 @@ _BIGRAM, _BIGRAM_SIZE, _BIGRAM_POWER = 1.95, 64.4, 0.35
 """Constants of the expected gain of a bigram model, in nats, for a number of training tokens."""
 _READ_TOKENS = 10_000_000
 SPREAD = 0.15
-"""Standard deviation of a run's result from its prediction, in nats."""
+"""Standard deviation of the differences between runs' losses and their predictions, in nats."""
 INTERVAL = 1.2816
 """Number of standard deviations on each side of an 80% interval."""
 
@@ -46,7 +46,7 @@ def nats_below_unigram(parameters: int, tokens: int, unique: int) -> float:
 
 
 def surplus(train: TokenStore, heldout: TokenStore) -> float:
-    """Estimate the nats by which a text teaches more than the law says, from its bigrams."""
+    """Estimate, from bigrams, the gain of a text above the prediction of the law, in nats."""
     tokens, others = (first_tokens(store, _READ_TOKENS) for store in (train, heldout))
     expected = _BIGRAM - _BIGRAM_SIZE / len(tokens) ** _BIGRAM_POWER
     return bigram_gain(tokens, others, train.vocab_size) - expected

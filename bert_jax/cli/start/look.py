@@ -1,4 +1,4 @@
-"""A look at the text and at the machine, on which the choices of `bert-jax start` rest."""
+"""Properties of the text and of the machine, from which `bert-jax start` chooses."""
 
 import os
 from collections import Counter

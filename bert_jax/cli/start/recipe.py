@@ -23,11 +23,11 @@ class Size(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Parameters of the layers: four maps of attention and three of the gated network."""
+        """Number of the layers' parameters: four maps of attention, three of the gated network."""
         return 7 * self.num_layers * self.width**2
 
     def cost(self, tokens: int) -> float:
-        """Operations of a step of `tokens` tokens: layers, vocabulary, and Muon's iterations."""
+        """Count the operations in a step: layers, vocabulary, and Muon's iterations."""
         head = self.width * _VOCABULARY * _MASKED
         return 6 * tokens * (self.parameters + head) + 30 * self.width * self.parameters
 
@@ -39,7 +39,7 @@ SIZES = tuple(
 
 
 def recipe(size: Size, num_steps: int = 1000, corpus: str = "", chips: int = 1) -> PretrainConfig:
-    """Return the configuration of a run; each chip gets as many rows as one has by default."""
+    """Return the configuration of a run; each chip gets the default number of rows."""
     config = load_config(PretrainConfig, f"start:{size}")
     (phase,) = config.training.phases
     every = max(1, -(-num_steps // _EVALUATIONS))

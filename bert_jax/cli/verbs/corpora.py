@@ -161,7 +161,7 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
 
 
 class Cleaning(Verb):
-    """Rules for cleaning documents."""
+    """Options for the rules that clean documents."""
 
     TITLE: ClassVar[str] = "cleaning"
 

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class OfModel(Verb):
-    """The model that a verb reads."""
+    """Argument for the model that a verb reads."""
 
     model: Given[ModelPlace]
     """Work directory of a run, or directory in Hugging Face's format."""
 
 
 class OfRun(Verb):
-    """The run that a verb reads."""
+    """Argument for the run that a verb reads."""
 
     workdir: Given[RunPlace]
     """Work directory of the run."""
 
 
 class Json(Verb):
-    """The format of the output."""
+    """Option for the format of the output."""
 
     json: bool = False
     """Print JSON instead of lines for people."""
@@ -46,14 +46,14 @@ class Json(Verb):
 
 
 class Rows(Verb):
-    """A limit on the number of rows."""
+    """Option that limits the number of rows."""
 
     rows: Count | None = None
     """Largest number of rows to read or print (default: `grow` 1024, `inspect` 4, others all)."""
 
 
 class StoreRows(Rows):
-    """A corpus, and a limit on the number of its rows."""
+    """Options for a corpus, and for a limit on the number of its rows."""
 
     corpus: CorpusPlace | None = None
     """Output of `bert-jax corpus` with the model's tokenizer (default: the run's corpus). `grow`
@@ -61,21 +61,21 @@ class StoreRows(Rows):
 
 
 class Checkpoint(Verb):
-    """One checkpoint of a run."""
+    """Option for one checkpoint of a run."""
 
     step: int | None = None
     """Step of the checkpoint to read (default: the newest intact one; for `verify`, all)."""
 
 
 class Seed(Verb):
-    """The seed of random numbers."""
+    """Option for the seed of random numbers."""
 
     seed: Natural = 0
     """Seed for the order of rows (`inspect`) or for noise on copied weights (`grow --preserve`)."""
 
 
 class Plot(Verb):
-    """The picture that a verb draws."""
+    """Option for the picture that a verb draws."""
 
     plot: options.Picture | None = None
     """PNG file for the picture. By default, `status` writes loss.png and `evaluate --by-position`
@@ -98,14 +98,14 @@ class Plot(Verb):
 
 
 class IntoDirectory(Verb):
-    """The directory that a verb writes."""
+    """Option for the directory that a verb writes."""
 
     out: options.Directory
     """Directory to write. It appears only when it is complete."""
 
 
 class License(Verb):
-    """The licence of the output."""
+    """Option for the licence of the output."""
 
     license: Text = ""
     """Licence of the text or model, abbreviated as on the Hugging Face Hub, such as apache-2.0 or
@@ -113,14 +113,14 @@ class License(Verb):
 
 
 class Tolerance(Verb):
-    """The comparison of a converted model with its source."""
+    """Option for the comparison of a converted model with its source."""
 
     tolerance: NonNegative = 1e-4
     """Largest permitted difference from the source in any hidden state or logit."""
 
 
 class OnEngine(Verb):
-    """The engine that shares the work among processes."""
+    """Options for the processes that share the work, and for the engine that runs them."""
 
     num_workers: int | None = None
     """Number of processes (default: one for each core)."""
@@ -130,7 +130,7 @@ class OnEngine(Verb):
     cluster. `tokenizer` samples the text in one process unless this option is given."""
 
     def opened_engine(self) -> "contextlib.closing[Engine]":
-        """Return the engine, which a `with` block closes."""
+        """Return the engine as a context manager that closes the engine at the end."""
         from bert_jax.data.corpus.sharded.engine import open_engine
 
         name, _, place = (self.engine or "local").partition(":")
@@ -140,7 +140,7 @@ class OnEngine(Verb):
 
 
 class Top(Verb):
-    """The length of a list of answers."""
+    """Option for the length of a list of answers."""
 
     top: Count | None = None
     """Number of answers to list for each text (default: 5 for `fill-mask`, 10 for `search`, 1 for
@@ -148,21 +148,21 @@ class Top(Verb):
 
 
 class SecondText(Verb):
-    """The second text of a pair."""
+    """Option for the second text of a pair."""
 
     text_b: Text | None = None
     """Second text of a pair; for a translation model, the target (default: its own translation)."""
 
 
 class Dimensions(Verb):
-    """Shortening of vectors."""
+    """Option that shortens vectors."""
 
     dimensions: Annotated[int | None, "N"] = None
     """Number of leading entries of each vector to keep (default: all)."""
 
 
 class Columns(Verb):
-    """Names in tables and JSON lines."""
+    """Option for names in tables and JSON lines."""
 
     columns: tuple[Annotated[Text, "FIELD=COLUMN,..."], ...] = ()
     """Names of columns in tables, or of fields in JSON lines, separated by commas, such as
@@ -195,7 +195,7 @@ class Columns(Verb):
 
 
 class Texts(Verb):
-    """Texts that a model reads."""
+    """Argument and option for the texts that a model reads."""
 
     texts: Given[tuple[Text, ...]] = ()
     """Texts, questions or queries; - (or no text and no --input) means standard input."""
@@ -205,7 +205,7 @@ class Texts(Verb):
 
 
 class Device(Verb):
-    """The device of a model."""
+    """Option for the device of a model."""
 
     device: Annotated[str | None, "NAME"] = None
     """Device: cpu, gpu or tpu, or one of several, such as gpu:1 (default: JAX's first device)."""
@@ -219,7 +219,7 @@ class Device(Verb):
 
 
 class Rerank(Verb):
-    """The reranker of a search."""
+    """Options for the reranker of a search."""
 
     rerank: ModelPlace | None = None
     """Model fine-tuned on text pairs (a score or two classes) to reorder --candidates passages."""
@@ -228,7 +228,7 @@ class Rerank(Verb):
 
 
 class Beams(Verb):
-    """The search for a translation."""
+    """Options for the search for a translation."""
 
     TITLE: ClassVar[str] = "search for a translation"
 

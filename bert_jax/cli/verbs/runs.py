@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Configured(Verb):
-    """A configuration of a run."""
+    """Options for the configuration of a run."""
 
     config: Annotated[str, "FILE"]
     """Name of a configuration or path of a Python file, such as bert_tiny or my/bert.py. An
@@ -84,7 +84,7 @@ class Run(Configured):
 
     @property
     def profiler(self) -> "Profile | None":
-        """Profiler of the steps --profile; None without this option."""
+        """Profiler of the steps that --profile gives; None without this option."""
         if not self.profile:
             return None
         from bert_jax.planning.profile import Profile

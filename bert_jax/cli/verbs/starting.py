@@ -1,4 +1,4 @@
-"""Verbs with which one starts."""
+"""The verbs `start` and `demo`, which make a first model."""
 
 from pathlib import Path
 from typing import Annotated, Literal

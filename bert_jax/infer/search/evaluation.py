@@ -27,7 +27,7 @@ CLUSTERINGS = 10
 """Number of runs of k-means, each with different initial centres."""
 
 Result = dict[str, Any]
-"""JSON object: sizes of the data; "scores" by width or method, then metric; "warning" of cuts."""
+"""JSON object: sizes of the data; "scores" by width or method and by metric; "warning" of cuts."""
 
 
 @dataclass

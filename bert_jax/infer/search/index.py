@@ -107,9 +107,9 @@ class Index:
     """An index on disk, which other programs may have updated with LanceDB."""
 
     def __init__(self, path: Path) -> None:
-        """Open an index. Raise a UserError if `path` has none, or a file of `write_index` differs.
+        """Open an index. Raise a UserError if `path` has no index, or the index is damaged.
 
-        Files that an update has replaced, or written, are not compared.
+        Files of `write_index` are compared with their CRCs, unless an update has removed them.
         """
         lancedb, _ = _lancedb()
         self.path, self.link = path, path / LINK
@@ -137,8 +137,8 @@ class Index:
 
         `words` are queries to search by BM25. `vectors` are vectors of queries, of length 1, to
         search by cosine; the search is exact, unless an update gave the table an approximate index.
-        If both are given, the score is the mean of the cosine and the share of the query's best
-        BM25 (Bruch et al. 2023). Raise a UserError if LanceDB cannot search the table.
+        If both are given, the score is the mean of the cosine and of BM25 / the query's best BM25
+        (Bruch et al. 2023). Raise a UserError if LanceDB cannot search the table.
         """
         with _errors_of(self.path):
             most = min(top, self.table.count_rows())
@@ -172,10 +172,10 @@ class Index:
 
 
 class Reranker:
-    """Scorer of a query and a passage, by a model with a score or with two classes (no, yes)."""
+    """Scorer of pairs of query and passage; its model has a score or two classes (no, yes)."""
 
     def __init__(self, model: SavedModel) -> None:
-        """Take a model from `forward.on_device`.
+        """Make a reranker of a model from `forward.on_device`.
 
         Raise a UserError if the head of the model predicts neither one score nor two classes.
         """
@@ -193,9 +193,9 @@ class Reranker:
         self, queries: Sequence[str], passages: Sequence[str], *, cuts: Cuts | None = None,
         advance: Callable[[int], object] = lambda count: None,
     ) -> Float[np.ndarray, " N"]:  # fmt: skip
-        """Return each pair's score, or for two classes the second's log odds; higher is better.
+        """Return the score of each pair or, for two classes, the log odds of the second class.
 
-        `cuts` and `advance` are as in `Predictor.parts`.
+        A higher score is better. `cuts` and `advance` are as in `Predictor.parts`.
         """
         reader, found = self._classifier, [np.zeros(0, np.float32)]
         pairs = {"text": queries, "text_b": passages}

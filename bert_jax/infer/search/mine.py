@@ -86,7 +86,7 @@ def mine(
     Args:
         negatives: Largest number of negatives for each pair. The nearest documents are taken.
         margin: Smallest difference between the pair's cosine and a negative's; may be below 0.
-        first: First rank of negatives, at least 1. More skips the nearest, as likely answers.
+        first: First rank of negatives, at least 1. A higher rank skips the nearest, likely answers.
         last: Last rank of negatives.
         advance: Function that is called after each part with the number of texts in the part.
     """

@@ -103,7 +103,7 @@ def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
 def _pieces(
     texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, room: int, level: int = 0
 ) -> Iterator[_Piece]:
-    """Divide texts, each given after its separator, by `_WAYS[level]` and the ways after it."""
+    """Divide long texts by `_WAYS[level]`, then by later ways; `texts` are (separator, text)."""
     separators, plain = zip(*texts, strict=True)
     for before, text, ids in zip(separators, plain, tokenizer.encode_batch(plain), strict=True):
         if len(ids) <= room:

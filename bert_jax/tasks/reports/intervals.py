@@ -78,7 +78,7 @@ def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.nd
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make a function that averages the columns of `each` (N, S) by weight; NaN at weight 0."""
+    """Make a function: weighted means of the columns of `each` (N, S); NaN if all weights are 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)

@@ -91,7 +91,7 @@ def search_scores(
     relevant: Sequence[Sequence[int]],
     hidden: Sequence[int],
 ) -> dict[str, Float[np.ndarray, " q"]]:
-    """Rank the documents for each query by product, and score the rankings by `query_scores`.
+    """Rank the documents for each query by inner product; score the rankings by `query_scores`.
 
     `relevant` has the indices of each query's answers; queries without answers are left out.
     `hidden` has the index of one document to skip in each ranking, such as the query's text, or -1.

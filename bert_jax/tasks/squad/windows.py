@@ -195,7 +195,7 @@ class Prediction:
         return self.null.score - self.candidates[0].score
 
     def text(self, threshold: float | None) -> str:
-        """Return "" if `threshold` is not None but below `null_odds`, else the best candidate."""
+        """Return the best text, or "" if `null_odds` exceeds `threshold` (None: never exceeded)."""
         if threshold is not None and self.null_odds > threshold:
             return ""
         return self.candidates[0].text
@@ -294,10 +294,10 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
     As in SQuAD's script, the threshold is the `null_odds` of a question, the lowest if several give
-    the same F1. Two rules differ from the script, which can report an F1 that its threshold does
-    not reach: questions with equal odds are either all answered or all unanswered, and if it is
-    best to answer no question, the threshold is just below the lowest odds (0 in the script). Raise
-    a UserError if a question has no known answers.
+    the same F1. The script can report an F1 that its threshold does not reach, so two rules differ.
+    Questions with equal odds are either all answered or all unanswered. If it is best to answer no
+    question, the threshold is just below the lowest odds (0 in the script). Raise a UserError if a
+    question has no known answers.
     """
     empty, gain = 0.0, np.zeros(len(questions))
     for i, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):

@@ -193,7 +193,7 @@ class _Sentence(NamedTuple):
 
     lines: list[tuple[int, list[str]]]
     document: int
-    """Number of document marks in the file before the sentence's first line."""
+    """Number of `-DOCSTART-` lines in the file before the sentence's first line."""
 
 
 def _sentences(path: Path, comment: str) -> Iterator[_Sentence]:

@@ -45,7 +45,7 @@ class TaggingSplit(Split):
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
     def _best_constant(self, gold: list[tuple[str, ...]]) -> float:
-        """Return the best score of one tag per word, or one entity type per word or sentence."""
+        """Return the best score if all words, or all sentences, get one tag or entity type."""
         names = self._task.spec.labels
         if self._task.metric == "accuracy":  # O counts like any other tag
             counts = Counter(tag for tags in gold for tag in tags if tag)

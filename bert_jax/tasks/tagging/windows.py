@@ -24,7 +24,7 @@ class TagWindow:
     """Index of the window's sentence."""
     ids: Int32[np.ndarray, " L"]
     words: Int32[np.ndarray, " L"]
-    """Index in the sentence of the word that each position labels; -1 if it labels no word."""
+    """Index, in the sentence, of the word whose label is at a position; -1 at other positions."""
     labels: Int32[np.ndarray, " L"]
     """Label of each position's word; `NO_LABEL` if there is no word or its tag is unknown."""
 

@@ -183,7 +183,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
 
 
 def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Return mean ranks (d, N) under weights `w` (d, N); `places` index sorted distinct values."""
+    """Return mean ranks (d, N) under weights `w` (d, N); `places` (N,) are the dense ranks."""
     counts = w @ classes.indicator(places)
     return (counts.cumsum(axis=1) - counts / 2)[:, places]
 
@@ -243,7 +243,7 @@ class Decisions:
         return np.asarray(expit(scaled) if several else softmax(scaled, axis=1))
 
     def held(self, logits: Float[np.ndarray, "N C"]) -> Bool[np.ndarray, "N C"]:
-        """Mark the labels whose probability is above the label's threshold (multi-label)."""
+        """Return true for each label whose probability is above its threshold (multi-label)."""
         if not self.thresholds:
             return logits > 0  # a probability above one half
         return self.shares(logits, several=True) > np.array(self.thresholds)
@@ -276,7 +276,7 @@ class Decisions:
         return {"temperature": self.temperature, **bins}
 
     def reliability(self, logits: Float[np.ndarray, "N C"], labels: Labels) -> dict[str, Any]:
-        """Compare probabilities of best classes, or of labels, with how often they come true."""
+        """Return `reliability` of the best classes or, for multi-label tasks, of all labels."""
         if labels.ndim == 2:
             return reliability(self.shares(logits, several=True).ravel(), labels.ravel() > 0)
         shares = self.shares(logits, several=False)

@@ -52,7 +52,7 @@ class TextSplit(Split):
         return self._task.best_constant(self._labels_of(gold))
 
     def linear_score(self, train: Split) -> float | None:
-        """Score of TF-IDF and a linear model that learns from the table `train`."""
+        """Train a linear model of TF-IDF vectors on `train`; return its score on this file."""
         known, task = train._data.truth, self._task
         if known is None or self._data.truth is None or isinstance(task.config, GlueConfig):
             return math.nan

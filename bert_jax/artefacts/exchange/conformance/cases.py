@@ -27,8 +27,8 @@ PAIR = ("Who wrote it?", "Ada wrote the book.")
 def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) -> None:
     """Write texts, inputs, outputs of `logits_of`, and check.py for software that loads a format.
 
-    `proven` is the result of the proof. An output's tolerance is 1e-4, times its largest number if
-    that exceeds 1, or twice the proof's largest difference if that is more. Orbax, adapters, the
+    `proven` is the result of the proof. The tolerance of an output is the largest of 1e-4, 1e-4
+    times its largest number, and twice the proof's largest difference. Orbax, adapters, the
     searches of StableHLO, and NeoBERT, whose class Transformers lacks, get no check.py. Raise a
     ProofFailedError if `tokenizer.json` gives other token ids than the model's tokenizer.
     """
@@ -69,7 +69,7 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
 
 
 def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, tuple[str, Any]]:
-    """Return the prompt and texts of each batch; a text is alone or, always if `pairs`, a pair."""
+    """Return each batch's prompt and inputs: tuples of a text or, always if `pairs`, two texts."""
     long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
     mixed: Any = [*(itertools.pairwise(MIXED) if pairs else ((text,) for text in MIXED)), PAIR]
     found = {"mixed": ("", mixed), "long": ("", [("Yes", long)] if pairs else [(long,), ("Yes",)])}

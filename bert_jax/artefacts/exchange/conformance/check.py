@@ -46,7 +46,7 @@ def compare(answers):
 def checked(row, length):
     """Return the compared numbers of a text's output as an array (P, N), float32.
 
-    P counts at most 8 of the text's `length` tokens; N counts at most 64 values and the largest.
+    P is the number of tokens, at most 8; N is the number of values, at most 64, and a maximum.
     The output `row` has the shape (L,), (L, C) or (L, L, C), or (C,) if the `length` is 0.
     """
     row = np.asarray(row, np.float32)
@@ -73,7 +73,7 @@ def compare_tokens(tokenize, cases):
 
 
 def by_huggingface(directory, cases):
-    """Load the class of transformers."""
+    """Return the tokenizer, and a function that runs a batch in the class of transformers."""
     import torch
     import transformers
 
@@ -91,7 +91,7 @@ def by_huggingface(directory, cases):
 
 
 def by_sentence_transformers(directory, cases):
-    """Load a SentenceTransformer or SparseEncoder, with the model's own prompts."""
+    """Return the tokenizer, and a function that encodes a batch with the model's own prompts."""
     import sentence_transformers
 
     settings = (directory / "config_sentence_transformers.json").read_text("utf-8")
@@ -111,7 +111,7 @@ def by_sentence_transformers(directory, cases):
 
 
 def by_cross_encoder(directory, cases):
-    """Load a CrossEncoder, with the activation that the model names."""
+    """Return the tokenizer, and a function that scores a batch with the model's own activation."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(directory), device="cpu", max_length=cases["max_length"])
@@ -119,7 +119,7 @@ def by_cross_encoder(directory, cases):
 
 
 def by_onnx(directory, cases):
-    """Load model.onnx in onnxruntime on the CPU."""
+    """Return the tokenizer, and a function that runs a batch in onnxruntime on the CPU."""
     import onnxruntime
 
     path, providers = str(directory / "model.onnx"), ["CPUExecutionProvider"]
@@ -133,7 +133,7 @@ def by_onnx(directory, cases):
 
 
 def by_stablehlo(directory, cases):
-    """Load model.stablehlo with jax."""
+    """Return the tokenizer, and a function that runs a batch of model.stablehlo with jax."""
     import jax.export
     import safetensors.numpy
 
@@ -161,7 +161,7 @@ def tokenizer_of(directory):
 
 
 def main(directory=HERE.parent):
-    """Run a directory on all texts, compare, and return the exit code."""
+    """Compare the outputs of a directory with the expected outputs; return the exit code."""
     cases = json.loads((HERE / "cases.json").read_text("utf-8"))
     tokenizer, run = globals()[f"by_{cases['format'].replace('-', '_')}"](Path(directory), cases)
     tokenize = partial(tokenizer, truncation=True, max_length=cases["max_length"])
