@@ -29,6 +29,7 @@ class S3Handler(BaseHTTPRequestHandler):
     """Path-style requests; signatures are not checked."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the body of an answer waits for the head's receipt
     ignores = refuses = False
     objects: ClassVar[dict[str, tuple[bytes, float]]] = {}
     lock = threading.Lock()
@@ -63,6 +64,16 @@ class S3Handler(BaseHTTPRequestHandler):
                 self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             else:
                 self.get(*self.objects[key])
+        # Without the lock: a client may read an answer only after the answers to other requests.
+        status, body, headers = self.reply
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_one
 
@@ -114,14 +125,7 @@ class S3Handler(BaseHTTPRequestHandler):
         self.answer(200, f"<ListBucketResult>{head}{''.join(found)}</ListBucketResult>".encode())
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.reply = status, body, headers
 
     def log_message(self, *_: object) -> None:
         pass
@@ -155,4 +159,5 @@ def requests(address: str) -> int:
 
 if __name__ == "__main__":
     S3Handler.ignores, S3Handler.refuses = (o in sys.argv[2:] for o in ("ignores", "refuses"))
+    ThreadingHTTPServer.request_queue_size = 128  # with 5, a client's connections are lost for 30 s
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), S3Handler).serve_forever()
