@@ -141,7 +141,7 @@ class Form:
 
 
 def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
-    """Return a model of any family, with its tensors named as in the tables of the family.
+    """Recognise the family of a model; name its tensors as the family's own files name them.
 
     `found` is the content of `config.json`, which `where` names in messages; its `model_type` is in
     `FAMILIES`. `arrays` has all tensors of the model.

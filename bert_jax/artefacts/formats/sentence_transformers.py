@@ -39,7 +39,7 @@ POOLINGS: Mapping[str, TokenPooling] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len",
     "lasttoken": "last",
 }  # fmt: skip
-"""Our poolings by mode of the module `Pooling`."""
+"""Names of `embedding.pooling`, by the mode of the sentence-transformers module `Pooling`."""
 _ACTIVATIONS = {"Identity": "", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
 """Our activations of linear maps by class of torch."""
 _FLAGS = {

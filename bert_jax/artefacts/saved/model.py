@@ -95,8 +95,8 @@ class SavedModel:
     config: ModelConfig
     """Architecture of the source; `attention_impl` is auto, whatever training used."""
     params: Params
-    """Parameters: the entry `encoder`, which has a `pooler` only if the source has one, and one
-    entry for each head. For a translation model, all parameters of `network`."""
+    """Parameters: the entry `encoder` and one entry for each head. `encoder` has a `pooler` if the
+    file has one. For a translation model: all parameters of `network`."""
     outputs: TaskOutputs | None
     """Meaning of the entry `head`; None if there is no such entry."""
     tokenizer: Tokenizer

@@ -246,8 +246,8 @@ def counted_texts(
 ) -> Iterator[CountedWords]:  # fmt: skip
     """Count the words of all texts, for `train_wordpiece`; yield the counts of each task in order.
 
-    Each task counts within `memory`. The result does not depend on the engine. Raise a UserError if
-    a source cannot be read, or too many records are bad.
+    A task is a part of the sources; it counts within `memory` GiB. The engine does not change the
+    result. Raise a UserError if a source cannot be read, or too many records are bad.
     """
     tasks, bad = plan_tasks(resolve_sources(sources, options), _COUNTED_BYTES), DropReport()
     size = sum(task.size for task in tasks)

@@ -40,7 +40,7 @@ class Corpus(NamedTuple):
 
 
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
-    """Open the stores of `data.corpus`: a directory with `train` and `heldout`, or one store.
+    """Open a corpus: a directory with the stores `train` and `heldout`, or a single store.
 
     Raise a UserError if the path is empty, has an unsupported scheme or contains no store; the two
     stores have different tokenizers; or a window does not fit the cache. Raise a BucketAwayError if

@@ -144,7 +144,7 @@ def abstract_trials(config: StepConfig, mesh: Mesh, num_trials: int) -> SweepSta
 
 
 def trained_of_trials(config: StepConfig, params: Any) -> Any:
-    """Return the trained part of parameters that have trials on axis 0. Call it inside jit."""
+    """Return the trained parameters; axis 0 is the trial of the sweep. Call this inside jit."""
     return jax.vmap(partial(trained, config.objective))(params)
 
 

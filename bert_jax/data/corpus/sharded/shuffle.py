@@ -31,7 +31,7 @@ RANGE_BYTES = 3 << 25
 HASHES = 1 << 32
 """Number of units that keys can have if they are hashes."""
 Span = tuple[int, int]
-"""First unit, and the unit after the last."""
+"""First unit of keys (their upper 32 bits), and the unit after the last."""
 
 
 class Run(NamedTuple):
