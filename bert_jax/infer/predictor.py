@@ -83,7 +83,7 @@ class Given(Origin):
 
 @dataclass(eq=False)
 class Predictor(ABC, Generic[Example], Bounded):
-    """Base class of predictors, each of which has a model and options."""
+    """Base class of predictors. A predictor has a model and options."""
 
     model: SavedModel
     """Model from `forward.on_device`."""

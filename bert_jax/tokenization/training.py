@@ -85,7 +85,7 @@ def train_wordpiece(
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
             too small for them. If merging leaves room, further characters get tokens.
-        memory: Limit in GiB for the counted words, at 1 KiB a word. If a word exceeds it, the
+        memory: Limit in GiB for the counted words, at 1 KiB a word. If the words exceed it, the
             rarest so far are dropped (of equally frequent words, the first in alphabetical order)
             until half of the limit is used. A warning is logged.
     """

@@ -130,7 +130,7 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
 
 
 def _facts(model: SavedModel) -> dict[str, Any]:
-    """Return what written files must keep besides tensors, such as labels, by name."""
+    """Return the properties, by name, that written files must keep, such as labels."""
     outputs = model.outputs
     meaning = outputs and (
         outputs.objective, outputs.head.kind, outputs.head.num_labels, outputs.labels,

@@ -94,7 +94,7 @@ class TextSplit(Split):
         return scores | decisions.scores(logits, labels, task.spec.labels, **task.fits)
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        """Return what intervals are computed from, and results by class (see `text_details`)."""
+        """Return the data for confidence intervals, and results by class (see `text_details`)."""
         task, logits, labels = self._task, self._logits(outputs), self._labels_of(self._gold)
         decisions = task.decisions(scores)
         predicted = task.predicted(logits, decisions)

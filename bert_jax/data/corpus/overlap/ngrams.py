@@ -143,7 +143,7 @@ class NgramTable:
         return found
 
     def covered(self, hashes: np.ndarray) -> np.ndarray:
-        """Return which words of a document are covered by n-grams of the texts, (n,) bool."""
+        """Return a mask, (n,) bool, of the document's words that n-grams of the texts cover."""
         found = self.find(hashes)
         return covered_words(len(hashes), ((size, starts) for size, (starts, _) in found.items()))
 

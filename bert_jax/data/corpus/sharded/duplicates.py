@@ -97,7 +97,7 @@ def _sorted(rows: np.ndarray) -> np.ndarray:
 
 
 def _begins(rows: np.ndarray) -> np.ndarray:
-    """Return which rows differ from the row before, (n,) bool; the first row always does."""
+    """Return a mask, (n,) bool, of the first row and of rows that differ from the row before."""
     return np.concatenate([np.ones(1, bool), (rows[1:] != rows[:-1]).any(1)])[: len(rows)]
 
 
