@@ -21,17 +21,28 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+import jax
+import jax.numpy as jnp
+import numpy as np
+from recurrent_steps import Step, stepper
+
+from bert_jax.cli.kept_pages import keep_pages
+from bert_jax.config.command_line import load_config
+from bert_jax.data.shard import Shard
+from bert_jax.data.store import TokenStore
+from bert_jax.planning.hlo_cost.hlo_text import Computation, Instruction, parse_text
+from bert_jax.planning.hlo_cost.loops import Scope, trip_count
+from bert_jax.tokenization.special_ids import SpecialIds
+from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import Corpus
+
 VOCAB, TOKENS, BAR, WARM_UP = 8192, 400_000, 1.25, 4
-_LINE = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
-_CALL = re.compile(r"(?:calls|body|to_apply)=%([\w.\-]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 class Product(NamedTuple):
@@ -50,68 +61,44 @@ class Product(NamedTuple):
 
 def products(text: str) -> Counter[Product]:
     """Count the products of a compiled program, from its HLO text."""
-    bodies: dict[str, list[str]] = defaultdict(list)
-    name = entry = ""
-    for line in text.splitlines():
-        if found := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
-            name, entry = found[2], found[2] if found[1] else entry
-        elif " = " in line:
-            bodies[name].append(line)
+    module = parse_text(text)
 
-    def of(name: str) -> Counter[Product]:
-        shapes: dict[str, list[int]] = {}
+    def of(computation: Computation) -> Counter[Product]:
         counted: Counter[Product] = Counter()
-        for line in bodies[name]:
-            if not (found := _LINE.match(line)):
-                continue
-            result, shape, operation = found.groups()
-            shapes[result] = [
-                int(size) for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])
-            ]
-            if operation == "dot":
-                counted[_product(line, shapes)] += 1
-            elif inner := _CALL.search(line):
-                trips = _TRIPS.search(line) if operation == "while" else None
-                for product, count in of(inner[1]).items():
-                    counted[product] += count * (int(trips[1]) if trips else 1)
+        for each in computation.instructions.values():
+            inner, times = each.calls, 1
+            if each.opcode == "dot":
+                counted[_product(each, computation)] += 1
+            elif each.opcode == "while":
+                inner = each.attribute(r"\bbody=%?([\w.\-]+)")
+                times = trip_count(each, Scope(module, computation, lambda _: None)) or 1
+            for product, found in of(module.computations[inner]).items() if inner else ():
+                counted[product] += found * times
         return counted
 
-    return of(entry)
+    return of(module.computations[module.entry])
 
 
-def _product(line: str, shapes: dict[str, list[int]]) -> Product:
-    operands = re.findall(r"%([\w.\-]+)", line.split(" dot(")[1].split(")")[0])
-    left, right = (shapes[name] for name in operands)
+def _product(dot: Instruction, computation: Computation) -> Product:
+    left, right = (
+        [int(size) for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])]
+        for shape in computation.operand_shapes(dot)
+    )
 
-    def sizes(key: str, shape: list[int]) -> list[int]:
-        found = re.search(key + r"=\{([\d,]*)\}", line)
-        return [shape[int(axis)] for axis in found[1].split(",")] if found and found[1] else []
+    def size(kind: str) -> int:
+        axes = dot.attribute(rf"lhs_{kind}_dims=\{{([\d,]*)\}}") or ""
+        return math.prod(left[int(axis)] for axis in axes.split(",") if axis)
 
-    batch, inner = (math.prod(sizes(f"lhs_{kind}_dims", left)) for kind in ("batch", "contracting"))
+    batch, inner = size("batch"), size("contracting")
     return Product(
         batch, math.prod(left) // (batch * inner), inner, math.prod(right) // (batch * inner)
     )
 
 
-def make_step(recipe: str, length: int, rows: int) -> tuple[Callable[[], None], Callable[[], str]]:
-    """Return a function that takes a step, and a function that returns the step's HLO text."""
-    import jax
-    import numpy as np
-
-    from bert_jax.config.command_line import load_config
-    from bert_jax.data.pipeline import ExampleStream
-    from bert_jax.data.shard import Shard
-    from bert_jax.data.store import TokenStore
-    from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
-    from bert_jax.tokenization.special_ids import SpecialIds
-    from bert_jax.training.pretrain.config import PretrainConfig
-    from bert_jax.training.pretrain.settings import step_config
-    from bert_jax.training.steps.state import jitted_init
-    from bert_jax.training.steps.step import make_train_step
-
+def make_step(recipe: str, length: int, rows: int) -> Callable[[int], Step]:
+    """Return a function of a step's number that takes the step, on random tokens."""
     fields = [f"training.phases=({{'length': {length}, 'batch_size': {rows}}},)", "seed=0"]
     config = load_config(PretrainConfig, recipe, [f"--config.{field}" for field in fields])
-    config = config.with_vocabulary(VOCAB)
     random = np.random.default_rng(0)
     ends = np.arange(0, TOKENS + 1, 20)
     shard = Shard(
@@ -122,29 +109,17 @@ def make_step(recipe: str, length: int, rows: int) -> tuple[Callable[[], None], 
         special_ids=SpecialIds(*range(5)),
         meta={},
     )
-    store = TokenStore.of([shard], np.ones(VOCAB, np.int64))
-    mesh = make_mesh(config.mesh)
-    settings = step_config(config, None)
-    step, state = make_train_step(settings, mesh), jitted_init(settings, mesh)(jax.random.key(0))
-    batch = place_batch(ExampleStream(store, config.data, config.phases, 0).batch(0), mesh)
+    return stepper(config, Corpus(TokenStore.of([shard], np.ones(VOCAB, np.int64)), None))
 
-    def take() -> None:
-        nonlocal state
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
 
-    def text() -> str:
-        loaded = (each.hlo_modules()[0] for each in jax.devices()[0].client.live_executables())
-        return max((each.to_string() for each in loaded if each.name == "jit_train_step"), key=len)
-
-    return take, text
+def step_text() -> str:
+    """Return the HLO text of the step that this process has compiled."""
+    loaded = (each.hlo_modules()[0] for each in jax.devices()[0].client.live_executables())
+    return max((each.to_string() for each in loaded if each.name == "jit_train_step"), key=len)
 
 
 def alone(counted: Counter[Product]) -> Callable[[], float]:
     """Return a function that runs each kind of product, and returns the seconds for all."""
-    import jax
-    import jax.numpy as jnp
-
     multiply = jax.jit(jnp.matmul)
     operands = {
         each: (
@@ -156,21 +131,19 @@ def alone(counted: Counter[Product]) -> Callable[[], float]:
 
     def seconds() -> float:
         total = 0.0
-        for product, count in counted.items():
-            repeats = min(count, 4)
+        for product, times in counted.items():
+            repeats = min(times, 4)
             began = time.process_time()
             for _ in range(repeats):
                 jax.block_until_ready(multiply(*operands[product]))
-            total += (time.process_time() - began) * count / repeats
+            total += (time.process_time() - began) * times / repeats
         return total
 
     return seconds
 
 
-def profile(take: Callable[[], None], steps: int = 5) -> Counter[str]:
+def profile(take: Callable[[], Step], steps: int = 5) -> Counter[str]:
     """Return the milliseconds of each operation of a step."""
-    import jax
-
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     spent: Counter[str] = Counter()
@@ -197,35 +170,34 @@ def main() -> None:
     parser.add_argument("--allocator", choices=("kept", "plain"), default="kept")
     parser.add_argument("--check", action="store_true", help=f"fail above {BAR}")
     given = parser.parse_args()
+    # All of this must come before JAX makes its first array.
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    jax.config.update("jax_platforms", "cpu")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if given.allocator == "kept":
-        from bert_jax.cli.kept_pages import keep_pages
-
         keep_pages()
-    take, text = make_step(given.recipe, given.length, given.rows)
+    taking = map(make_step(given.recipe, given.length, given.rows), count())
     for _ in range(WARM_UP):
-        take()
-    counted = products(text())
+        next(taking)
+    counted = products(step_text())
     products_alone = alone(counted)
     products_alone()
     steps, apart, faults = [], [], 0
     for _ in range(given.repeats):
-        take()  # finds memory again between the arrays of the products
+        next(taking)  # finds memory again between the arrays of the products
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        began = time.process_time()
-        take()
-        steps.append(time.process_time() - began)
+        steps.append(next(taking).seconds)
         faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         apart.append(products_alone())
     ratio = statistics.median(a / b for a, b in zip(steps, apart, strict=True))
-    gigaflops = sum(each.flops * count for each, count in counted.items()) / 1e9
+    gigaflops = sum(each.flops * times for each, times in counted.items()) / 1e9
     print(
         f"{given.recipe}, {given.rows} rows of {given.length}: step "
         f"{statistics.median(steps) * 1e3:.1f} ms, its {sum(counted.values())} products alone "
         f"{statistics.median(apart) * 1e3:.1f} ms ({gigaflops:.1f} GFLOP), ratio {ratio:.2f}; "
         f"{faults / given.repeats:,.0f} page faults a step"
     )
-    for name, spent in profile(take).most_common(20):
+    for name, spent in profile(lambda: next(taking)).most_common(20):
         print(f"{spent:8.2f} ms  {name}")
     sys.exit(given.check and ratio > BAR)
 
