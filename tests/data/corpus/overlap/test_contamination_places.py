@@ -169,7 +169,7 @@ def test_a_look_on_an_engine_is_that_of_one_process(url, local, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.parametrize("url", ["s3"], indirect=True)
+@pytest.mark.parametrize("url", [running_s3], indirect=True)
 def test_on_ray_tokenizer_and_look_are_the_local_ones(url, local, tmp_path, capsys):
     on = ["--engine=ray", "--num-workers=2"]
 
