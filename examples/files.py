@@ -155,7 +155,7 @@ def asked(functions: list[tuple[ast.FunctionDef, str]]) -> list[dict[str, object
         section = re.search(r"^Parameters\n-+\n(.+?)(?:\n\n|\Z)", doc, re.M | re.S)
         context = re.sub(r"\s+", " ", section[1])[:200].rpartition(" ")[0] if section else ""
         found = list(re.finditer(r"\b(\w+) : (\w+)", context))
-        if len(found) >= 2:
+        if len(found) >= 2 and context not in paragraphs:
             first = ("Which argument comes first?", found[0], 1)
             last = ("What type is the last argument?", found[-1], 2)
             paragraphs[context] = [
