@@ -6,8 +6,9 @@
 Without --model: 3 + 3 layers, 256 wide, feed-forward 512, 4 heads, 8,000 tokens, random weights, so
 that every translation has the greatest length. The model is written as a `MarianMTModel` (or the
 class that computes a trained one), which the peer loads; both sides search the same sources, from
-ids to ids, five beams, in float32, and the peer's tokens must be ours. The peer runs at the best of
-several batch sizes. One process, the sides take turns. Rates are by the wall and by the processor's
+ids to ids, five beams, in float32, and the peer's tokens must be ours. Our side is what
+`bert-jax translate` runs, and the peer runs at the best of several batch sizes. One process, the
+sides take turns. Rates are by the wall and by the processor's
 time; `--check` exits with 1 where the ratio by the wall is below the bar.
 """
 
@@ -27,12 +28,13 @@ from decoding import MODEL
 
 from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface
 from bert_jax.artefacts.exchange.proof import Batch
-from bert_jax.artefacts.exchange.searches import translated
 from bert_jax.artefacts.exchange.theirs import TheirModel
 from bert_jax.artefacts.saved.model import Origin, SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.infer.translate import Translator
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
+from bert_jax.tasks.rows import Rows
 from bert_jax.tokenization.sentencepiece import train_sentencepiece
 
 BAR = 2.5
@@ -45,10 +47,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="run or directory that translates (default: random)")
-    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--source-length", type=int, default=20)
     parser.add_argument("--target-length", type=int, default=32)
-    parser.add_argument("--batch-sizes", default="16,64", help="of the peer")
+    parser.add_argument("--batch-sizes", default="64,128", help="of the peer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--check", action="store_true", help=f"fail below {BAR} times the peer")
@@ -65,7 +67,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         write_huggingface(saved, Path(directory))
         peer = TheirModel(Path(directory), class_of(saved)).whole()
-    placed = dataclasses.replace(saved, params=jax.device_put(saved.params))
+    translator = Translator(
+        dataclasses.replace(saved, params=jax.device_put(saved.params)),
+        search=dataclasses.replace(settings, max_length=steps),
+    )
+    rows = Rows(list(source.tokens), np.full(count, length, np.int32))
+
+    def translated() -> list[list[int]]:
+        found = [each for each, _ in translator.outputs(rows)]
+        return [each.tokens[0, : each.lengths[0]].tolist() for each in found]
 
     def searched(size: int) -> list[list[int]]:
         return [
@@ -76,9 +86,7 @@ def main() -> int:
             )
         ]
 
-    sides: dict[str, Callable[[], list[list[int]]]] = {
-        "bert_jax": lambda: translated(placed, source, settings, steps)
-    }
+    sides: dict[str, Callable[[], list[list[int]]]] = {"bert_jax": translated}
     for size in map(int, options.batch_sizes.split(",")):
         sides[f"generate, {size} a batch"] = partial(searched, size)
     found = {name: run() for name, run in sides.items()}  # compiles, and fills caches

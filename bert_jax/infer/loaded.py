@@ -15,7 +15,7 @@ from bert_jax.infer.attend import Attention, attention
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import Embedder, Kind
 from bert_jax.infer.fill_mask import MaskFiller
-from bert_jax.infer.predictor import MAX_TOKENS, Answer, Cuts, Predictor, check_count
+from bert_jax.infer.predictor import Answer, Cuts, Predictor, check_count
 from bert_jax.infer.tag import Tagger
 from bert_jax.infer.translate import Translator
 from bert_jax.model.embedding import Pooling
@@ -44,9 +44,9 @@ class LoadedModel:
 
     def __init__(
         self, saved: SavedModel, *, device: str | None = None, max_length: int | None = None,
-        batch_tokens: int = MAX_TOKENS,
+        batch_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        check_count("batch_tokens", batch_tokens)
+        check_count("batch_tokens", 1 if batch_tokens is None else batch_tokens)
         self.model = forward.on_device(saved, device, max_length)
         self.batch_tokens = batch_tokens
 
@@ -209,7 +209,7 @@ class LoadedModel:
         return attention(forward.layers_stacked(self.model), text, pair)
 
     def _ask(self, predictor: Predictor[Any], columns: dict[str, list[Any]]) -> list[Any]:
-        predictor.batch_tokens = self.batch_tokens
+        predictor.batch_tokens = self.batch_tokens or predictor.batch_tokens
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             given = " but ".join(f"{number} {name}" for name, number in lengths.items())

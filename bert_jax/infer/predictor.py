@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -13,7 +14,6 @@ from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.bounds import Bounded
-from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import task_logits
 from bert_jax.infer.records import PAUSE, Record
@@ -136,12 +136,17 @@ class Predictor(ABC, Generic[Example], Bounded):
         found: list[Any] = [None] * len(rows)
         pad = model.tokenizer.special_ids.pad
         batches = row_batches(rows, model.max_length, pad, self.batch_tokens)
-        for (index, _), outputs in in_flight(lambda item: self.forward(item[1]), batches, ahead=1):
-            leaves, tree = jax.tree.flatten(outputs)
-            for number, row in enumerate(index):
-                end = rows.lengths[row]
-                parts = [leaf[number][:end] if self.PER_TOKEN else leaf[number] for leaf in leaves]
-                found[row] = jax.tree.unflatten(tree, parts)
+
+        def computed(item: tuple[Int64[np.ndarray, " B"], Batch]) -> tuple[Any, ...]:
+            return item[0], *jax.tree.flatten(jax.device_get(self.forward(item[1])))
+
+        # The small operations of one batch leave cores idle: two batches are computed at once.
+        with ThreadPoolExecutor(max_workers=2) as threads:
+            for index, leaves, tree in threads.map(computed, batches):
+                for number, row in enumerate(index):
+                    own = [leaf[number] for leaf in leaves]
+                    own = [part[: rows.lengths[row]] for part in own] if self.PER_TOKEN else own
+                    found[row] = jax.tree.unflatten(tree, own)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
             raise UserError(
                 f"{model.name}: outputs are not finite; the model has diverged or is damaged"

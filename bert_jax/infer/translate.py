@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
-from bert_jax.infer.predictor import Answer, Prepared, TextPredictor
+from bert_jax.infer.predictor import MAX_TOKENS, Answer, Prepared, TextPredictor
 from bert_jax.model.seq2seq.network import Network, Side, Tree
 from bert_jax.model.seq2seq.search import Found, Prefix, SearchConfig, search
 from bert_jax.tasks.examples import TextExample
@@ -33,6 +33,7 @@ class Translator(TextPredictor):
     FIELDS = ("text", "prefix")
     CHUNK = 512
 
+    batch_tokens: int = field(default=2 * MAX_TOKENS, kw_only=True)
     search: SearchConfig = field(default_factory=SearchConfig)
     alignments: bool = False
 

@@ -61,8 +61,7 @@ def class_weights(
     """Return the weight of each class in the loss; () if all weigh 1.
 
     `names` are the labels in the order of the outputs; `where` is the field's name in messages.
-    Raise a UserError if a part of `given` is not LABEL=NUMBER (known, positive), or a label occurs
-    twice.
+    Raise a UserError if a part of `given` is not LABEL=NUMBER (known, positive) or repeats a label.
     """
     if not given:
         return ()

@@ -262,7 +262,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
     also text with one line per answer. It appears when complete (default: standard output)."""
     batch_tokens: Count | None = None
-    """Largest number of tokens in a batch (default: 1024)."""
+    """Largest number of tokens in a batch (default: 1024; of a translator: 2048)."""
     on_error: Literal["fail", "skip"] = "fail"
     """Reaction to a line that gives no answer. fail stops; skip writes the error instead."""
 

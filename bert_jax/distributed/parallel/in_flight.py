@@ -9,14 +9,12 @@ import jax
 Item = TypeVar("Item")
 
 
-def in_flight(
-    dispatch: Callable[[Item], Any], items: Iterable[Item], ahead: int = 2
-) -> Iterator[tuple[Item, Any]]:
-    """Yield (item, result as numpy), in order, while up to `ahead` later results are computed."""
+def in_flight(dispatch: Callable[[Item], Any], items: Iterable[Item]) -> Iterator[tuple[Item, Any]]:
+    """Yield (item, result as numpy), in order, while the next two results are computed."""
     waiting: deque[tuple[Item, Any]] = deque()
     for item in items:
         waiting.append((item, dispatch(item)))
-        if len(waiting) > ahead:
+        if len(waiting) > 2:
             first, result = waiting.popleft()
             yield first, jax.device_get(result)
     for first, result in waiting:

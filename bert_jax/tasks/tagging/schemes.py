@@ -46,8 +46,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     """Find entities by the rules of the CoNLL script, in tags of any scheme.
 
     An entity begins at B or S. I or E continues an entity if the previous tag is B or I with the
-    same type; otherwise, I or E begins a new entity. Raise a ValueError if a tag belongs to no
-    scheme.
+    same type; otherwise, I or E begins a new entity. Raise a ValueError if a tag is in no scheme.
     """
     found: list[Entity] = []
     start = 0
