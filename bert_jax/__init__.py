@@ -103,8 +103,7 @@ def plan(config: "Recipe | PretrainConfig", topology: str, **fields: Any) -> "li
 
     >>> fits = all(phase.fits for phase in bert_jax.plan("bert_base", "v5e:4x4"))
 
-    For `config`, `fields` and errors, see `pretrain`. Unlike `bert-jax plan`, this tries no other
-    settings.
+    For `config`, `fields` and errors, see `pretrain`. Only the configured settings are tried.
     """
     from bert_jax.config.command_line import config_from
     from bert_jax.planning.command import plans

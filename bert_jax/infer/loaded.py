@@ -33,9 +33,9 @@ Pairs = str | Sequence[str | None]
 class LoadedModel:
     """A model on one device, with a method for each kind of prediction.
 
-    Answers are in the order of the texts. A text becomes a row of tokens, which is padded to one of
-    a few lengths; each length is compiled once. `device` and `max_length` are described in
-    `forward.on_device`. A batch of several rows has at most `batch_tokens` tokens.
+    Answers are in the order of the texts. A text becomes a row of tokens, padded to one of a few
+    lengths; each length is compiled once. `forward.on_device` describes `device` and `max_length`.
+    A batch of several rows has at most `batch_tokens` tokens (None: 1,024; of a translator 2,048).
 
     Raises:
         UserError: Every method raises it if the model lacks the head that the method needs, an
@@ -46,7 +46,8 @@ class LoadedModel:
         self, saved: SavedModel, *, device: str | None = None, max_length: int | None = None,
         batch_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        check_count("batch_tokens", 1 if batch_tokens is None else batch_tokens)
+        if batch_tokens is not None:
+            check_count("batch_tokens", batch_tokens)
         self.model = forward.on_device(saved, device, max_length)
         self.batch_tokens = batch_tokens
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.bounds import Bounded
+from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.errors import UserError
 from bert_jax.infer.forward import task_logits
 from bert_jax.infer.records import PAUSE, Record
@@ -30,7 +32,7 @@ PART = 1024
 LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 """Lengths in tokens to which rows are padded, up to the longest row that the model takes."""
 MAX_TOKENS = 1024
-"""Largest number of tokens in a batch. Larger batches are no faster on a CPU and need more padding.
+"""Largest number of tokens in a batch. Larger batches of an encoder are no faster on a CPU.
 The last batch may be smaller: its number of rows is padded to a power of 2."""
 MAX_CHARS = 4_000_000
 """Number of characters after which a chunk of records ends, so that memory stays bounded."""
@@ -137,12 +139,13 @@ class Predictor(ABC, Generic[Example], Bounded):
         pad = model.tokenizer.special_ids.pad
         batches = row_batches(rows, model.max_length, pad, self.batch_tokens)
 
-        def computed(item: tuple[Int64[np.ndarray, " B"], Batch]) -> tuple[Any, ...]:
-            return item[0], *jax.tree.flatten(jax.device_get(self.forward(item[1])))
+        def computed(item: tuple[Int64[np.ndarray, " B"], Batch]) -> tuple[list[np.ndarray], Any]:
+            return jax.tree.flatten(jax.device_get(self.forward(item[1])))
 
         # The small operations of one batch leave cores idle: two batches are computed at once.
         with ThreadPoolExecutor(max_workers=2) as threads:
-            for index, leaves, tree in threads.map(computed, batches):
+            for (index, _), future in in_flight(partial(threads.submit, computed), batches):
+                leaves, tree = future.result()
                 for number, row in enumerate(index):
                     own = [leaf[number] for leaf in leaves]
                     own = [part[: rows.lengths[row]] for part in own] if self.PER_TOKEN else own

@@ -42,8 +42,7 @@ class Labelled(Verb):
     matrix, the most confident mistakes) and a picture."""
     versus: tuple[RunPlace, ...] = ()
     """Another run to score on the same examples or --pairs. Prints differences with paired
-    intervals. May be repeated: once for the evaluated run, then once for each --other-seed, in this
-    order."""
+    intervals. May be repeated: for the evaluated run, then for each --other-seed, in order."""
     other_seed: tuple[RunPlace, ...] = ()
     """Another run of the evaluated model with another seed. The intervals of --versus are then over
     seeds (Student's t). May be repeated."""

@@ -149,8 +149,7 @@ def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: st
     """Check that the loss of a model on held-out text of a corpus can be measured.
 
     `name` is the directory of the corpus (option --corpus). `directory` is the model's directory.
-    Raise a UserError if there is no held-out text, the tokenizers differ, or there is no masked-LM
-    head.
+    Raise a UserError if there is no held-out text or masked-LM head, or the tokenizers differ.
     """
     if corpus.heldout is None:
         raise UserError(

@@ -47,8 +47,7 @@ def step_config(
 
     An evaluation step masks at `masking.eval_rate` and has no teacher. `config` must have a
     vocabulary size. Without a corpus, special tokens are placeholders and there is no baseline.
-    Raise a UserError if whole words are to be masked, but the corpus is in memory, without a
-    tokenizer.
+    Raise a UserError if whole words are to be masked in a corpus in memory, without a tokenizer.
     """
     masking = config.masking_of(phase)
     if evaluates:
