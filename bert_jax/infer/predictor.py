@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -144,7 +143,8 @@ class Predictor(ABC, Generic[Example], Bounded):
 
         # The small operations of one batch leave cores idle: two batches are computed at once.
         with ThreadPoolExecutor(max_workers=2) as threads:
-            for (index, _), future in in_flight(partial(threads.submit, computed), batches):
+            begun = in_flight(lambda item: threads.submit(computed, item), batches)
+            for (index, _), future in begun:
                 leaves, tree = future.result()
                 for number, row in enumerate(index):
                     own = [leaf[number] for leaf in leaves]
