@@ -2,7 +2,7 @@
 
     python benchmarks/translation_systems.py --task numbers --system additive
     BERT_JAX_DATA=DIR python benchmarks/translation_systems.py --task multi30k --system gnmt
-    python benchmarks/translation_systems.py --table
+    python benchmarks/translation_systems.py --table --plot docs/pictures/chapter/systems.png
 
 `numbers` are lists of French number words to be written in digits, as in station 3 of the chapter;
 `multi30k` is English to German (DIR/translation/multi30k/train.en.gz and so on). All systems of a
@@ -17,7 +17,8 @@ held-out loss are scored.
 
 A command that was stopped goes on when it is repeated. At the end it appends a line to
 benchmarks/translation_systems.jsonl. There, `over_none` are paired differences from the system
-`none`, if that was scored before with the same minutes. `--table` prints all lines as Markdown.
+`none`, if that was scored before with the same minutes. `--table` prints all lines as Markdown, and
+`--plot` draws the scores by the number of source words.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from recurrent_steps import stepper
 from translation_tasks import TASKS, Pair, Task, prepare
@@ -125,7 +127,10 @@ def grounds(name: str, found: Sequence[str], pairs: Sequence[Pair]) -> Grounds:
     """Make the data for scores: BLEU and chrF, or the share of lists that are right."""
     if name == "multi30k":
         return quality(found, [pair.target for pair in pairs]).grounds
-    right = np.array([text == pair.target for text, pair in zip(found, pairs, strict=True)], float)
+    # Decoded text has no space before a comma, the targets have one.
+    wanted = ["".join(pair.target.split()) for pair in pairs]
+    written = ["".join(text.split()) for text in found]
+    right = np.array([a == b for a, b in zip(written, wanted, strict=True)], float)
     return Grounds(means(["exact"], 100 * right[:, None]), np.arange(len(right)), right, most=100.0)
 
 
@@ -225,6 +230,30 @@ def table(rows: Sequence[dict[str, Any]], name: str) -> str:
     return "\n\n".join([f"{name}, {score}", *tables])
 
 
+def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw the scores of all systems by the number of source words, a panel for each task."""
+    names = [name for name in TASKS if any(row["task"] == name for row in rows)]
+    figure, panels = plt.subplots(1, len(names), figsize=(7 * len(names), 4), squeeze=False)
+    for name, axes in zip(names, panels[0], strict=True):
+        score = "exact" if name == "numbers" else "bleu"
+        own = [row for row in rows if row["task"] == name]
+        columns = [(part, each) for part in ("test", "joined") for each in own[0][part]]
+        columns = [(part, bucket) for part, bucket in columns if bucket != "all"]
+        for row in own:
+            found = [row[part][bucket] for part, bucket in columns]
+            middle = np.array([each[score] for each in found])
+            ends = np.array([each[f"{score}_interval"] for each in found]).T
+            (line,) = axes.plot(middle, marker="o", label=row["system"])
+            axes.fill_between(range(len(columns)), *ends, color=line.get_color(), alpha=0.15)
+        ticks = [f"{bucket}\n{part}" for part, bucket in columns]
+        axes.set_xticks(range(len(columns)), ticks, size=8)
+        axes.set_xlabel("source words")
+        axes.set_ylabel("lists without mistake, %" if name == "numbers" else "BLEU")
+        axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=100)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -237,9 +266,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("work/translation_systems"))
     parser.add_argument("--rows", type=Path, default=ROWS, help="file of the lines")
     parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--plot", type=Path, help="picture of the scores by source words")
     options = parser.parse_args()
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
     rows = [json.loads(line) for line in lines]
+    if options.plot:
+        plot(rows, options.plot)
     if options.table:
         names = [name for name in TASKS if any(row["task"] == name for row in rows)]
         print("\n\n".join(table(rows, name) for name in names))
