@@ -1,11 +1,16 @@
-"""Replaced-token detection against masked LM: equal operations, then fine-tuning with equal seeds.
+"""Two ways of pretraining with equal operations, then fine-tuning with equal seeds.
 
     python benchmarks/replaced_tokens.py --prose books.txt.xz --glue glue --out work/rtd
+    python benchmarks/replaced_tokens.py --question sharing --recipe deberta_v3:tiny \
+        --prose books.txt.xz --glue glue --out work/sharing
 
-Both objectives pretrain the same encoder on the first megabytes of the prose; masked LM gets more
-steps, until its operations (as `Objective.flops` counts them, the generator's among them) are those
-of replaced-token detection. Both are fine-tuned on each task with the same seeds, and the paired
-differences have their intervals. A measurement that was stopped goes on.
+`--question objectives` compares replaced-token detection with masked LM, `--question sharing`
+gradient-disentangled embedding sharing (He et al. 2023) with one table for both networks. Both
+sides pretrain the same encoder on the first megabytes of the prose, with as many steps as cost the
+same operations (as `Objective.flops` counts them, the generator's among them). Both are fine-tuned
+on each task with the same seeds, and the paired differences have their intervals: of the
+fine-tuning seeds after each pretraining seed, and of the pretraining seeds, each with the mean of
+its fine-tuning seeds. A measurement that was stopped goes on.
 """
 
 import argparse
@@ -15,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
+from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
+from bert_jax.terminal import markdown_table
 from bert_jax.tokenization.training import train_wordpiece
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.train import finetune
@@ -25,10 +33,22 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
 
-OBJECTIVES = ("replaced_tokens", "masked_lm")
+DETECTS = "objective.name=replaced_tokens"
+QUESTIONS = {
+    "objectives": {
+        "replaced_tokens": [DETECTS],
+        "masked_lm": ["objective.name=masked_lm"],
+    },
+    "sharing": {
+        "disentangled": [DETECTS, "objective.disentangled=True"],
+        "shared": [DETECTS, "objective.disentangled=False"],
+    },
+}
+"""Fields of the two sides. The cost of a step of the first side decides the operations of both."""
 HELDOUT_RATE = 0.02
-EPOCHS = {"sst2": 1.0, "mrpc": 10.0}
+EPOCHS = {"sst2": 1.0, "mrpc": 10.0, "qnli": 0.5}
 
 
 def corpus_of(options: argparse.Namespace) -> Path:
@@ -43,34 +63,24 @@ def corpus_of(options: argparse.Namespace) -> Path:
     return corpus
 
 
-def pretraining(options: argparse.Namespace, corpus: Path, name: str, steps: int) -> PretrainConfig:
-    """Configure one run; both differ in the objective and the steps alone."""
-    objective: dict[str, Any] = {"name": name}
-    if name == "replaced_tokens":
-        objective["generator_size"] = options.generator_size
-    return build(
-        PretrainConfig,
-        {
-            "objective": objective,
-            "model": {
-                "num_layers": options.layers,
-                "hidden_dim": options.width,
-                "num_heads": options.width // 32,
-                "mlp_dim": 4 * options.width,
-                "num_positions": 128,
-                "pooler_activation": "gelu",
-            },
-            "data": {"corpus": str(corpus), "pairing": "none"},
-            "training": {
-                "num_steps": steps,
-                "phases": ({"length": options.length, "batch_size": 64},),
-                "eval_every_steps": max(steps // 4, 1),
-                "eval_rows": 512,
-            },
-            "optimizer": {"learning_rate": options.learning_rate, "warmup_steps": steps // 10},
-            "checkpoint": {"save_every_steps": max(steps // 4, 1)},
-        },
-    )
+def pretraining(
+    options: argparse.Namespace, corpus: Path, side: str, steps: int, seed: int = 0
+) -> PretrainConfig:
+    """Configure a run of a side."""
+    own = list(QUESTIONS[options.question][side])
+    if DETECTS in own:
+        own.append(f"objective.generator_size={options.generator_size}")
+    phases = json.dumps([{"length": options.length, "batch_size": options.rows}])
+    every = max(steps // 4, 1)
+    given = {
+        "seed": seed, "data.corpus": corpus, "data.pairing": "none", "training.num_steps": steps,
+        "training.phases": phases, "training.eval_every_steps": every, "training.eval_rows": 1024,
+        "checkpoint.save_every_steps": every, "checkpoint.keep": 1, "optimizer.name": "muon",
+        "optimizer.learning_rate": options.learning_rate, "optimizer.schedule": "wsd",
+        "optimizer.decay_share": 0.4, "optimizer.warmup_steps": max(1, steps // 20),
+    }  # fmt: skip
+    fields = [*own, *(f"{name}={value}" for name, value in given.items())]
+    return load_config(PretrainConfig, options.recipe, [f"--config.{field}" for field in fields])
 
 
 def row_flops(config: PretrainConfig, vocab_size: int, length: int) -> int:
@@ -78,63 +88,89 @@ def row_flops(config: PretrainConfig, vocab_size: int, length: int) -> int:
     return objective_of(config.with_vocabulary(vocab_size)).flops(rows)
 
 
-def compare(options: argparse.Namespace, task: str) -> dict[str, Any]:
-    """Fine-tune both encoders; return the paired difference of their scores."""
-    directory = options.out / task
+def compare(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
+    """Fine-tune both encoders of a pretraining seed; return the paired difference of scores."""
+    directory = options.out / f"{task}-{seed}"
+    first, second = (str(options.out / f"{side}-{seed}") for side in QUESTIONS[options.question])
     config = build(
         FinetuneConfig,
         {
             "task": {"kind": "glue", "name": task, "data": str(options.glue)},
-            "init": str(options.out / OBJECTIVES[0]),
+            "init": first,
             "training": {"num_epochs": options.epochs or EPOCHS[task], "batch_size": 32},
-            "optimizer": {"learning_rate": 1e-4},
-            "sweep": {"seeds": options.seeds, "baseline": str(options.out / OBJECTIVES[1])},
+            "optimizer": {"learning_rate": options.finetuning_rate},
+            "sweep": {"seeds": options.seeds, "baseline": second},
         },
     )
     assert finetune(config, directory).finished
-    found: dict[str, Any] = json.loads((directory / "statistics.json").read_text())
-    return found
+    (found,) = json.loads((directory / "statistics.json").read_text())["comparisons"]
+    return dict(found)
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the 95% interval of a mean (Student's t)."""
+    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--question", choices=QUESTIONS, default="objectives")
+    parser.add_argument("--recipe", default="start:2x128", help="default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, help="directory of everything made")
     parser.add_argument("--prose", type=Path, required=True, help="text, compressed with xz")
     parser.add_argument("--glue", type=Path, required=True, help="directory of GLUE's files")
     parser.add_argument("--megabytes", type=float, default=20, help="default: %(default)s")
     parser.add_argument("--vocab-size", type=int, default=8192, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=4000, help="of replaced-token detection")
-    parser.add_argument("--layers", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--length", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--generator-size", type=float, default=0.25, help="default: %(default)s")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=4000, help="of the first side")
+    parser.add_argument("--rows", type=int, default=32, help="default: %(default)s")
+    parser.add_argument("--length", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--generator-size", type=float, default=0.5, help="default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: %(default)s")
+    parser.add_argument("--finetuning-rate", type=float, default=3e-4, help="default: %(default)s")
+    parser.add_argument("--pretraining-seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
     parser.add_argument("--tasks", default="sst2,mrpc", help="default: %(default)s")
     parser.add_argument("--epochs", type=float, default=0.0, help="0: as many as suit the task")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     corpus = corpus_of(options)
     vocab_size = open_corpus(str(corpus)).train.vocab_size
+    sides = list(QUESTIONS[options.question])
     costs = {
-        name: row_flops(pretraining(options, corpus, name, 10), vocab_size, options.length)
-        for name in OBJECTIVES
+        side: row_flops(pretraining(options, corpus, side, 20), vocab_size, options.length)
+        for side in sides
     }
-    steps = {name: round(options.steps * costs[OBJECTIVES[0]] / costs[name]) for name in OBJECTIVES}
-    for name in OBJECTIVES:
-        print(f"{name}: {steps[name]:,} steps of {64 * costs[name] / 1e9:.1f} GFLOP", flush=True)
-        run = train(pretraining(options, corpus, name, steps[name]), options.out / name)
-        assert run.finished
-    print("\n| task | pairs | difference, replaced tokens less masked LM | 95% interval | wins |")
-    print("|---|---|---|---|---|")
+    steps = {side: round(options.steps * costs[sides[0]] / costs[side]) for side in sides}
+    rows = [["task", "seed", f"{sides[0]} less {sides[1]}", "95% interval", "better"]]
+    for seed in range(options.pretraining_seeds):
+        for side in sides:
+            run = options.out / f"{side}-{seed}"
+            assert train(pretraining(options, corpus, side, steps[side], seed), run).finished
+            rows_of_run = read_metrics(run / "metrics.jsonl")
+            evaluated = [{k: v for k, v in row.items() if "eval/" in k} for row in rows_of_run]
+            found = [each for each in evaluated if each][-1]
+            print(f"{run.name}: {steps[side]:,} steps of {options.rows * costs[side] / 1e9:.1f} "
+                  f"GFLOP; {found}", flush=True)  # fmt: skip
     for task in options.tasks.split(","):
-        for found in compare(options, task)["comparisons"]:
+        means = []
+        for seed in range(options.pretraining_seeds):
+            found = compare(options, task, seed)
+            print(task, seed, found, flush=True)
+            means.append(found["mean"])
             low, high = found["student"] or (float("nan"), float("nan"))
-            print(
-                f"| {task} | {found['pairs']} | {100 * found['mean']:.2f} | "
-                f"{100 * low:.2f} to {100 * high:.2f} | {found['wins']} of {found['pairs']} |",
-                flush=True,
-            )
+            rows.append([task, str(seed), f"{100 * found['mean']:+.2f}",
+                         f"{100 * low:+.2f} to {100 * high:+.2f}",
+                         f"{found['wins']} of {found['pairs']}"])  # fmt: skip
+        if len(means) > 1:
+            values = np.array(means)
+            low, high = interval(values)
+            rows.append([task, "all", f"{100 * values.mean():+.2f}",
+                         f"{100 * low:+.2f} to {100 * high:+.2f}",
+                         f"{(values > 0).sum()} of {len(values)}"])  # fmt: skip
+    print(markdown_table(rows, figures=True))
 
 
 if __name__ == "__main__":
