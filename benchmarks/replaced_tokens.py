@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build
@@ -34,6 +33,7 @@ from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.sweep.statistics import student_interval
 
 DETECTS = "objective.name=replaced_tokens"
 QUESTIONS = {
@@ -107,12 +107,6 @@ def compare(options: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
     return dict(found)
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95% interval of a mean (Student's t)."""
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean() - half), float(values.mean() + half)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -166,7 +160,7 @@ def main() -> None:
                          f"{found['wins']} of {found['pairs']}"])  # fmt: skip
         if len(means) > 1:
             values = np.array(means)
-            low, high = interval(values)
+            low, high = student_interval(values)
             rows.append([task, "all", f"{100 * values.mean():+.2f}",
                          f"{100 * low:+.2f} to {100 * high:+.2f}",
                          f"{(values > 0).sum()} of {len(values)}"])  # fmt: skip
