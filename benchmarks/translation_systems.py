@@ -2,7 +2,7 @@
 
     python benchmarks/translation_systems.py --task numbers --system additive
     BERT_JAX_DATA=DIR python benchmarks/translation_systems.py --task multi30k --system gnmt
-    python benchmarks/translation_systems.py --table --plot docs/pictures/chapter/systems.png
+    python benchmarks/translation_systems.py --table --plot docs/pictures/systems.png
 
 `numbers` are lists of French number words to be written in digits, as in station 3 of the chapter;
 `multi30k` is English to German (DIR/translation/multi30k/train.en.gz and so on). All systems of a
@@ -249,7 +249,7 @@ def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
         axes.set_xticks(range(len(columns)), ticks, size=8)
         axes.set_xlabel("source words")
         axes.set_ylabel("lists without mistake, %" if name == "numbers" else "BLEU")
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(file, dpi=100)
 
