@@ -48,7 +48,7 @@ QUESTIONS = {
 }
 """Fields of the two sides. The cost of a step of the first side decides the operations of both."""
 HELDOUT_RATE = 0.02
-EPOCHS = {"sst2": 1.0, "mrpc": 10.0, "qnli": 0.5}
+EPOCHS = {"sst2": 1.0, "mrpc": 10.0}
 
 
 def corpus_of(options: argparse.Namespace) -> Path:
@@ -139,6 +139,12 @@ def main() -> None:
     }
     steps = {side: round(options.steps * costs[sides[0]] / costs[side]) for side in sides}
     rows = [["task", "seed", f"{sides[0]} less {sides[1]}", "95% interval", "better"]]
+
+    def add(task: str, seed: object, mean: float, ends: Any, better: int, count: int) -> None:
+        low, high = ends or (float("nan"), float("nan"))
+        interval = f"{100 * low:+.2f} to {100 * high:+.2f}"
+        rows.append([task, str(seed), f"{100 * mean:+.2f}", interval, f"{better} of {count}"])
+
     for seed in range(options.pretraining_seeds):
         for side in sides:
             run = options.out / f"{side}-{seed}"
@@ -154,16 +160,11 @@ def main() -> None:
             found = compare(options, task, seed)
             print(task, seed, found, flush=True)
             means.append(found["mean"])
-            low, high = found["student"] or (float("nan"), float("nan"))
-            rows.append([task, str(seed), f"{100 * found['mean']:+.2f}",
-                         f"{100 * low:+.2f} to {100 * high:+.2f}",
-                         f"{found['wins']} of {found['pairs']}"])  # fmt: skip
+            add(task, seed, found["mean"], found["student"], found["wins"], found["pairs"])
         if len(means) > 1:
             values = np.array(means)
-            low, high = student_interval(values)
-            rows.append([task, "all", f"{100 * values.mean():+.2f}",
-                         f"{100 * low:+.2f} to {100 * high:+.2f}",
-                         f"{(values > 0).sum()} of {len(values)}"])  # fmt: skip
+            ends = student_interval(values)
+            add(task, "all", values.mean(), ends, (values > 0).sum(), len(values))
     print(markdown_table(rows, figures=True))
 
 

@@ -52,6 +52,8 @@ from bert_jax.training.run.telemetry import read_metrics
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 SYSTEMS = "none", "dot", "multiplicative", "additive", "gnmt", "transformer", "masked_lm"
+SCORES = {"numbers": "exact", "multi30k": "bleu"}
+"""Score that tables and pictures show, by task."""
 AFTER = "dot", "multiplicative"
 """Scores for which the decoder's state after a step attends (Luong et al. 2015)."""
 PATIENCE = 3
@@ -204,11 +206,19 @@ def run(name: str, system: str, minutes: float, home: Path) -> dict[str, Any] | 
     }  # fmt: skip
 
 
+def by_length(
+    rows: Sequence[dict[str, Any]], name: str
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Return the rows of a task, and the parts and buckets of source words that have scores."""
+    own = [row for row in rows if row["task"] == name]
+    return own, [(part, bucket) for part in ("test", "joined") for bucket in own[0][part]]
+
+
 def table(rows: Sequence[dict[str, Any]], name: str) -> str:
     """Make the Markdown tables of a task: scores, and differences from `none`, by length."""
-    score = "exact" if name == "numbers" else "bleu"
-    first, *others = [row for row in rows if row["task"] == name]
-    columns = [(part, bucket) for part in ("test", "joined") for bucket in first[part]]
+    score = SCORES[name]
+    own, columns = by_length(rows, name)
+    first = own[0]
     titles = [f"{part}, {bucket} ({first[part][bucket]['pairs']})" for part, bucket in columns]
 
     def cell(value: float, ends: Sequence[float] | None, sign: str = "") -> str:
@@ -216,7 +226,7 @@ def table(rows: Sequence[dict[str, Any]], name: str) -> str:
 
     scores = [["system", "parameters", "steps", "minutes", "loss", *titles]]
     gains = [["over none", *titles]]
-    for row in (first, *others):
+    for row in own:
         steps = f"{row['best_step']:,} of {row['steps']:,}{'' if row['converged'] else ', cut'}"
         about = [f"{row['parameters']:,}", steps, f"{row['spent']}", f"{row['loss']:.3f}"]
         found = [row[part].get(bucket, {}) for part, bucket in columns]
@@ -230,14 +240,12 @@ def table(rows: Sequence[dict[str, Any]], name: str) -> str:
     return "\n\n".join([f"{name}, {score}", *tables])
 
 
-def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
+def plot(rows: Sequence[dict[str, Any]], names: Sequence[str], file: Path) -> None:
     """Draw the scores of all systems by the number of source words, a panel for each task."""
-    names = [name for name in TASKS if any(row["task"] == name for row in rows)]
     figure, panels = plt.subplots(1, len(names), figsize=(7 * len(names), 4), squeeze=False)
     for name, axes in zip(names, panels[0], strict=True):
-        score = "exact" if name == "numbers" else "bleu"
-        own = [row for row in rows if row["task"] == name]
-        columns = [(part, each) for part in ("test", "joined") for each in own[0][part]]
+        score = SCORES[name]
+        own, columns = by_length(rows, name)
         columns = [(part, bucket) for part, bucket in columns if bucket != "all"]
         for row in own:
             found = [row[part][bucket] for part, bucket in columns]
@@ -270,10 +278,10 @@ def main() -> int:
     options = parser.parse_args()
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
     rows = [json.loads(line) for line in lines]
+    names = [name for name in TASKS if any(row["task"] == name for row in rows)]
     if options.plot:
-        plot(rows, options.plot)
+        plot(rows, names, options.plot)
     if options.table:
-        names = [name for name in TASKS if any(row["task"] == name for row in rows)]
         print("\n\n".join(table(rows, name) for name in names))
         return 0
     if not options.task or not options.system:
