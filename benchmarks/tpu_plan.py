@@ -2,6 +2,7 @@
 
     python benchmarks/tpu_plan.py --only base --length 128 --topology v5e:4x4 --step configured
     python benchmarks/tpu_plan.py --only modern --loop --check
+    python benchmarks/tpu_plan.py --only cases --check
     python benchmarks/tpu_plan.py --check --markdown docs/tpu.md
 
 BERT-base and BERT-large, rows of 128 and 512, dropout as published (0.1) and none, on four slices,
@@ -9,6 +10,7 @@ and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, an
 highest MFU (large: with LAMB, made for large batches), which `plan --batch-per-chip=fast` picks
 with dropout on the first slice of a kind; other slices of the kind and dropout 0 take the same.
 ModernBERT-base, -large and Ettin-1B at 1,024 and 8,192 tokens, with the settings that `plan` finds.
+`cases` are recipes with settings that make their own batch fast, each with a bar.
 Everything is compiled; what was compiled before comes from the cache.
 
 Bars of --check: everything fits; with the highest MFU, on v5e at L=128 without dropout an MFU of at
@@ -24,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bert_jax.config.command_line import load_config
 from bert_jax.distributed.parallel.sharding import MeshConfig
@@ -46,6 +49,44 @@ MODERN = {
 }
 """Slice, and lengths with their rows and micro-batches a step."""
 MODERN_VOCABULARY = 50368
+
+
+class Case(NamedTuple):
+    """A phase of a recipe on a slice, with changes of the recipe."""
+
+    recipe: str
+    topology: str
+    phase: int
+    changes: dict[str, object]
+    """Values of fields of the configuration."""
+    least_mfu: float
+
+
+def once(chips: int) -> dict[str, object]:
+    """Parameters split over all chips, and gathered once a step."""
+    return {"mesh.data": 1, "mesh.fsdp": chips, "training.gather": "step"}
+
+
+def rows_of_128(count: int, parts: int) -> dict[str, object]:
+    """A phase of so many rows of 128 tokens, in so many micro-batches."""
+    phase = f'[{{"length": 128, "batch_size": {count}}}]'
+    return {"training.phases": phase, "training.accumulation": parts}
+
+
+HALF = {"training.reduce_dtype": "bfloat16"}
+CASES = (
+    Case("bert_base", "v5e:4x4", 0, once(16) | HALF, 0.32),
+    Case("bert_base", "v5e:4x4", 0, once(16) | rows_of_128(4096, 4), 0.58),
+    Case("bert_base", "v6e:16x16", 0, once(256) | HALF | rows_of_128(2**18, 8), 0.25),
+    Case("ettin_17m", "v5e:4x4", 0,
+         {"model.vocab_size": MODERN_VOCABULARY, "training.accumulation": 16}, 0.30),
+    Case("neobert", "v5e:16x16", 0, once(256), 0.42),
+    Case("eurobert_210m", "v5e:16x16", 0,
+         once(256) | {"model.vocab_size": 128256, "training.accumulation": 2}, 0.42),
+    Case("bert_large_lamb", "v4:4x4x4", 1,
+         once(64) | HALF | {"training.phases[1].batch_size": 2048, "training.accumulation": 1},
+         0.55),
+)  # fmt: skip
 LENGTHS = (128, 512)
 DROPOUTS = (0.1, 0.0)
 LEAST_MFU = {("base", 128): 0.52, ("large", 128): 0.60, ("base", 512): 0.50, ("large", 512): 0.50}
@@ -66,7 +107,8 @@ class Row:
     """One of `STEPS`."""
     plan: Plan
     chosen: str = ""
-    """Settings that the tool had to choose."""
+    """Settings that the tool had to choose, or that a case has."""
+    least_mfu: float | None = None
 
     @property
     def cells(self) -> list[str]:
@@ -113,6 +155,8 @@ def main() -> int:
                 rate, plan = config.model.hidden_dropout_rate, planner.plan(planner.configured)
                 rows.append(Row(name, length, rate, topology, "configured", plan))
                 say(" ".join(rows[-1].cells))
+    if arguments.only in (None, "cases"):
+        rows += [of_case(case, cache) for case in CASES]
     print(table(rows, markdown=False))
     if arguments.markdown:
         arguments.markdown.write_text(table(rows, markdown=True) + "\n")
@@ -171,6 +215,21 @@ def searched(name: str, config: PretrainConfig, topology: str, cache: Path | Non
     return row
 
 
+def of_case(case: Case, cache: Path | None) -> Row:
+    """The plan of a case."""
+    changes = [f"--config.{field}={value}" for field, value in case.changes.items()]
+    config = load_config(PretrainConfig, f"pretrain/{case.recipe}", changes)
+    config, _ = with_vocabulary(config)
+    planner = Planner(config, case.phase, parse_topology(case.topology), cache=cache)
+    plan, rate = planner.plan(planner.configured), config.model.hidden_dropout_rate
+    settings = " ".join(f"{field.split('.')[-1]} {value}" for field, value in case.changes.items()
+                        if field not in ("training.phases", "model.vocab_size"))  # fmt: skip
+    row = Row(case.recipe, planner.length, rate, case.topology, "configured", plan, settings,
+              case.least_mfu)  # fmt: skip
+    say(" ".join(row.cells))
+    return row
+
+
 def modern(
     name: str, length: int, rows: int, parts: int, chips: int, *, loop: bool
 ) -> PretrainConfig:
@@ -209,13 +268,15 @@ def bars(rows: Sequence[Row]) -> list[str]:
     """What is missed, of what the rows can tell."""
     missed = []
     by_key = {(r.model, r.length, r.dropout, r.topology, r.step): r for r in rows}
-    for (model, length, dropout, topology, step), row in by_key.items():
+    for row in rows:
+        model, length, dropout = row.model, row.length, row.dropout
+        topology, step = row.topology, row.step
         where = f"{model} L={length} dropout {dropout:g} {topology} {step}"
         if not row.plan.fits:
             missed.append(f"{where}: does not fit")
         least = LEAST_MFU.get((model, length))
         mfu = row.plan.mfu
-        least_modern = LEAST_MODERN_MFU.get((model, length))
+        least_modern = row.least_mfu or LEAST_MODERN_MFU.get((model, length))
         if least_modern and mfu and mfu < least_modern:
             missed.append(f"{where}: MFU {mfu:.3f}, at least {least_modern}")
         if step != "fast" or least is None or mfu is None or not topology.startswith("v5e"):
@@ -269,7 +330,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[*MODELS, "megatron", *MEGATRON, "modern", *MODERN])
+    parser.add_argument(
+        "--only", choices=[*MODELS, "megatron", *MEGATRON, "modern", *MODERN, "cases"]
+    )
     parser.add_argument("--length", type=int, choices=LENGTHS)
     parser.add_argument("--topology", action="append", help="in place of the four")
     parser.add_argument(

@@ -155,9 +155,20 @@ def _add_bias_forward(x, bias):
     return x + bias.astype(x.dtype), bias
 
 
+def sum_rows(x: Float[Array, "..."], rows: int) -> Float[Array, "..."]:
+    """Sum the first `rows` axes in float32, by a product with ones.
+
+    A TPU takes a third of the time of `x.sum` for bfloat16 (docs/experiments.md).
+    """
+    ones = jnp.ones((8, *x.shape[:rows]), x.dtype)  # 8 rows fill a register; all are the same
+    return jnp.tensordot(ones, x, rows, preferred_element_type=jnp.float32)[0]
+
+
 def _add_bias_backward(bias, gradient):
-    rows = tuple(range(gradient.ndim - bias.ndim))
-    return gradient, gradient.astype(jnp.float32).sum(rows)
+    rows = gradient.ndim - bias.ndim
+    by_product = partial(sum_rows, rows=rows)
+    by_sum = partial(jnp.sum, axis=tuple(range(rows)), dtype=jnp.float32)
+    return gradient, jax.lax.platform_dependent(gradient, tpu=by_product, default=by_sum)
 
 
 add_bias = differentiable(_add_bias_forward, _add_bias_backward)

@@ -117,6 +117,42 @@ def list_losses(
     return -jnp.sum(jax.nn.softmax(wanted) * jax.nn.log_softmax(scores), axis=1)
 
 
+def recomputed_cross_entropy(
+    states: Float[Array, "*rows E"],
+    table: Float[Array, "V E"],
+    bias: Float[Array, " V"],
+    labels: Int[Array, "*rows"],
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """Compute `cross_entropy` of the logits states @ table.T + bias, as suits a TPU.
+
+    No array of float32 logits is stored. The backward pass computes the logits again, which takes
+    less time than to write and read them (docs/experiments.md).
+    """
+    rows = states.reshape(-1, states.shape[-1])
+    found = _recomputed(rows, table, bias, labels.reshape(-1))
+    loss, correct = (x.reshape(labels.shape) for x in found)
+    return loss, correct
+
+
+def _recomputed_forward(states, table, bias, labels):
+    from bert_jax.objectives.vocabulary_kernel import normalisers  # importing Pallas is slow
+
+    log_z, picked, highest = normalisers(states, table, bias, labels)
+    correct = (picked == highest).astype(jnp.float32)
+    return (log_z - picked, correct), (states, table, bias, labels, log_z)
+
+
+def _recomputed_backward(residuals, cotangents):
+    states, table, bias, labels, log_z = residuals
+    logits = jnp.einsum("NE,VE->NV", states, table, preferred_element_type=jnp.float32) + bias
+    is_label = labels[:, None] == jnp.arange(len(table))
+    slope = cotangents[0][:, None] * (jnp.exp(logits - log_z[:, None]) - is_label)
+    turned = slope.astype(states.dtype)
+    return turned @ table, jnp.einsum("NV,NE->VE", turned, states), slope.sum(0), None
+
+
+_recomputed = differentiable(_recomputed_forward, _recomputed_backward)
+
 _LEAST_BLOCK, _LEAST_DIVIDED = 3000, 20_000
 """Smallest number of columns of a block, and of a table that is divided into blocks.
 

@@ -212,14 +212,21 @@ def position_buckets(length: int) -> tuple[int, ...]:
     return tuple(edges)
 
 
+_ON_CHIP = 128 * 2**20
+"""Bytes of logits that a TPU may keep beside its core; it must store more in its main memory."""
+
+
 def projected_cross_entropy(
     projection: heads.Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return the `cross_entropy` of the logits of a projection. A CPU computes it in blocks."""
-    # On a CPU, passes over all logits cost as much as computing them. Other devices fuse them.
-    if platform(layout) == "cpu" and (layout is None or layout.is_local):
+    """Return the `cross_entropy` of the logits of a projection, computed as suits the device."""
+    kind = platform(layout) if layout is None or layout.is_local else ""
+    if kind == "cpu":  # where passes over all logits cost as much as computing them
         count = losses.num_blocks(len(projection.table))
         return losses.cross_entropy_in_blocks(*projection, labels, count)
+    size = 4 * labels.size * len(projection.table)
+    if kind == "tpu" and projection.states.dtype == jnp.bfloat16 and size > _ON_CHIP:
+        return losses.recomputed_cross_entropy(*projection, labels)
     return losses.cross_entropy(projection.logits(), labels)
 
 

@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
         {
             "model": {
                 "num_layers": 28,
+                "scan_unroll": 28,
                 "hidden_dim": 768,
                 "num_heads": 12,
                 "mlp_dim": 2048,

@@ -20,6 +20,7 @@ from bert_jax.model.layers import (
     gated,
     gelu,
     parameter,
+    sum_rows,
     truncated_normal,
 )
 
@@ -208,3 +209,13 @@ def test_gelu_of_half_precision_is_rounded_once(dtype):
         np.testing.assert_allclose(
             np.asarray(found, np.float64), right, rtol=1.02 * unit, atol=2e-6
         )
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_sum_of_rows_by_a_product_has_the_digits_of_float32(rows):
+    # 4,096 terms near 1: a sum in bfloat16 would stop growing at 256.
+    x = jnp.asarray(1 + np.random.default_rng(0).normal(0, 0.1, (64, 64, 8)), jnp.bfloat16)
+    wanted = np.asarray(x, np.float64).sum(tuple(range(rows)))
+    found = sum_rows(x, rows)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)

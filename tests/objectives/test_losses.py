@@ -10,7 +10,12 @@ import pytest
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Projection
 from bert_jax.objectives import masked_lm
-from bert_jax.objectives.losses import cross_entropy, cross_entropy_in_blocks, num_blocks
+from bert_jax.objectives.losses import (
+    cross_entropy,
+    cross_entropy_in_blocks,
+    num_blocks,
+    recomputed_cross_entropy,
+)
 from bert_jax.objectives.masked_lm import MaskedLM, pair_sums
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import judged_sums
@@ -166,7 +171,10 @@ def test_nothing_labelled_gives_zero_and_no_nan():
     assert all(np.all(np.asarray(g) == 0) for g in gradients)
 
 
-def test_blocks_have_the_values_and_gradients_of_all_logits():
+@pytest.mark.parametrize(
+    "without_logits", [lambda *a: cross_entropy_in_blocks(*a, 4), recomputed_cross_entropy]
+)
+def test_losses_without_stored_logits_have_their_values_and_gradients(without_logits):
     rng = np.random.default_rng(3)
     states, table = (rng.normal(size=s).astype(np.float32) for s in ((2, 5, 8), (48, 8)))
     bias = np.where(np.arange(48) < 45, rng.normal(size=48), -1e30).astype(np.float32)
@@ -183,26 +191,28 @@ def test_blocks_have_the_values_and_gradients_of_all_logits():
         pair = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
         return jax.device_get(pair(states, table, bias, labels))
 
-    blocks = value_and_gradients(lambda *arrays: cross_entropy_in_blocks(*arrays, 4))
+    found = value_and_gradients(without_logits)
     whole = value_and_gradients(lambda s, t, b, labels: cross_entropy(s @ t.T + b, labels))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), blocks, whole)
-    np.testing.assert_array_equal(blocks[0][1][1][0], 1.0)
-    assert np.all(blocks[1][2][45:] == 0)  # padding columns
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, whole)
+    np.testing.assert_array_equal(found[0][1][1][0], 1.0)
+    assert np.all(found[1][2][45:] == 0)  # padding columns
 
 
 def test_wide_vocabularies_are_cut_into_equal_blocks():
     assert [num_blocks(n) for n in (128, 4096, 8192, 30592, 50432)] == [1, 1, 1, 8, 16]
 
 
-def test_only_cpus_take_the_loss_by_blocks(monkeypatch):
-    shapes = (1, 2, 4), (6144, 4), (6144,)
-    projection = Projection(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
-    labels = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-
-    def program():
-        run = partial(masked_lm.projected_cross_entropy, layout=None)
-        return str(jax.make_jaxpr(run)(projection, labels))
-
-    assert "scan" in program()
-    monkeypatch.setattr(masked_lm, "platform", lambda layout: "tpu")
-    assert "scan" not in program()
+@pytest.mark.parametrize(
+    ("device", "dtype", "rows", "wanted"),
+    [("cpu", "float32", 2, "scan["), ("tpu", "bfloat16", 6000, "vocabulary_normalisers"),
+     ("tpu", "bfloat16", 2, ""), ("tpu", "float32", 6000, ""), ("gpu", "bfloat16", 6000, "")],
+)  # fmt: skip
+def test_each_device_computes_the_loss_as_suits_it(monkeypatch, device, dtype, rows, wanted):
+    shapes = {(1, rows, 4): dtype, (6144, 4): dtype, (6144,): "float32"}
+    projection = Projection(*(jax.ShapeDtypeStruct(*each) for each in shapes.items()))
+    labels = jax.ShapeDtypeStruct((1, rows), jnp.int32)
+    monkeypatch.setattr(masked_lm, "platform", lambda layout: device)
+    run = partial(masked_lm.projected_cross_entropy, layout=None)
+    program = str(jax.make_jaxpr(run)(projection, labels))
+    special = {name for name in ("scan[", "vocabulary_normalisers") if name in program}
+    assert special == ({wanted} if wanted else set())

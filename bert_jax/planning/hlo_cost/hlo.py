@@ -144,13 +144,19 @@ class _Walk:
         elif opcode == "recv-done":
             begun = instructions[instruction.operands[0]]
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
-        elif opcode in TRANSFERS:
+        elif opcode in TRANSFERS or (opcode == "async-start" and self._moves(instruction)):
             # Count the arrays that a -start makes instead of its operand.
             started = hlo_text.started_shape(instruction.shape)
             self.transfers.append(Transfer(shape_bytes(started), runs))
         else:
             return opcode.endswith("-done")
         return True
+
+    def _moves(self, started: Instruction) -> bool:
+        """Return true if an `async-start` copies a part of an array, or runs on a SparseCore."""
+        called = self.module.computations[started.calls or ""].instructions.values()
+        copies = {i.opcode for i in called} <= {"parameter", "slice"}
+        return copies or 'async_execution_thread="sparsecore"' in started.attributes
 
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]
@@ -252,6 +258,8 @@ class _Walk:
         axes_of = hlo_text.axes_of_pairs if permutes else hlo_text.axes_of_groups
         size = max(len(group) for group in groups)
         operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
+        if kind == "all-reduce":  # may read bfloat16, but sends sums, which have the result's type
+            operand = max(operand, shape_bytes(inner.shape))
         metadata = inner if inner.op_name else outer
         return Collective(
             name=outer.name, kind=kind, network="ici",

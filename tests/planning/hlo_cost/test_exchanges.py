@@ -239,6 +239,38 @@ def test_a_copy_beside_the_core_has_the_bytes_that_it_makes():
     assert [op.name for op in program.ops] == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("called", "thread"), [("slice", ""), ("gather", ', async_execution_thread="sparsecore"')]
+)
+def test_a_slice_or_a_sparse_core_works_beside_the_core(called, thread):
+    inner = f"""
+%moved (p: f32[16,128]) -> f32[4,128] {{
+  %p = f32[16,128] parameter(0)
+  ROOT %k = f32[4,128]{{1,0:S(1)}} {called}(%p)
+}}
+"""
+    lines = [
+        "  %s = ((f32[16,128]), f32[4,128]{1,0:S(1)}, s32[]) async-start(%a), calls=%moved" + thread,
+        f"  %b = f32[16,128] negate(%a), {cycles(100)}",
+        "  ROOT %d = f32[4,128]{1,0:S(1)} async-done(%s)",
+    ]
+    text = ENTRY.format(partitions=8, body="\n".join(lines)).replace("\nENTRY", inner + "\nENTRY")
+    program = parse_program(text, ONE)
+    assert program.transfers == (Transfer(4 * 128 * 4, 1),)
+    assert [op.name for op in program.ops] == ["b"]
+
+
+def test_an_all_reduce_sends_sums_of_the_type_of_its_result():
+    program = entry(
+        f"%b = bf16[16,128] convert(%a), {cycles(100)}",
+        "ROOT %s = f32[16,128] all-reduce(%b), channel_id=1, replica_groups=[2,4]<=[8], "
+        "to_apply=%sum",
+        data=2,
+        fsdp=4,
+    )
+    assert [c.bytes for c in program.collectives] == [16 * 128 * 4]
+
+
 def test_groups_of_one_device_send_nothing():
     one = "channel_id=1, replica_groups=[8,1]<=[8], use_global_device_ids=true, to_apply=%sum"
     program = entry(
