@@ -55,22 +55,31 @@ class Case:
 
 
 MODERN_VOCABULARY = "model.vocab_size=50368"
+
+
+def once(chips: int) -> tuple[str, ...]:
+    """Settings that split the parameters over all chips, and gather them once a step."""
+    return "mesh.data=1", f"mesh.fsdp={chips}", "training.gather=step"
+
+
 CASES = (
     Case("bert_tiny", "v5e:1x1"),
     Case("electra_small", "v5e:1x1"),
-    Case("bert_base", "v5e:4x4"),
-    Case("bert_large", "v5p:4x4x4"),
+    Case("bert_base", "v5e:4x4", once(16)),
+    Case("bert_large", "v5p:4x4x4", once(64)),
     Case(
         "ettin_17m", "v5e:4x4",
-        (MODERN_VOCABULARY, "training.phases[0].accumulation=4",
+        (MODERN_VOCABULARY, *once(16), "training.phases[0].accumulation=12",
          "training.phases[1].accumulation=32", "training.phases[2].accumulation=24"),
     ),
     Case(
         "modernbert_base", "v5e:16x16",
-        (MODERN_VOCABULARY, "mesh.data=1", "mesh.fsdp=256", "training.accumulation=2",
-         "training.gather=step", "training.reduce_dtype=bfloat16"),
+        (MODERN_VOCABULARY, *once(256), "training.accumulation=2",
+         "training.reduce_dtype=bfloat16"),
     ),
-    Case("neobert", "v5e:16x16", ("model.scan_unroll=1",)),
+    Case("neobert", "v5e:16x16", once(256)),
+    Case("eurobert_210m", "v5e:16x16",
+         ("model.vocab_size=128256", *once(256), "training.accumulation=2")),
 )  # fmt: skip
 """Settings are those of the recipe's docstring and of docs/planning.md."""
 
