@@ -22,7 +22,7 @@ _LEAST = -1e30
 
 
 class Normalisers(NamedTuple):
-    """What a cross entropy needs of the logits of each row."""
+    """Sums and maxima of the logits of each row, from which a cross entropy follows."""
 
     log_z: Float[Array, " N"]
     """Logarithm of the sum of exponentials."""

@@ -250,7 +250,8 @@ def test_a_slice_or_a_sparse_core_works_beside_the_core(called, thread):
 }}
 """
     lines = [
-        "  %s = ((f32[16,128]), f32[4,128]{1,0:S(1)}, s32[]) async-start(%a), calls=%moved" + thread,
+        "  %s = ((f32[16,128]), f32[4,128]{1,0:S(1)}, s32[]) async-start(%a), calls=%moved"
+        + thread,
         f"  %b = f32[16,128] negate(%a), {cycles(100)}",
         "  ROOT %d = f32[4,128]{1,0:S(1)} async-done(%s)",
     ]
