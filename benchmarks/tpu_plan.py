@@ -10,7 +10,8 @@ and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, an
 highest MFU (large: with LAMB, made for large batches), which `plan --batch-per-chip=fast` picks
 with dropout on the first slice of a kind; other slices of the kind and dropout 0 take the same.
 ModernBERT-base, -large and Ettin-1B at 1,024 and 8,192 tokens, with the settings that `plan` finds.
-`cases` are recipes with settings that make their own batch fast, each with a bar.
+`cases` are recipes on a slice, some with another batch, with settings that make the step fast; each
+has its own bar.
 Everything is compiled; what was compiled before comes from the cache.
 
 Bars of --check: everything fits; with the highest MFU, on v5e at L=128 without dropout an MFU of at
@@ -52,7 +53,7 @@ MODERN_VOCABULARY = 50368
 
 
 class Case(NamedTuple):
-    """A phase of a recipe on a slice, with changes of the recipe."""
+    """A phase of a recipe on a slice, with changes to the recipe."""
 
     recipe: str
     topology: str
@@ -63,12 +64,12 @@ class Case(NamedTuple):
 
 
 def once(chips: int) -> dict[str, object]:
-    """Parameters split over all chips, and gathered once a step."""
+    """Return settings that split the parameters over all chips, and gather them once a step."""
     return {"mesh.data": 1, "mesh.fsdp": chips, "training.gather": "step"}
 
 
 def rows_of_128(count: int, parts: int) -> dict[str, object]:
-    """A phase of so many rows of 128 tokens, in so many micro-batches."""
+    """Return a phase of `count` rows of 128 tokens, in `parts` micro-batches."""
     phase = f'[{{"length": 128, "batch_size": {count}}}]'
     return {"training.phases": phase, "training.accumulation": parts}
 

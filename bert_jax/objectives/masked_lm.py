@@ -213,7 +213,7 @@ def position_buckets(length: int) -> tuple[int, ...]:
 
 
 _ON_CHIP = 128 * 2**20
-"""Bytes of logits that a TPU may keep beside its core; it must store more in its main memory."""
+"""Most bytes of logits that a TPU stores; beyond, it computes logits again (docs/decisions.md)."""
 
 
 def projected_cross_entropy(

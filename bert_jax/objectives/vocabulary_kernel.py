@@ -29,6 +29,7 @@ class Normalisers(NamedTuple):
     picked: Float[Array, " N"]
     """Logit of the label."""
     highest: Float[Array, " N"]
+    """Largest logit."""
 
 
 def normalisers(
@@ -68,7 +69,10 @@ def normalisers(
 
 
 def _kernel(size, states, table, bias, labels, log_z, picked, highest, tops, totals, found):
-    """Add a tile of columns to `tops`, `totals` and `found`, which have sums for each lane."""
+    """Fold a tile of columns into `tops` (maxima), `totals` (sums) and `found` (labels' logits).
+
+    The three have an entry for each row and lane.
+    """
     column = pl.program_id(1)
 
     @pl.when(column == 0)

@@ -258,7 +258,7 @@ class _Walk:
         axes_of = hlo_text.axes_of_pairs if permutes else hlo_text.axes_of_groups
         size = max(len(group) for group in groups)
         operand = sum(map(shape_bytes, computation.operand_shapes(inner)))
-        if kind == "all-reduce":  # may read bfloat16, but sends sums, which have the result's type
+        if kind == "all-reduce":  # may read bfloat16, but sends sums of the result's type
             operand = max(operand, shape_bytes(inner.shape))
         metadata = inner if inner.op_name else outer
         return Collective(
