@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.artefacts.formats.entries import Entry, insert, lookup, to_tensors
+from bert_jax.artefacts.formats.entries import Entry, insert, lookup, tensors, to_tensors
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object
@@ -210,11 +210,9 @@ def lora_tensors(
         ("encoder", "layers", TARGETS[name], name, "kernel"): pair for name, pair in updates(lora)
     }
     rank = next(iter(pairs.values()))["b"].shape[1]
-    groups: dict[str, list[Entry]] = {}
-    for entry in table:
-        groups.setdefault(entry.name, []).append(entry)
+    known: Params = {"encoder": {"layers": layers}}
     found: dict[str, Update] = {}
-    for name, entries in groups.items():
+    for name, _, entries in tensors(table, known, config):
         own = [entry.path for entry in entries if entry.path in pairs]
         if not own:
             continue
@@ -222,7 +220,7 @@ def lora_tensors(
         rows = np.concatenate([part.reshape(len(part), -1, rank) for part in parts], axis=-1)
         tree: Params = {}
         for entry in entries:
-            kernel = lookup({"encoder": {"layers": layers}}, entry.path)
+            kernel = lookup(known, entry.path)
             outs = kernel.shape[1 + entry.num_inputs :]
             columns = np.zeros((len(kernel), rank * len(own), *outs), np.float32)
             if entry.path in pairs:
