@@ -19,7 +19,7 @@ of the program because constants would make every compilation slow; docs/artefac
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +46,6 @@ MAX_LENGTH = 128
 """Largest number of tokens in a source and in a translation, even if the model allows more."""
 
 
-class Shape(NamedTuple):
-    """Fixed sizes of a search program."""
-
-    rows: int
-    source_length: int
-    target_length: int
-
-
 def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
     """Write the files of `write_weights`, then `model.stablehlo` or a program for each search.
 
@@ -64,12 +56,11 @@ def write(saved: SavedModel, out: Path, rows: int = 8) -> None:
         (out / PROGRAM).write_bytes(exported(saved, weights).serialize())
         return
     length = min(saved.max_length, MAX_LENGTH)
-    shape, programs = Shape(rows, length, length), {}
+    sizes, programs = {"rows": rows, "source_length": length, "target_length": length}, {}
     for name, settings in SEARCHES.items():
         file, beams = f"{name}.stablehlo", settings.num_beams
-        (out / file).write_bytes(exported_search(saved, settings, shape).serialize())
-        alpha = settings.length_alpha
-        programs[file] = {**shape._asdict(), "num_beams": beams, "length_alpha": alpha}
+        (out / file).write_bytes(exported_search(saved, settings, rows, length).serialize())
+        programs[file] = {**sizes, "num_beams": beams, "length_alpha": settings.length_alpha}
     files.write_json(out / PROGRAMS, programs)
 
 
@@ -113,7 +104,9 @@ def _exported(
     return export.export(jax.jit(run), platforms=PLATFORMS)(abstract, *inputs)
 
 
-def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> export.Exported:
+def exported_search(
+    saved: SavedModel, settings: SearchConfig, rows: int, length: int
+) -> export.Exported:
     """Return a program that maps weights, ids, mask and limits to tokens, lengths and scores."""
     network, special = proof.exact(saved.network), saved.tokenizer.special_ids
 
@@ -122,12 +115,12 @@ def exported_search(saved: SavedModel, settings: SearchConfig, shape: Shape) -> 
         with jax.default_matmul_precision("highest"):  # as in `exported`
             found = search(
                 network, params, Side(ids, mask), limits, settings=settings,
-                max_length=shape.target_length, begin=special.cls, end=special.sep,
+                max_length=length, begin=special.cls, end=special.sep,
             )  # fmt: skip
         return found.tokens[:, 0], found.lengths[:, 0], found.scores[:, 0]
 
-    source = jax.ShapeDtypeStruct((shape.rows, shape.source_length), jnp.int32)
-    limits = jax.ShapeDtypeStruct((shape.rows,), jnp.int32)
+    source = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    limits = jax.ShapeDtypeStruct((rows,), jnp.int32)
     return _exported(run, tables.named(saved.params), source, source, limits)
 
 
