@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ PIPELINES = {
     "ForMultipleChoice": "multiple-choice",
 }
 """Pipelines of Transformers, by class-name suffix."""
+DIFFERENT = "the files differ from the model when they are read back"
 
 
 write = files.write_huggingface
@@ -113,19 +115,14 @@ def read_back(saved: SavedModel, out: Path) -> SavedModel:
     left_out = () if saved.has_pooler and files.has_place_for_pooler(saved) else ("pooler",)
     ours, theirs = (each.without(left_out).params for each in (meant, back))
     if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):
-        raise proof.ProofFailedError(
-            f"the files differ from the model when they are read back: {first_few(wrong, 8)}"
-        )
+        raise proof.ProofFailedError(f"{DIFFERENT}: {first_few(wrong, 8)}")
     expected, again = (each.tokenizer.encode_batch(proof.PROOF_TEXTS) for each in (saved, back))
     for text, ids, other in zip(proof.PROOF_TEXTS, expected, again, strict=True):
         _same_ids("the tokenizer that was read back", text, ids.tolist(), other.tolist())
     found = _facts(back)
     for name, value in _facts(saved).items():
         if found[name] != value:
-            raise proof.ProofFailedError(
-                f"the files differ from the model when they are read back: {name} {found[name]}, "
-                f"not {value}"
-            )
+            raise proof.ProofFailedError(f"{DIFFERENT}: {name} {found[name]}, not {value}")
     return back
 
 
@@ -146,10 +143,8 @@ def _facts(model: SavedModel) -> dict[str, Any]:
 
 def _same_ids(who: str, text: str, expected: Sequence[int], found: Sequence[int]) -> None:
     if list(expected) != list(found):
-        at = next(
-            (n for n, pair in enumerate(zip(expected, found, strict=False)) if len({*pair}) > 1),
-            min(len(expected), len(found)),
-        )
+        pairs = zip(expected, found, strict=False)
+        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         raise proof.ProofFailedError(
             f"{who} gives wrong token ids for {text[:60]!r}: from position {at}, it gives "
             f"{list(found[at : at + 4])}, not {list(expected[at : at + 4])}"

@@ -24,7 +24,7 @@ from bert_jax.artefacts.exchange.exported_files import (
     write_huggingface,
     write_json,
 )
-from bert_jax.artefacts.exchange.huggingface import read_back
+from bert_jax.artefacts.exchange.huggingface import DIFFERENT, read_back
 from bert_jax.artefacts.exchange.proof import TOLERANCE, ProofFailedError, same_spans
 from bert_jax.artefacts.exchange.theirs import compare_with_source, plain_texts, source_tokenizer
 from bert_jax.artefacts.formats import huggingface_files
@@ -222,9 +222,7 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
     parts = {"the configuration": "config", "the labels": "outputs"}
     wrong = [name for name, part in parts.items() if getattr(back, part) != getattr(meant, part)]
     if wrong:
-        raise ProofFailedError(
-            f"the files differ from the model when they are read back: {', '.join(wrong)}"
-        )
+        raise ProofFailedError(f"{DIFFERENT}: {', '.join(wrong)}")
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
