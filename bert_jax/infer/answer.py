@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from bert_jax.artefacts.formats.huggingface_files import Reading
 from bert_jax.config.bounds import Count
 from bert_jax.errors import UserError
 from bert_jax.infer.predictor import Answer, Predictor, Prepared, text_field
@@ -46,13 +47,10 @@ class Answerer(Predictor[Question]):
         if reading is None:  # BERT's `run_squad.py`: 384, 64 and 128; less for a shorter model
             length = min(length, 384)
             question = min(64, length // 4)
-            stride = max(1, min(128, (length - question - MAX_SPECIAL) // 2))
-            self._windows = WindowOptions(length, stride, question)
-        else:
-            self._windows = WindowOptions(length, reading.stride, reading.max_question)
-        self._max_tokens = self.max_answer_tokens or (reading.max_answer_tokens if reading else 30)
-        found = reading.null_threshold if reading else None
-        self._threshold = found if isinstance(given, str) else given
+            reading = Reading(max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)
+        self._windows = WindowOptions(length, reading.stride, reading.max_question)
+        self._max_tokens = self.max_answer_tokens or reading.max_answer_tokens
+        self._threshold = reading.null_threshold if isinstance(given, str) else given
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> Question:
