@@ -134,9 +134,7 @@ class Tagger(Predictor[TaggableText]):
             answer["offsets"] = [list(offset) for offset in example.offsets]
         if not self._of_entities:
             return answer
-        shares = (
-            softmax(logits.astype(np.float64), axis=-1).max(axis=-1) if len(words) else np.zeros(0)
-        )
+        shares = softmax(logits.astype(np.float64), axis=-1).max(axis=-1)
         found = entities(tags)
         answer["tags"] = list(to_tags(found, len(tags)))
         answer["entities"] = []
