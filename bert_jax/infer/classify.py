@@ -84,7 +84,6 @@ class Classifier(RowPredictor):
         listed = {names[n]: round(float(shares[n]), 6) for n in best[: self.top]}
         if not several:
             return {"label": names[best[0]], "probabilities": listed}
-        given = self.threshold
-        least = np.array(known.thresholds or 0.5) if given is None else np.array(given)
+        least = np.array((known.thresholds or 0.5) if self.threshold is None else self.threshold)
         held = [names[n] for n in np.flatnonzero(shares > least)]
         return {"labels": held, "probabilities": listed}

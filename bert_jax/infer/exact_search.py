@@ -14,9 +14,7 @@ QUERIES = 256
 
 
 def top_k(
-    queries: Float[np.ndarray, "Q D"],
-    documents: Float[np.ndarray, "N D"],
-    k: int,
+    queries: Float[np.ndarray, "Q D"], documents: Float[np.ndarray, "N D"], k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
     """Find, for each query, the documents with the largest inner products.
 
@@ -26,13 +24,11 @@ def top_k(
     """
     check_count("k", k)
     size = min(QUERIES, 1 << max(len(queries) - 1, 0).bit_length())
-    parts = [
-        jnp.asarray(_padded(queries[at : at + size], size)) for at in range(0, len(queries), size)
-    ]
+    parts = [_padded(queries[at : at + size], size) for at in range(0, len(queries), size)]
     best = [(jnp.full((size, k), -jnp.inf), jnp.full((size, k), -1)) for _ in parts]
     for at in range(0, len(documents), BLOCK):
         block = documents[at : at + BLOCK]
-        rows = jnp.asarray(_padded(block, 1 << (len(block) - 1).bit_length()))
+        rows = _padded(block, 1 << (len(block) - 1).bit_length())
         limits = np.int32(at), np.int32(len(block))
         jax.block_until_ready(best)  # frees the previous block
         best = [
@@ -46,8 +42,8 @@ def top_k(
     return scores[kept], indices[kept].astype(np.int64)
 
 
-def _padded(vectors: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(np.asarray(vectors, np.float32), ((0, rows - len(vectors)), (0, 0)))
+def _padded(vectors: np.ndarray, rows: int) -> jax.Array:
+    return jnp.asarray(np.pad(np.asarray(vectors, np.float32), ((0, rows - len(vectors)), (0, 0))))
 
 
 @jax.jit

@@ -3,8 +3,7 @@
 Scores are pseudo-log-likelihoods: sums of the log-probabilities of a sentence's tokens, each behind
 a mask. `token` masks one token at a time (Salazar et al. 2020, arXiv 1910.14659). `word_l2r` also
 masks the later tokens of the same word, which would give the masked token away (Kauf and Ivanova
-2023, arXiv 2305.10588). The fields of a line are BLiMP's (Warstadt et al. 2020). A tie counts as
-wrong.
+2023, arXiv 2305.10588). A line has BLiMP's fields (Warstadt et al. 2020). A tie counts as wrong.
 """
 
 from collections.abc import Sequence

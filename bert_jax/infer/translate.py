@@ -99,8 +99,7 @@ class Translator(TextPredictor):
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
-        empty: Answer = {"translation": "", "score": 0.0}
-        answers = [dict(empty) for _ in prepared.examples]
+        answers: list[Answer] = [{"translation": "", "score": 0.0} for _ in prepared.examples]
         for number, row, start, (found, attention) in zip(
             prepared.context, prepared.rows.tokens, prepared.rows.second_start, outputs, strict=True
         ):

@@ -83,8 +83,7 @@ def write_answers(
     write_line = partial(_LINES[form], predictor)
     if out is None:
         for chunk in chunks:
-            for record in chunk:
-                sys.stdout.write(write_line(record))
+            sys.stdout.writelines(map(write_line, chunk))
             sys.stdout.flush()
         return
     if isinstance(out, KeptLines):
