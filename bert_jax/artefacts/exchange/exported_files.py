@@ -21,11 +21,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     head_class,
     head_to_huggingface,
 )
-from bert_jax.artefacts.formats.sentence_transformers import (
-    QUERIES,
-    can_be_written,
-    sentence_files,
-)
+from bert_jax.artefacts.formats.sentence_transformers import QUERIES, can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
 from bert_jax.artefacts.saved.model import CONSTANT, SavedModel

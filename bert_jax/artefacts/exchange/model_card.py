@@ -95,12 +95,10 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 
 def _encoder(saved: SavedModel, parity: Mapping[str, Any]) -> str:
     model, outputs = saved.config, saved.outputs
-    classed = parity["class"] != "none"
-    name = files.family_of(saved) if classed else ""
-    family = MODERN[name].name if name in MODERN else "BERT" if classed else "encoder"
-    made = (
-        f"It is `{parity['class']}`" if classed else "No class of Transformers computes it; it is"
-    )
+    family, made = "encoder", "No class of Transformers computes it; it is"
+    if parity["class"] != "none":
+        name, made = files.family_of(saved), f"It is `{parity['class']}`"
+        family = MODERN[name].name if name in MODERN else "BERT"
     article = "An" if family[0] in "AEe" else "A"
     kind = f"{article} {family} that was read from Hugging Face's format and written again."
     if verb := {"pretrain": "pretrained", "finetune": "fine-tuned"}.get(saved.origin.kind):

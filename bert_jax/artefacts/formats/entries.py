@@ -146,14 +146,13 @@ def read_tensors(
         for n in tensor.layers:
             name = tensor.name.format(n=n)
             used.add(name)
-            if name not in found:
-                wrong.setdefault("is missing", []).append(name)
-                continue
-            array, problem = as_float32(found[name], expected)
+            array, problem = np.empty(0), "is missing"
+            if name in found:
+                array, problem = as_float32(found[name], expected)
             if problem:
                 wrong.setdefault(problem, []).append(name)
-                continue
-            arrays.append(array)
+            else:
+                arrays.append(array)
         if len(arrays) == len(tensor.layers):
             _fill(tensor, arrays, params, shapes)
     for name in sorted(set(found) - used):

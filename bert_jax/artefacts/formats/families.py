@@ -188,11 +188,8 @@ _NEOBERT = Family(
         token_table("model.encoder"),
         *(
             Entry(
-                f"{_NEOBERT_LAYER}.qkv.weight",
-                (*ATTENTION, part, "kernel"),
-                "kernel",
-                by_head=True,
-                pairs=part != "value",
+                f"{_NEOBERT_LAYER}.qkv.weight", (*ATTENTION, part, "kernel"), "kernel",
+                by_head=True, pairs=part != "value",
             )
             for part in _QKV
         ),

@@ -145,8 +145,7 @@ class Marian(Family):
     @override
     def config(self, network: TransformerNetwork) -> dict[str, Any]:
         model = network.model
-        fields: dict[str, Any] = {name: getattr(model, ours) for name, ours in _SIZES.items()}
-        fields |= {name: getattr(model, ours) for name, ours in _SAME.items()}
+        fields = {name: getattr(model, ours) for name, ours in (_SIZES | _SAME).items()}
         sharing: dict[str, Any] = {}
         if self.tyings != ("all",):
             sharing["decoder_vocab_size"] = model.vocab_size

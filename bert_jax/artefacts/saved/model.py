@@ -54,14 +54,12 @@ class Origin:
     @property
     def pairing(self) -> str | None:
         """Pairing of sentences in a pretraining run; None for any other model."""
-        data = self.config.get("data", {}) if self.kind == "pretrain" else {}
-        return data.get("pairing")
+        return self.config.get("data", {}).get("pairing") if self.kind == "pretrain" else None
 
     @property
     def objective(self) -> str | None:
         """Name of a pretraining run's objective; None for any other model."""
-        section = self.config.get("objective", {}) if self.kind == "pretrain" else {}
-        return section.get("name")
+        return self.config.get("objective", {}).get("name") if self.kind == "pretrain" else None
 
     @property
     def unlearned(self) -> tuple[float, float] | None:

@@ -230,22 +230,20 @@ def _from_huggingface(
 
 def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the sizes do not fit."""
-    width, positions, size = (
-        saved.config.hidden_dim, saved.config.num_positions, saved.config.vocab_size
-    )  # fmt: skip
-    if form.width != width and not form.embedding.is_sparse:
-        given = f"{form.width!r:.40}, but the encoder has {width}"
+    config = saved.config
+    if form.width != config.hidden_dim and not form.embedding.is_sparse:
+        given = f"{form.width!r:.40}, but the encoder has {config.hidden_dim}"
         raise UserError(f"{form.model}: the pooling has width {given}")
     params = saved.params | ({"pooling": {"maps": form.maps}} if form.maps else {})
     if form.queries is not None:
         weight = read_weights(form.queries, "SparseStaticEmbedding").get("weight")
-        if weight is None or weight.shape != (size,):
+        if weight is None or weight.shape != (config.vocab_size,):
             raise UserError(
                 f"{form.queries / WEIGHTS} needs the tensor `weight` with a number for each of the "
-                f"{size:,} tokens"
+                f"{config.vocab_size:,} tokens"
             )
         params["queries"] = weight.astype(np.float32)
-    length = min(form.max_length or positions, positions)
+    length = min(form.max_length or config.num_positions, config.num_positions)
     saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
     form.embedding.check_width(saved.vector_width)
     return saved
