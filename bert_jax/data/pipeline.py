@@ -309,10 +309,10 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for number in range(len(self)):
-            yield self._batch(number * self._batch_size + self._process_index * self._share)
+            yield self._filled(number * self._batch_size + self._process_index * self._share)
         self._store.checks.wait()
 
-    def _batch(self, first: int) -> dict[str, np.ndarray]:
+    def _filled(self, first: int) -> dict[str, np.ndarray]:
         """Build rows from `first` on of a fixed random order, filled up with padding rows."""
         size, pad = self._share, self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
