@@ -143,8 +143,7 @@ class StoreRows:
         """Number of rows of each shard: exact for the first shard, estimated for the others."""
         counts = self.store.counts
         rows, tokens = len(self.plan(0)), counts[0].num_tokens
-        others = [max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:]]
-        return [rows, *others]
+        return [rows, *(max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:])]
 
     def batch(self, places: Places) -> dict[str, np.ndarray]:
         """Build all arrays of a batch except `row_index`. Rows of a shard are read together."""

@@ -3,8 +3,7 @@
 Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
 Shorter pieces (ends of long documents, and short documents) are packed, several to a row. Each
 piece is a segment, and tokens attend only within their segment. In RoBERTa's FULL-SENTENCES (Liu et
-al. 2019, section 4.2), by contrast, a row continues with the next document, and tokens attend
-across documents.
+al. 2019, section 4.2), a row goes on with the next document, and tokens attend across documents.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The

@@ -3,8 +3,7 @@
 A pair is a document of two sentences, source and target. A row has S positions for sources and T
 for targets. A source becomes [CLS] text [SEP], or text [SEP] if [CLS] does not open rows (see
 `SpecialIds.opens`). A target becomes [CLS] text, the input of the decoder; the end token is only a
-label. The source and the target of a pair have the same segment id, so that a target attends only
-to its own source.
+label. Source and target of a pair have the same segment id: a target attends only to its source.
 
 A pair that is too long for a row is left out. Cutting it would teach wrong labels: the target would
 end in the middle of its text, or say more than its source.

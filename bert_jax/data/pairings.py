@@ -138,8 +138,7 @@ class SentencePairs(Pairing):
         super().check(store)
         if self.name == "nsp":
             for shard in store.counts:
-                path = store.path and store.shard_path(shard)
-                pairs.check_documents(path, shard.num_documents)
+                pairs.check_documents(store.path and store.shard_path(shard), shard.num_documents)
 
     @override
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
@@ -174,9 +173,8 @@ class Translations(Pairing):
 
     @override
     def plan(self, shard: Shard, config: DataConfig, length: int, seed: int) -> ExamplePlan:
-        target_length = config.target_length or length
         return pair_packing.plan_translations(
-            shard, length, target_length, seed=seed, num_passes=config.num_passes
+            shard, length, config.target_length or length, seed=seed, num_passes=config.num_passes
         )
 
     @override

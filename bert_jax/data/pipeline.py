@@ -105,8 +105,7 @@ class ExampleStream:
                         f"it must be {least} to {most:,}"
                     )
         # Use Python integers, which cannot overflow.
-        rows = (phase.num_rows for phase in self.phases)
-        self._first_row = list(accumulate(rows, initial=0))
+        self._first_row = list(accumulate((p.num_rows for p in self.phases), initial=0))
         self._first_step = list(accumulate((p.num_steps for p in self.phases), initial=0))
         self.num_steps = self._first_step[-1]
         # Check the stores now, before the first batch is requested.
@@ -308,26 +307,21 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-self.num_rows // self._batch_size)
 
-    def _rows(self, start: int, stop: int) -> Places:
-        """Return rows `start` to `stop` of a fixed random order."""
-        rows = permute(np.arange(start, stop), int(self._ends[-1]), self._key)
-        shards = np.searchsorted(self._ends, rows, side="right")
-        return Places(shards, rows - np.concatenate([[0], self._ends])[shards])
-
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for number in range(len(self)):
-            first = number * self._batch_size + self._process_index * self._share
-            yield self._filled(self._rows(first, min(first + self._share, self.num_rows)), first)
+            yield self._filled(number * self._batch_size + self._process_index * self._share)
         self._store.checks.wait()
 
-    def _filled(self, rows: Places, first: int) -> dict[str, np.ndarray]:
-        """Return a batch of `rows`, filled up with padding rows to this process's batch size."""
-        pad = self._store.special_ids.pad
+    def _filled(self, first: int) -> dict[str, np.ndarray]:
+        """Build rows from `first` on of a fixed random order, filled up with padding rows."""
+        size, pad = self._share, self._store.special_ids.pad
         filler = {"tokens": pad, "target_tokens": pad, "pair_labels": -1}
-        size = self._share
-        shards, visits = (np.resize(numbers, size) for numbers in rows)
-        batch = self._store_rows.batch(Places(shards, visits))
+        numbers = np.arange(first, min(first + size, self.num_rows))
+        rows = permute(numbers, int(self._ends[-1]), self._key)
+        shards = np.searchsorted(self._ends, rows, side="right")
+        visits = rows - np.concatenate([[0], self._ends])[shards]
+        batch = self._store_rows.batch(Places(np.resize(shards, size), np.resize(visits, size)))
         for name, array in batch.items():
-            array[rows.shards.size :] = filler.get(name, 0)
+            array[rows.size :] = filler.get(name, 0)
         batch["row_index"] = row_keys(first, size)
         return batch

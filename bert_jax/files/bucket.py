@@ -58,8 +58,7 @@ class BucketFiles:
         """Download a file, unless `target` exists; raise a UserError if missing or too large."""
         if target.is_file():
             return
-        size = self.size(name)
-        if size > _SMALL:
+        if (size := self.size(name)) > _SMALL:
             raise UserError(f"{self.url}/{name} has {size:,} bytes; the limit is {_SMALL:,}")
         replace_file(target, self.read(name))
 

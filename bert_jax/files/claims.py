@@ -169,8 +169,7 @@ class BucketClaims(Claims):
             found = self.read(number)
             if found is None or found[0] != content:
                 return False
-            self._generation = str(found[1])
-            return True
+            written = {"generation": found[1]}
         self._generation = str(written["generation"])
         return True
 

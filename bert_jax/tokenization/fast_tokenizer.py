@@ -95,8 +95,7 @@ class FastTokenizer(Tokenizer):
             return function(*arguments, **options)
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                said = f"{error}"[:200]
-                raise UserError(f"{self._where} cannot be run: {said}") from error
+                raise UserError(f"{self._where} cannot be run: {error!s:.200}") from error
             raise
 
     def _definition(self, *, renamed: bool = True) -> dict[str, Any]:

@@ -46,8 +46,7 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
         vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
         accents = config.whole.get("strip_accents")
         cjk = config.whole.get("tokenize_chinese_chars", True)
-        # An upper-case letter in a word (not in tokens such as [CLS] and <S>) is a sign that text
-        # was not lower-cased.
+        # Upper case in a word (not in tokens such as [CLS] and <S>) shows that the text is cased.
         words = (token.removeprefix(CONTINUATION) for token in vocab)
         is_cased = any(word != word.lower() and word.isalpha() for word in words)
         options = WordPieceOptions(

@@ -115,8 +115,7 @@ def read_marian(reading: Reading) -> MarianTokenizer:
         if token not in vocab or token in roles:
             reading.wrong(field, token, "expected a token of this file, another one for each role")
         roles.append(token)
-    added = [t.content for t in reading.added(None, list(vocab)) if t.content not in roles]
-    if added:
+    if added := [t.content for t in reading.added(None, list(vocab)) if t.content not in roles]:
         reading.wrong("added token", added[0], "Marian has no added tokens; put it into the map")
     names = [n for n in (*_FILES, base.CONFIG_NAME, MAP_NAME) if path.with_name(n).is_file()]
     limit = base.MAX_FILE_BYTES

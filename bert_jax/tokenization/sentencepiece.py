@@ -83,8 +83,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Find the special ids; [PAD] and [UNK] may have other names, as in ALBERT's model."""
         named = [self._ids.get(token, -1) for token in SPECIAL_TOKENS[2:]]
         found = [self._fast.pad_id(), self._fast.unk_id(), *named]
-        missing = [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]
-        if missing:
+        if missing := [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]:
             raise UserError(
                 f"{where} has no piece for {', '.join(missing)}; train the model with pad_id and "
                 "unk_id set, and with [CLS], [SEP], [MASK] as control symbols, as `bert-jax "
@@ -150,8 +149,7 @@ def spans_of(
     # characters of `text`, such as the letters of a ligature, have the same start.
     normal, offsets = model.normalize(text, with_offsets=True)
     starts = np.array(offsets, np.int64)
-    # A "▁" that shares its source with other characters is no space: U+00B4 becomes "▁" and
-    # an accent.
+    # A "▁" that shares its source with others is no space: U+00B4 becomes "▁" and an accent.
     shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
     shared[1:] |= shared[:-1]
     is_space = np.array([char == SPACE for char in normal], bool) & ~shared
@@ -247,8 +245,7 @@ def train_sentencepiece(
             minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
-        small = re.search(r"(\d+) vs (\d+)", str(error))
-        if small is None:
+        if (small := re.search(r"(\d+) vs (\d+)", str(error))) is None:
             raise UserError(f"sentencepiece cannot train on these texts: {error}") from error
         raise UserError(
             f"vocab_size is {vocab_size}, but {reserved} special tokens and bytes and the "

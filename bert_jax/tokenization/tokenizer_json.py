@@ -149,11 +149,10 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
     merges = merges[merges[0].startswith("#version") :]
     vocab = reading.whole
     prefix = reading.config.get("add_prefix_space", False)
-    trim = reading.config.get("trim_offsets")
     return {
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": prefix},
-        "post_processor": {"type": "ByteLevel", "trim_offsets": trim},
+        "post_processor": {"type": "ByteLevel", "trim_offsets": reading.config.get("trim_offsets")},
         "added_tokens": [
             {"content": token, "id": vocab[token], "special": True, "lstrip": token == "<mask>"}
             for token in _ROBERTAS_NAMES

@@ -115,8 +115,7 @@ class Reading:
 
     def parts(self, name: str, members: str) -> list[dict[str, Any]]:
         """Return the part in a field, or the parts of a Sequence, or [] if the field is missing."""
-        found = self.whole.get(name)
-        if found is None:
+        if (found := self.whole.get(name)) is None:
             return []
         part = self.mapping(name, found)
         if part.get("type") != "Sequence":
@@ -288,8 +287,7 @@ class Reading:
                 isinstance(part, str) for part in pair
             ):  # fmt: skip
                 self.wrong(f"model.merges[{i}]", merge, "expected two tokens")
-            missing = [t for t in (*pair, "".join(pair)) if t not in known]
-            if missing:
+            if missing := [t for t in (*pair, "".join(pair)) if t not in known]:
                 self.refuse(f"model.merges[{i}]: {missing[0][:80]!r} is not in model.vocab")
             merges[pair[0], pair[1]] = None
         if len(merges) != len(listed):

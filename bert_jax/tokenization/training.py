@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import tokenizers
@@ -219,13 +219,11 @@ class _Alphabet:
     def of(cls, words: Counter[str]) -> "_Alphabet":
         """Count the characters of words."""
         total: Counter[str] = Counter()
-        first: set[str] = set()
-        rest: set[str] = set()
         for word, count in words.items():
-            first.add(word[0])
-            rest.update(word[1:])
             for char in word:
                 total[char] += count
+        first = {word[0] for word in words}
+        rest = set(chain.from_iterable(word[1:] for word in words))
         characters = sorted(total, key=lambda char: (-total[char], char))
         return cls(characters, [total[char] for char in characters], first, rest)
 
@@ -249,9 +247,8 @@ class _Alphabet:
         covered = min(covered, len(self.characters))
         if limit is None and coverage is None:
             usual = min(_ALPHABET, len(self.characters))
-            least = min(usual, covered)
             size = max(usual, covered)
-            size = size if size <= room else max(least, min(covered, room))
+            size = size if size <= room else min(covered, max(usual, room))
         else:
             size = min(limit or covered, covered if coverage else len(self.characters))
         if size > room:

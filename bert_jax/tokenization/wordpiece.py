@@ -229,8 +229,7 @@ def _check_vocab(vocab: Sequence[str], where: str) -> None:
             fault = f": {shown} is not valid Unicode text"
         if fault:
             raise UserError(where.format(id + 1) + fault)
-    missing = [token for token in SPECIAL_TOKENS if token not in ids]
-    if missing:
+    if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
         source = where.partition(",")[0]
         raise UserError(
             f"{source} has {len(vocab):,} tokens, but lacks {', '.join(missing)}; all of "

@@ -71,8 +71,7 @@ def split_fast(paragraph: str) -> list[str]:
         if end - start > 2 and _is_boundary(paragraph, start, match.start(), end):
             sentences.append(paragraph[start:end].strip())
             start = end
-    last = paragraph[start:].strip()
-    if last:
+    if last := paragraph[start:].strip():
         sentences.append(last)
     if len(paragraph) > MAX_SENTENCE_CHARS:
         return [part for sentence in sentences for part in _cut(sentence)]

@@ -38,8 +38,7 @@ def match_hub(spec: str) -> list[str]:
     stands for the split. The URLs contain the commit, so that their content never changes. Raise a
     UserError if the data set, configuration or split is missing, or has no readable file.
     """
-    match = _NAME.fullmatch(spec)
-    if match is None:
+    if (match := _NAME.fullmatch(spec)) is None:
         raise UserError(
             f"{spec!r} names no data set of the Hugging Face Hub; write hf:OWNER/NAME, "
             "hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT."
@@ -126,8 +125,7 @@ def _by_name(spec: str, config: str, split: str, present: Sequence[str]) -> list
     splits = {name: _split_of(name) for name in found}
     if not any(splits.values()):  # if no file names a split, all belong to `train`
         splits = dict.fromkeys(found, "train")
-    chosen = [name for name in found if splits[name] == split]
-    if not chosen:
+    if not (chosen := [name for name in found if splits[name] == split]):
         there = sorted({each for each in splits.values() if each})
         raise UserError(_unknown(spec, "split", split, there))
     return chosen
@@ -210,8 +208,7 @@ def match_files(spec: str) -> Mapping[str, FileState | None]:
         kinds = sorted({"".join(p.suffixes[-2:]) for p in some if p.is_file()} - {""})
         example = f"{spec.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}"
         raise UserError(f"{spec} is a directory; name the files in it, for example '{example}'.")
-    names = sorted(n for n in glob.glob(spec, recursive=True) if Path(n).is_file())
-    if names:
+    if names := sorted(n for n in glob.glob(spec, recursive=True) if Path(n).is_file()):
         return dict.fromkeys(names)
     if glob.has_magic(spec):
         path = Path(os.path.dirname(re.split(r"[*?[]", spec)[0])) / "*"

@@ -75,8 +75,7 @@ class BundleTensor:
                 f"{where} is stored in {self._slices} slices (a partitioned variable), which "
                 "cannot be read; save the checkpoint again without a partitioner"
             )
-        dtype = DTYPES.get(self._type)
-        if dtype is None:
+        if (dtype := DTYPES.get(self._type)) is None:
             raise UserError(f"{where}: TensorFlow's data type {self._type} cannot be read")
         if (needed := math.prod(self.shape) * dtype.itemsize) != self._size:
             raise UserError(

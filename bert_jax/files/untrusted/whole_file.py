@@ -55,8 +55,7 @@ def read_text(path: Path, *, max_bytes: int) -> str:
 
 def decode_text(raw: bytes, *, where: str) -> str:
     """Decode UTF-8 without its byte order mark; raise a UserError for a NUL or another encoding."""
-    nul = raw.find(b"\0")
-    if nul >= 0:
+    if (nul := raw.find(b"\0")) >= 0:
         line = raw.count(b"\n", 0, nul) + 1
         raise UserError(f"{where}, line {line}: a NUL byte (offset {nul}); this is not a text file")
     try:

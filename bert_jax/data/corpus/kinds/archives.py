@@ -206,8 +206,7 @@ class WikipediaSource(_Archive):
     def _page(self, parse: Callable[[str], str], piece: bytes, number: int) -> Row | None:
         """Read a page; return None if it is not an article."""
         page, end, _ = piece.partition(b"</page>")
-        found = _article(self._element(_PAGE + page + end, number))
-        if found is None:
+        if (found := _article(self._element(_PAGE + page + end, number))) is None:
             return None
         title, id_, markup = found
         try:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import sysconfig
@@ -65,18 +66,12 @@ def prose_paragraphs(docstring: str) -> list[list[str]]:
     that are not prose (see `is_prose`) are left out. A left-out sentence splits its paragraph, so
     that adjacent sentences in a returned paragraph are adjacent in the docstring.
     """
-    paragraphs = []
-    for block in _blocks(inspect.cleandoc(docstring)):
-        run: list[str] = []
-        for sentence in split_fast(_plain(block)):
-            if is_prose(sentence):
-                run.append(sentence)
-            elif run:
-                paragraphs.append(run)
-                run = []
-        if run:
-            paragraphs.append(run)
-    return paragraphs
+    return [
+        list(run)
+        for block in _blocks(inspect.cleandoc(docstring))
+        for kept, run in itertools.groupby(split_fast(_plain(block)), is_prose)
+        if kept
+    ]
 
 
 def is_prose(sentence: str) -> bool:
@@ -155,8 +150,7 @@ def _blocks(text: str) -> list[str]:
             continue
         if _DIRECTIVE.match(line):
             flush()
-            admonition = _ADMONITION.match(line)
-            if admonition:
+            if admonition := _ADMONITION.match(line):
                 block.extend([admonition[1]] if admonition[1] else [])
             else:
                 literal = _indent(line)
@@ -168,8 +162,7 @@ def _blocks(text: str) -> list[str]:
         if _TYPED.match(line):
             flush()
             continue
-        opening = _FIELD.match(line)
-        if opening:
+        if opening := _FIELD.match(line):
             flush()
             line = opening[1] or ""
         else:
@@ -245,8 +238,7 @@ class PythonDocs(Source):
         self._num_documents, digest = 0, hashlib.sha256()
         seen: set[bytes] = set()
         for document in self._read():
-            text = _unseen(document, seen)
-            if text:
+            if text := _unseen(document, seen):
                 digest.update(text.encode() + b"\0")
                 self._num_documents += 1
                 yield text, NO_FIELDS
@@ -369,8 +361,7 @@ def _comments(source: str) -> Iterator[tuple[int, _Paragraphs]]:
         if match[1]:
             line += source.count("\n", position, match.start())
             position = match.start()
-            paragraphs = prose_paragraphs(_HASHES.sub("", match[1]))
-            if paragraphs:
+            if paragraphs := prose_paragraphs(_HASHES.sub("", match[1])):
                 yield line, paragraphs
 
 

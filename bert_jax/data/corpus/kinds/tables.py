@@ -38,8 +38,7 @@ class ParquetSource(Source):
         with open_parquet(self.name) as file:
             columns = file.schema_arrow.names
             if self._field not in columns:
-                told = f"{self.name}: {missing_field(self._field, columns)}"
-                raise BadRecord(told, "no-text")
+                raise BadRecord(f"{self.name}: {missing_field(self._field, columns)}", "no-text")
             names = {self._field, *self.options.kept_names(columns)}
             begin, end = self.part or (0, file.num_row_groups)
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]

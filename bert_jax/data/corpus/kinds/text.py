@@ -135,8 +135,7 @@ class FileSource(Source):
         while data := file.read(min(_CUT_BLOCK, end - position - len(seen))):
             seen += data
             # A byte must follow: a \r at the end may be the first half of a \r\n.
-            found = ends.search(seen, start, len(seen) - 1)
-            if found is not None:
+            if found := ends.search(seen, start, len(seen) - 1):
                 return position + found.end()
             start = max(0, len(seen) - _LONGEST_BLANK)
         return end
@@ -192,8 +191,7 @@ class FileSource(Source):
                 done, document, size, lost = [], [], 0, not is_damage
                 continue
             for position, line in enumerate(lines):
-                stripped = line.strip()
-                if not stripped:
+                if not (stripped := line.strip()):
                     if document and not lost:
                         yield "\n".join([*done, *document]), NO_FIELDS
                     done, document, size, lost = [], [], 0, False

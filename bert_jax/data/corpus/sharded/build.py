@@ -126,8 +126,7 @@ def build_shards(
             built.report.merge(mark["report"])
             built.bad.merge(mark["bad"])
         built.bad.check(options.most_bad, sum(task.size for task in tasks))
-        better = better_thresholds(recipe, thresholds, built.written)
-        if not better:
+        if not (better := better_thresholds(recipe, thresholds, built.written)):
             break
         thresholds |= better
     if not any(each.train + each.heldout for each in built.written.values()):
@@ -267,10 +266,9 @@ class Estimate:
     def lines(self, num_workers: int) -> list[str]:
         """Return the lines of a readable estimate."""
         hours = self.processor_seconds / 3600
-        share = self.sampled / self.total
         return [
             f"estimate from {self.sampled / 1e6:,.1f} MB of {self.total / 1e6:,.1f} MB "
-            f"({min(share, 1):.2%} of the sources); nothing is built",
+            f"({min(self.sampled / self.total, 1):.2%} of the sources); nothing is built",
             f"  documents        {self.documents:,}",
             f"  text             {self.text_bytes / 1e6:,.1f} MB",
             f"  tokens           {self.tokens:,}",

@@ -115,8 +115,7 @@ def reduce(
     for level in itertools.count():
         planned = [plan(span, found, total, RANGE_BYTES) for span, found in spans]
         ranges += [each for whole, _ in planned for each in whole]
-        large = [each for _, divided in planned for each in divided]
-        if not large:
+        if not (large := [each for _, divided in planned for each in divided]):
             break
         merges = enumerate(each for _, groups in large for each in groups)
         merge = functools.partial(stage, f"{name}/{level}", _merge, None)
@@ -135,8 +134,7 @@ def plan(
     """Divide the span of some runs into ranges of at most about `limit` bytes.
 
     `total[u]`, (units + 1,), counts the bytes that reducers read besides the runs for all units
-    below u. Also return the slices that are larger than a range, each with the ranges whose merges
-    divide its rows.
+    below u. Also return each slice larger than a range, with the ranges whose merges divide it.
     """
     edges = _edges(span)
     sizes = sum((np.diff(run.offsets) for run in runs), np.zeros(FAN, np.int64))
@@ -155,8 +153,7 @@ def plan(
                 if run.offsets[first] < run.offsets[end]
             ]
             if divides:
-                merges = [(inner, each) for each in grouped(parts, _size, limit)]
-                large.append((inner, merges))
+                large.append((inner, [(inner, each) for each in grouped(parts, _size, limit)]))
             elif parts or (total is not None and inner[0] < inner[1]):
                 ranges.append((inner, parts))
     return ranges, large
