@@ -79,10 +79,8 @@ class ChoiceSplit(Split):
         return Examined(Grounds(means(["accuracy"], hits[:, None]), self.units, hits))
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
-        names = self._task.config.names
-        for example, shares in zip(
-            self._examples, softmax(self._logits(outputs), axis=1), strict=True
-        ):
+        names, found = self._task.config.names, softmax(self._logits(outputs), axis=1)
+        for example, shares in zip(self._examples, found, strict=True):
             best = int(shares.argmax())
             listed = dict(zip(names, np.round(shares, 6).tolist(), strict=True))
             yield {"label": names[best], "choice": example.more[best], "probabilities": listed}

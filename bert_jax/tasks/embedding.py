@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -115,14 +116,10 @@ def _held_out(source: str, data: GroupData, rate: float) -> list[GroupData]:
     """Hold out a share of the distinct documents (or single texts), each with all its rows."""
     keys = [text_key(each.text_pair or each.text) for each in data.examples]
     held = held_out(source, keys, rate, 2, "documents")
-    pairs = list(zip(data.examples, held, strict=True))
-    train, dev = (
-        replace(data, examples=[each for each, mine in pairs if mine == part])
-        for part in (False, True)
-    )
-    note = f"{source}: {len(dev.examples):,} of {len(keys):,} rows are held out as dev"
-    dev = replace(dev, warnings=())
-    train = replace(train, warnings=(*data.warnings, note))
+    note = f"{source}: {sum(held):,} of {len(keys):,} rows are held out as dev"
+    rest = [each for each, is_held in zip(data.examples, held, strict=True) if not is_held]
+    train = replace(data, examples=rest, warnings=(*data.warnings, note))
+    dev = replace(data, examples=[*compress(data.examples, held)], warnings=())
     return [train, halved(dev) if dev.kind == "texts" else dev]
 
 

@@ -148,8 +148,11 @@ def submission_file(
             f"{file}: {len(predictions):,} predictions for {len(ids):,} examples; the leaderboard "
             f"expects {rows:,}, one for each row of {task.files[split]}"
         )
-    numbers = np.asarray(predictions).tolist()
-    found = {index: _written(task, number) for index, number in zip(ids, numbers, strict=True)}
+    if task.score_range is None:
+        written = [task.written[int(number)] for number in predictions]
+    else:
+        written = [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
+    found = dict(zip(ids, written, strict=True))
     lacks = [f"{index}" for index in range(rows) if f"{index}" not in found]
     if lacks:
         raise UserError(
@@ -158,13 +161,6 @@ def submission_file(
         )
     lines = ["index\tprediction", *(f"{index}\t{found[f'{index}']}" for index in range(rows))]
     return file, "\n".join(lines) + "\n"
-
-
-def _written(task: GlueTask, prediction: int | float) -> str:
-    if task.score_range is not None:
-        low, high = task.score_range
-        return f"{min(max(float(prediction), low), high):.3f}"
-    return task.written[int(prediction)]
 
 
 @dataclass(frozen=True, kw_only=True)

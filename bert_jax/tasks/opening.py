@@ -51,8 +51,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 def fold_parts(split: Split, count: int) -> np.ndarray:
     """Divide the examples into `count` folds, and return each example's fold (N,), from 1.
 
-    The folds depend only on the texts, labels and groups. Raise a UserError if there are fewer
-    groups than folds.
+    The folds depend only on texts, labels and groups. Raise a UserError if groups are too few.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:

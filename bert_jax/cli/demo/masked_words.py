@@ -1,6 +1,5 @@
 """`bert-jax demo`: from the documentation of Python, as raw text, to filled masks."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import numpy as np
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.demo.console import build_once, config_there, heading, make_once, verdict
-from bert_jax.config.command_line import load_config
+from bert_jax.config.command_line import load_config, overridden
 from bert_jax.data.corpus.build import iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
@@ -72,8 +71,7 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     tokenizer = load_tokenizer(vocabulary)
 
     heading(3, "Pretraining: masked words and next sentences")
-    data = dataclasses.replace(config.data, corpus=str(corpus))
-    result = train(dataclasses.replace(config, data=data), run)
+    result = train(overridden(config, [f"--config.data.corpus={corpus}"]), run)
     if not result.finished:
         return 130 if result.stopped_by == "SIGINT" else 0
 

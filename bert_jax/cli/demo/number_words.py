@@ -1,6 +1,5 @@
 """`bert-jax demo --recipe translation`: French number words to digits, tested on unseen numbers."""
 
-import dataclasses
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.demo.console import config_there, heading, make_once, verdict
-from bert_jax.config.command_line import load_config
+from bert_jax.config.command_line import load_config, overridden
 from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.build_pairs import build_pairs
 from bert_jax.data.corpus.numbers import draw_numbers, french_words
@@ -77,8 +76,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     make_once(corpus, build, is_corpus)
 
     heading(3, "Training: the next digit, from the words and the digits before")
-    data = dataclasses.replace(config.data, corpus=str(corpus))
-    if not train(dataclasses.replace(config, data=data), run).finished:
+    if not train(overridden(config, [f"--config.data.corpus={corpus}"]), run).finished:
         return 0
 
     heading(4, "Numbers that were not in the training, translated by greedy search")

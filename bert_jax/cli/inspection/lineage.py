@@ -149,15 +149,10 @@ def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
 
 def lineage_lines(root: Checked) -> list[str]:
     """Describe the chain for people: a line per ancestor, indented below its descendant."""
-    lines = list(_lines(root, 0))
     counts = Counter(each.state for each in root.walk())
-    lines += ["", f"{counts['verified']} of {sum(counts.values())} verified"]
-    lines += [
-        f"{counts[state]} {words}"
-        for state, words in _WORDS.items()
-        if state != "verified" and counts[state]
-    ]
-    return lines
+    whole = f"{counts['verified']} of {counts.total()} verified"
+    others = [f"{counts[s]} {text}" for s, text in _WORDS.items() if s != "verified" and counts[s]]
+    return [*_lines(root, 0), "", whole, *others]
 
 
 def _lines(checked: Checked, depth: int) -> Iterator[str]:

@@ -231,9 +231,8 @@ def _texts(
     specials = dataclasses.astuple(tokenizer.special_ids)
     after_special = True
     parts: dict[str, str] = {}
-    for name, token, given, is_predicted in zip(
-        names, tokens.tolist(), inputs.tolist(), predicted.tolist(), strict=True
-    ):
+    lists = (each.tolist() for each in (tokens, inputs, predicted))
+    for name, token, given, is_predicted in zip(names, *lists, strict=True):
         glued = bool(tokenizer.continues_word[token]) and not after_special
         after_special = token in specials
         text = _marked(tokenizer, token, given, is_predicted, glued)
@@ -293,5 +292,4 @@ def label_texts(
 def _answer(tokenizer: Tokenizer, tokens: np.ndarray, first: int, last: int) -> str:
     if last <= 0:
         return "none"
-    found = [tokenizer.id_to_token(token) for token in tokens[first : last + 1].tolist()]
-    return " ".join(found)
+    return " ".join(map(tokenizer.id_to_token, tokens[first : last + 1].tolist()))

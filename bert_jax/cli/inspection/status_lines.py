@@ -169,14 +169,11 @@ def _time(status: RunStatus) -> list[str]:
         title += f", and {duration(status.down_seconds)} between them"
     if status.num_killed:
         title += f"; {status.num_killed} ended without a record"
-    return [
-        "",
-        title,
-        *(
-            f"  {_REASONS.get(name, name):24} {duration(seconds):>14} {100 * seconds / whole:6.1f}%"
-            for name, seconds in status.seconds.items()
-        ),
+    rows = [
+        f"  {_REASONS.get(name, name):24} {duration(seconds):>14} {100 * seconds / whole:6.1f}%"
+        for name, seconds in status.seconds.items()
     ]
+    return ["", title, *rows]
 
 
 def _errors(status: RunStatus, width: int) -> list[str]:

@@ -210,9 +210,8 @@ def _mean_loss(
         )
         rows = {**source._asdict(), "target_tokens": target.tokens}
         rows["target_segment_ids"] = target.segment_ids
-        sums.update(
-            {name: float(each) for name, each in _sums(objective, saved.params, rows).items()}
-        )
+        for name, each in _sums(objective, saved.params, rows).items():
+            sums[name] += float(each)
         at += size
     return objective.metrics[0].of(sums)
 

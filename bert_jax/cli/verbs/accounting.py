@@ -1,10 +1,10 @@
 """Verbs that trace models and examine corpora. Each verb imports its modules when it runs."""
 
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
@@ -13,9 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.urls import is_url
 from bert_jax.terminal import progress_bar
 
-T = TypeVar("T")
-
 _HELDOUT = "heldout"
+_bar = partial(progress_bar, of="corpus", unit="blocks")
 
 
 class Lineage(groups.Json):
@@ -155,8 +154,3 @@ class Contamination(groups.OnEngine, groups.Json):
             report.save(place)
         lines = [*report.lines(), *([f"report  {place}"] if place else []), ""]
         self.show(values, lines, indent=None, **form)
-
-
-def _bar(items: Sequence[T]) -> Iterable[T]:
-    bar: Iterable[T] = progress_bar(items, of="corpus", unit="blocks")
-    return bar

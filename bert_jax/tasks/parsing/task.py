@@ -58,7 +58,9 @@ class ParsingSplit(Split):
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and precision and recall by relation (as in CoNLL 2018)."""
         trees = self._trees(outputs)
-        each = self._counts(trees).astype(float)
+        pairs = zip(self._gold, trees, strict=True)
+        # By sentence: words, right heads, right heads with the right relation.
+        each = np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs], float)
 
         def score(w: np.ndarray) -> dict[str, np.ndarray]:
             words, heads, both = (w @ each).T
@@ -82,18 +84,12 @@ class ParsingSplit(Split):
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
 
-    def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Return counts (N, 3) by sentence: words, right heads, right heads with right relation."""
-        pairs = zip(self._gold, trees, strict=True)
-        return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
-
     def _trees(self, outputs: Outputs) -> list[Tree]:
         """Return each sentence's best tree, given its outputs (L, L, 2); see `objectives.task`."""
         names, found = self._task.spec.labels, []
         unread = _UNREAD if _UNREAD in names else names[0]
-        for sentence, positions, values in zip(
-            self._examples, self._positions, outputs, strict=True
-        ):
+        rows = zip(self._examples, self._positions, outputs, strict=True)
+        for sentence, positions, values in rows:
             at = np.array([0, *positions])
             arcs, relations = np.moveaxis(np.asarray(values)[np.ix_(positions, at)], -1, 0)
             heads = best_tree(arcs.astype(np.float64))

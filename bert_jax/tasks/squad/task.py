@@ -80,13 +80,12 @@ class SpanSplit(Split):
         """Return scores in percent; the null threshold is the saved one or the best for F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
-        threshold = None
-        if rules == "v2.0":
-            threshold = (
-                best_threshold(self._examples, predictions)
-                if saved is None
-                else _saved_threshold(saved)
-            )
+        if rules == "v1.1":
+            threshold = None
+        elif saved is None:
+            threshold = best_threshold(self._examples, predictions)
+        else:
+            threshold = _saved_threshold(saved)
         texts = {each.id: each.text(threshold) for each in predictions}
         found = score(self._examples, texts, rules=rules)
         scores = {"exact": found["exact"], "f1": found["f1"]}

@@ -132,26 +132,20 @@ def tag_mistakes(
     examples: Sequence[TaggedExample], predicted: _Tags, sure: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
     """List the most confident wrong tags, at most one per sentence; `sure` has probabilities."""
-    places: list[tuple[int, int]] = []
-    confidence: list[float] = []
-    for number, (example, tags, shares_of) in enumerate(
-        zip(examples, predicted, sure, strict=True)
-    ):
+    found: list[tuple[float, TaggedExample, int, str]] = []
+    for example, tags, shares_of in zip(examples, predicted, sure, strict=True):
         truth = example.tags or ()
         wrong = [w for w, (a, b) in enumerate(zip(truth, tags, strict=True)) if a and a != b]
         if wrong:
             word = wrong[int(np.argmax(shares_of[wrong]))]
-            places.append((number, word))
-            confidence.append(float(shares_of[word]))
-    chosen = most_confident(np.ones(len(places), bool), np.array(confidence))
-    mistakes: list[dict[str, Any]] = []
-    for at in chosen:
-        number, word = places[at]
-        example = examples[number]
-        mistakes.append({
+            found.append((float(shares_of[word]), example, word, tags[word]))
+    chosen = most_confident(np.ones(len(found), bool), np.array([each[0] for each in found]))
+    return [
+        {
             "id": example.id, "line": example.origin.line,
             "text": shortened(" ".join(example.tokens)), "word": example.tokens[word],
             "position": word, "label": (example.tags or ())[word],
-            "predicted": predicted[number][word], "probability": share(confidence[at]),
-        })  # fmt: skip
-    return mistakes
+            "predicted": tag, "probability": share(confidence),
+        }
+        for confidence, example, word, tag in (found[at] for at in chosen)
+    ]  # fmt: skip

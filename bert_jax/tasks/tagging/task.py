@@ -220,11 +220,7 @@ def _labels(
         return labels
     labels = LabelSet(config.labels)
     where = f"task.labels ({listed(config.labels)})"
-    odd = [
-        name
-        for name in config.labels
-        if name[:1] not in tuple("OBI") or not schemes.split_tag(name)
-    ]
+    odd = [name for name in config.labels if name[0] not in "OBI" or not schemes.split_tag(name)]
     if scheme == "iob2" and (odd or "O" not in config.labels):
         raise UserError(
             f"{where}: {config.train} has entities, which are learned as IOB2, so list only O and, "

@@ -108,16 +108,13 @@ def text_details(
             row, label = divmod(number, len(names))
             said, held = ((names[label] if each[row, label] else f"not {names[label]}")
                           for each in (predicted, truth))  # fmt: skip
-            details.setdefault("mistakes", []).append(
-                _mistake(examples[row], held, said)
-                | {"probability": classes.share(sure[row, label])}
-            )
+            mistake = _mistake(examples[row], held, said, probability=sure[row, label])
+            details.setdefault("mistakes", []).append(mistake)
         return {"mistakes": [], **details}
     sure = softmax(logits, axis=1)[np.arange(len(logits)), predicted]
     return classes.of_classes(names, truth, predicted) | {
         "mistakes": [
-            _mistake(examples[n], names[truth[n]], names[predicted[n]])
-            | {"probability": classes.share(sure[n])}
+            _mistake(examples[n], names[truth[n]], names[predicted[n]], probability=sure[n])
             for n in classes.most_confident(truth != predicted, sure)
         ]
     }
@@ -151,8 +148,7 @@ def _of_scores(
     errors = predicted - truth
     step = -(-len(truth) // _MOST_POINTS)
     mistakes = [
-        _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4))
-        | {"error": round(float(errors[n]), 4)}
+        _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4), error=errors[n])
         for n in classes.most_confident(errors != 0, np.abs(errors))
     ]
     return {
@@ -171,7 +167,7 @@ def _of_scores(
     }
 
 
-def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]:
+def _mistake(example: TextExample, label: Any, predicted: Any, **measured: float) -> dict[str, Any]:
     texts = {"text": example.text, "text_pair": example.text_pair}
     return {
         "id": example.id,
@@ -179,6 +175,7 @@ def _mistake(example: TextExample, label: Any, predicted: Any) -> dict[str, Any]
         **{name: classes.shortened(text) for name, text in texts.items() if text is not None},
         "label": label,
         "predicted": predicted,
+        **{name: classes.share(value) for name, value in measured.items()},
     }
 
 

@@ -132,8 +132,7 @@ def read_other_texts(
         return read_texts(source, table, labels, **options)
     except MissingColumn as error:
         if table.group and error.column == table.group:
-            table = replace(table, group="")
-            return read_other_texts(source, table, labels, **options)
+            return read_other_texts(source, replace(table, group=""), labels, **options)
         if error.column not in (table.label_columns or (table.label,)):
             raise
         data = read_texts(source, table, labels, **{**options, "labelled": False})

@@ -292,9 +292,7 @@ def predictions(
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), linear)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that never occur, and convergence
-        found = model.fit([_text(each) for each in train], labels).predict(
-            [_text(each) for each in examples]
-        )
+        found = model.fit([*map(_text, train)], labels).predict([*map(_text, examples)])
     return np.asarray(found).astype(labels.dtype)
 
 
