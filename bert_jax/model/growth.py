@@ -30,8 +30,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
 
     `attention_pattern` also comes from `wanted`, so that added layers may be global or local. With
     RoPE, `num_positions` comes from `wanted`, too. Error messages call the source model `name`.
-    Raise a UserError if other fields differ, or `old` cannot grow to the sizes. The message lists
-    all faults.
+    Raise a UserError with all faults if other fields differ, or `old` cannot grow to the sizes.
     """
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
@@ -60,17 +59,14 @@ def grow_params(
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
 
-    def tiled(array: np.ndarray, shape: tuple[int, ...], axes: tuple[Any, ...]) -> np.ndarray:
-        sources = [
-            _layer_sources(old, new) if at[-1] == "layers" else _sources(*at, old)
-            for at in zip(array.shape, shape, axes, strict=True)
-        ]
-        return array[np.ix_(*sources)]
-
     def grow(entry: Any, shape: Any, axes: Any) -> Any:
         if isinstance(entry, dict):
             return {name: grow(part, shape[name], axes[name]) for name, part in entry.items()}
-        return tiled(np.asarray(entry), shape.shape, axes)
+        sources = [
+            _layer_sources(old, new) if at[-1] == "layers" else _sources(*at, old)
+            for at in zip(np.shape(entry), shape.shape, axes, strict=True)
+        ]
+        return np.asarray(entry)[np.ix_(*sources)]
 
     grown = grow(params, shapes, axes)
     if not old.first_norm:

@@ -189,8 +189,7 @@ def head_logits(
     if has_transform(config, head):
         x = heads.with_params(params["transform"], TaskTransform, config)(x)
     x = dropout(x, head.dropout_rate, stream, _SITE)
-    logits: Array = heads.with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)(
-        x
-    )
+    network = heads.with_params(params["head"], NETWORKS[head.kind], config, head.num_labels)
+    logits: Array = network(x)
     late = pooling == "late" and not config.pooler
     return pool_tokens("mean", logits, segment_ids > 0) if late else logits

@@ -70,11 +70,9 @@ class Planner:
         depth = num_layers or layers
         if (settings, depth) not in self._plans:
             config = settings.apply(self.config, self.phase)
-            part = ""
-            if depth != layers:
-                model = dataclasses.replace(config.model, num_layers=depth)
-                config = dataclasses.replace(config, model=model)
-                part = f", {depth} of {layers} layers"
+            model = dataclasses.replace(config.model, num_layers=depth)
+            config = dataclasses.replace(config, model=model)
+            part = "" if depth == layers else f", {depth} of {layers} layers"
             line = (
                 f"[plan] compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, "
                 f"tensor {settings.tensor}, {settings.rows} rows, accumulation "

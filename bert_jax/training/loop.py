@@ -256,14 +256,11 @@ class _Run:
     def _judge(self, scores: Sequence[Scores | None], epoch: float) -> list[bool]:
         """Record each trial's scores; return, for each trial, whether they are its best so far."""
         policy, now, step = self.policy, self.now, self.now.step - self.stage.first
-        better = []
-        for each, mine in zip(now.progress, scores, strict=True):
+        better = [False] * len(scores)
+        for n, (each, mine) in enumerate(zip(now.progress, scores, strict=True)):
             if mine is not None:
                 each.finite = each.finite and mine.finite
-            better.append(
-                mine is not None
-                and each.take(step, epoch, mine.values, policy.metric, policy.patience)
-            )
+                better[n] = each.take(step, epoch, mine.values, policy.metric, policy.patience)
         return better
 
     def _stop_early(self, went_on: Sequence[bool]) -> None:
@@ -318,13 +315,10 @@ class _Run:
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
         look = f"bert-jax replay {self.plan.name} --step {batch}"
         for number, each in enumerate(now.progress):
+            if each.halted or each.stopped:
+                continue
             one = {name: values[number] for name, values in metrics.items()}
-            bad = (
-                None
-                if each.halted or each.stopped
-                else find_bad_step(batch - self.stage.first, one)
-            )
-            if bad is None:
+            if (bad := find_bad_step(batch - self.stage.first, one)) is None:
                 continue
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
             message = bad.describe() if bad.halted else skipped_message(bad, look)

@@ -192,10 +192,8 @@ class Moment:
     def name_of(self, number: int) -> str:
         """Return the name of a trial for messages."""
         trial = self.progress[number].member
-        return (
-            f"run {number + 1} of wave {self.wave} (learning rate {trial.learning_rate:g}, seed "
-            f"{trial.seed})"
-        )
+        settings = f"learning rate {trial.learning_rate:g}, seed {trial.seed}"
+        return f"run {number + 1} of wave {self.wave} ({settings})"
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,7 @@ These functions are collective: all processes call them, in the same order, from
 Process 0 lists checkpoints, reads records and decides what is damaged. All processes check files.
 """
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -81,11 +82,10 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     directory = as_path(directory)
     damaged: list[Verdict] = []
     for step in reversed(by_first(lambda: saved_steps(directory))):
-        record, state, fault = _read(directory / str(step), abstract)
-        if not fault:
-            assert record is not None
-            return Restored(step, state, record, tuple(damaged))
-        damaged.append(Verdict(step, fault))
+        found = _read(directory / str(step), abstract)
+        if isinstance(found, Restored):
+            return dataclasses.replace(found, damaged=tuple(damaged))
+        damaged.append(Verdict(step, found))
     if damaged:
         what = "; ".join(f"{bad.step}: {bad.fault}" for bad in damaged)
         raise DamagedCheckpointError(
@@ -98,15 +98,14 @@ def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
 def restore_step(directory: AnyPath, step: int, abstract: Any) -> Restored:
     """Restore a step's checkpoint. Raise a DamagedCheckpointError if it is damaged or missing."""
     path = as_path(directory) / str(step)
-    record, state, fault = _read(path, abstract)
-    if fault:
-        raise DamagedCheckpointError(f"the checkpoint {path} is damaged: {fault}")
-    assert record is not None
-    return Restored(step, state, record)
+    found = _read(path, abstract)
+    if isinstance(found, str):
+        raise DamagedCheckpointError(f"the checkpoint {path} is damaged: {found}")
+    return found
 
 
-def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
-    """Read and check a checkpoint. Return its record, its state, and its fault ("" if intact)."""
+def _read(path: epath.Path, abstract: Any) -> Restored | str:
+    """Read and check a checkpoint. Return its content or, if it is damaged, its fault."""
 
     def record_or_fault() -> tuple[dict[str, Any], str]:
         try:
@@ -120,7 +119,7 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
     fault = file_fault(path, (jax.process_index(), jax.process_count()), groups)
     content, unread = by_first(record_or_fault)
     if fault := _common_fault(path, fault or unread):
-        return None, {}, fault
+        return fault
     record = Record(**content)
     if wanted is None:
         device = SingleDeviceSharding(jax.local_devices()[0])
@@ -133,18 +132,18 @@ def _read(path: epath.Path, abstract: Any) -> tuple[Record | None, Any, str]:
         check_same(path, record.arrays, wanted)
     loaded, fault = read_arrays(path, grouped(wanted))
     if fault := _common_fault(path, fault):
-        return record, {}, fault
+        return fault
     leaves = ungrouped(loaded)
     digests = leaf_digests(leaves)
     wrong = [name for name, digest in digests.items() if digest != record.arrays[name][2]]
     if wrong:
         fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
         fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-        return record, {}, fault  # drop the arrays, since memory may not hold two checkpoints
+        return fault  # drop the arrays, since memory may not hold two checkpoints
     if abstract is None:
-        return record, nested_params(leaves), ""
+        return Restored(int(path.name), nested_params(leaves), record)
     state = jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])
-    return record, state, ""
+    return Restored(int(path.name), state, record)
 
 
 def _await_sight(path: epath.Path) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
@@ -148,7 +148,7 @@ def join(mode: Mode, timeout_seconds: int = 300, *, devices: bool = True) -> Non
     if _here.index != 0:
         logging.getLogger("bert_jax").setLevel(logging.ERROR)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, _stop_all())
+        signal.signal(signal.SIGINT, _stop_all)
 
 
 def label() -> str:
@@ -243,17 +243,9 @@ def _initialize(cluster: Cluster, timeout_seconds: int, failed: list[BaseExcepti
         failed.append(error)
 
 
-def _stop_all() -> Callable[[int, Any], None]:
-    """Return a SIGINT handler: call 1 stops the run by SIGTERM, call 2 ends this process."""
-    seen = 0
-
-    def handle(number: int, frame: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            os._exit(128 + number)
-        text = "\nSIGINT: all processes save after this step; a second SIGINT ends this process\n"
-        os.write(2, text.encode())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    return handle
+def _stop_all(number: int, _: Any) -> None:
+    """Handle the first SIGINT: stop the run by SIGTERM. A second SIGINT ends this process."""
+    signal.signal(number, lambda number, _: os._exit(128 + number))
+    text = "\nSIGINT: all processes save after this step; a second SIGINT ends this process\n"
+    os.write(2, text.encode())
+    os.kill(os.getpid(), signal.SIGTERM)

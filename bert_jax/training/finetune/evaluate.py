@@ -114,8 +114,7 @@ class Evaluation:
     """Results of `Split.report`, by name of the split."""
     differences: dict[str, dict[str, Any]]
     """Score minus another model's score, by split and name: the mean, the difference of each pair
-    of runs (`by_seed`), the paired 95% interval and what the interval is `over` (see
-    `differences`)."""
+    of runs (`by_seed`), the paired 95% interval and its units, `over` (see `differences`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON values. Scores that are not finite are None."""
@@ -135,8 +134,7 @@ def evaluate_finetuned(
     """Score the best model of a run, or a model in Hugging Face's format.
 
     Raise a UserError if there is no such model; the data cannot be read, have changed or lack
-    labels; a report is about other data; another run has other labels or examples; or the runs
-    cannot be paired.
+    labels; a report is about other data; or runs differ in labels or examples, or cannot be paired.
 
     Args:
         workdir: Work directory of `bert-jax finetune`, or a directory with a model that has a head.

@@ -214,7 +214,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     train, dev = task.train_split(), tuple(task.dev_splits())
     test = tuple(task.test_splits())
     config = with_rates(config, model.hidden_dim, len(train.rows))
-    skew = task.config.skew
+    power = task.config.skew.oversampling
     objective: Objective
     if task.objective == "embedding":
         objective, digested, inits = with_vectors(config, model, task, given, frozen)
@@ -242,9 +242,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
     pad_id = initial.tokenizer.special_ids.pad
-    times = None
-    if skew.oversampling:
-        times = repeats(train.rows, task.num_outputs, skew.oversampling)
+    times = repeats(train.rows, task.num_outputs, power) if power else None
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     schedule = schedule_of(config, batches.num_batches, inits)
     return Setup(

@@ -227,8 +227,7 @@ class BucketCorpus:
 
         `part` is "train", "heldout", or "" for the directory of the corpus itself. If `windowed`,
         the store is read in windows of shards, as in training. Raise a UserError if the store is
-        damaged, or its window does not fit the cache. Raise a BucketAwayError if the bucket is out
-        of reach.
+        damaged or its window exceeds the cache, a BucketAwayError if the bucket is out of reach.
         """
         prefix = f"{part}/" if part else ""
         directory = self._directory(self.files.read(f"{prefix}corpus.json"), prefix)

@@ -127,19 +127,10 @@ def resolve_pretraining(
     scorers: list[Scorer] = []
     if corpus.heldout is not None:
         parts = mixed.heldout()
-        scorers.append(
-            HeldOut(
-                [step_config(config, corpus, number, evaluates=True) for number in numbers],
-                mesh,
-                heldout_rows(config, corpus.heldout, mesh),
-                {
-                    name: heldout_rows(config, each, mesh, len(parts))
-                    for name, each in parts.items()
-                },
-                training.eval_every_steps,
-                ends[1:],
-            )
-        )
+        settings = [step_config(config, corpus, number, evaluates=True) for number in numbers]
+        rows = heldout_rows(config, corpus.heldout, mesh)
+        mix = {name: heldout_rows(config, each, mesh, len(parts)) for name, each in parts.items()}
+        scorers.append(HeldOut(settings, mesh, rows, mix, training.eval_every_steps, ends[1:]))
     files = store.path and store.path / "tokenizer"
     if training.eval_translations and corpus.heldout is not None:
         scorers.append(Translations(config, corpus.heldout.shards[0], files, scorers[0]))

@@ -65,9 +65,8 @@ class Recheck:
                 [array for array, spec in zip(arrays, leaves, strict=True) if _axes(spec) == split]
                 for split in self._splits
             ]
-            return jnp.stack([digest(each) for each in held]).reshape(
-                *([1] * mesh.devices.ndim), -1
-            )
+            found = jnp.stack([digest(each) for each in held])
+            return found.reshape(*([1] * mesh.devices.ndim), -1)
 
         self._digests = jax.jit(
             jax.shard_map(
@@ -133,10 +132,8 @@ class Recheck:
             self._fail(f"after step {number:,}, replicas of the state differ", where)
 
     def _fail(self, what: str, where: Bool[np.ndarray, "..."], more: str = "") -> None:
-        devices = sorted(
-            self._mesh.devices[where] if where.any() else self._mesh.devices.flat,
-            key=lambda each: each.id,
-        )
+        suspects: Any = self._mesh.devices[where] if where.any() else self._mesh.devices.flat
+        devices = sorted(suspects, key=lambda each: each.id)
         kept = self._newest() or "none"
         raise SilentCorruptionError(
             f"{what}: suspect the hardware ({listed_devices(devices)}). The run stops, and nothing "

@@ -67,10 +67,7 @@ class StepConfig(Bounded, section="training"):
 
 def made_once(settings: Sequence[Given], make: Callable[[Given], Compiled]) -> list[Compiled]:
     """Apply `make` to each of the settings. Equal settings get the same object, compiled once."""
-    made: dict[Given, Compiled] = {}
-    for each in settings:
-        if each not in made:
-            made[each] = make(each)
+    made = {each: make(each) for each in dict.fromkeys(settings)}
     return [made[each] for each in settings]
 
 

@@ -117,10 +117,7 @@ def init_trials(
             | {n: fresh[n] | new if isinstance(new, dict) else new for n, new in start.items()}
             for start in starts
         ]
-        return jax.tree.map(
-            lambda *leaves: jnp.stack([jnp.asarray(leaf, jnp.float32) for leaf in leaves])[number],
-            *whole,
-        )
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, dtype=jnp.float32)[number], *whole)
 
     def states(seeds: Array, which: Array, starts: Sequence[Any]) -> SweepState:
         params = jax.vmap(one, in_axes=(0, 0, None))(seeds, which, starts)
