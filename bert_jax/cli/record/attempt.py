@@ -72,12 +72,14 @@ def attempt(
             f"{recipe}: objective.name is {config.objective.name!r}, whose evaluation has no "
             f"masked-LM loss ({LOSS}); a record needs an objective that masks words"
         )
+    packages = {package: metadata.version(package) for package in _PACKAGES}
+    versions = {"python": platform.python_version(), **packages}
     return {
         "name": name, "what": _first_line(path), "seed": seed, **timed,
         "loss": result.eval_metrics[LOSS],
         "nats_below_unigram": result.eval_metrics["eval/nats_below_unigram"],
         "hours": round(result.seconds / 3600, 4), "mfu": result.train_metrics.get("mfu"),
-        "device": device, "versions": _versions(), "corpus": corpus.train.fingerprint, **digests,
+        "device": device, "versions": versions, "corpus": corpus.train.fingerprint, **digests,
     }  # fmt: skip
 
 
@@ -112,8 +114,3 @@ def _code_digest(directory: Path) -> str:
 def _first_line(recipe: Path) -> str:
     """Return the first line of the recipe's docstring, which says what the recipe changes."""
     return (ast.get_docstring(ast.parse(recipe.read_text("utf-8"))) or "").partition("\n")[0]
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: metadata.version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), **packages}

@@ -58,7 +58,9 @@ class ParsingSplit(Split):
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         """Return data for intervals, and precision and recall by relation (as in CoNLL 2018)."""
         trees = self._trees(outputs)
-        each = self._counts(trees).astype(float)
+        pairs = zip(self._gold, trees, strict=True)
+        # Of each sentence (N, 3): words, right heads, right heads with right relation.
+        each = np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs], float)
 
         def score(w: np.ndarray) -> dict[str, np.ndarray]:
             words, heads, both = (w @ each).T
@@ -81,11 +83,6 @@ class ParsingSplit(Split):
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         pairs = zip(self._examples, self._trees(outputs), strict=True)
         yield "predictions.conllu", "".join(each.with_tree(tree) for each, tree in pairs)
-
-    def _counts(self, trees: Sequence[Tree]) -> np.ndarray:
-        """Return counts (N, 3) by sentence: words, right heads, right heads with right relation."""
-        pairs = zip(self._gold, trees, strict=True)
-        return np.array([(len(gold.heads), *right_arcs(gold, tree)) for gold, tree in pairs])
 
     def _trees(self, outputs: Outputs) -> list[Tree]:
         """Return each sentence's best tree, given its outputs (L, L, 2); see `objectives.task`."""
