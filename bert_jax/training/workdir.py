@@ -125,9 +125,7 @@ def begin_workdir(
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             file = workdir / "config.json"
-            before: dict[str, Any] = {}
-            if file.exists():
-                before = read_json_object(file, max_bytes=MAX_CONFIG_BYTES)
+            before = read_json_object(file, max_bytes=MAX_CONFIG_BYTES) if file.exists() else {}
             found = ancestors() if ancestors else before.get(RECORD)
             record["run_id"] = before.get("run_id") or secrets.token_hex(4)
             for leftover in workdir.glob("loss.png.tmp-*"):  # left by a run killed while drawing

@@ -242,9 +242,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
         train.rows.lengths, config.training.max_buckets, limit=model.num_positions
     )
     pad_id = initial.tokenizer.special_ids.pad
-    times = None
-    if skew.oversampling:
-        times = repeats(train.rows, task.num_outputs, skew.oversampling)
+    times = repeats(train.rows, task.num_outputs, skew.oversampling) if skew.oversampling else None
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     schedule = schedule_of(config, batches.num_batches, inits)
     return Setup(
