@@ -116,9 +116,8 @@ def glue_sources(name: str, data: str) -> list[str]:
     task = glue_task(name)
     if data == "tfds":
         return [f"tfds:glue/{task.tfds[0]}"]
-    home = Path(data)
-    if (home / task.directory).is_dir():
-        home = home / task.directory
+    inside = Path(data) / task.directory
+    home = inside if inside.is_dir() else Path(data)
     files = [home / file for split, file in task.files.items() if not split.startswith("test")]
     published = [home / "msr_paraphrase_train.txt", home / "dev_ids.tsv"]
     there = [f"{path}" for path in (*files, *published) if path.is_file()]

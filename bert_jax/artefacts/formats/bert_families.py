@@ -70,6 +70,11 @@ def pooler(name: str) -> tuple[Entry, ...]:
     return tuple(affine(name, "encoder", "pooler", "dense"))
 
 
+def classifier_on(name: str) -> tuple[Entry, ...]:
+    """Return the entries of a classification head: a pooler `name`, and a linear map of it."""
+    return (*pooler(name), *affine("classifier", "head"))
+
+
 TOKENS = {
     "tagging": tuple(affine("classifier", "head")),
     "span": tuple(affine("qa_outputs", "head")),
@@ -95,10 +100,7 @@ BERT = _like_bert(
         ),
         "nsp": tuple(affine("cls.seq_relationship", "nsp")),
     },
-    heads={
-        "classification": (*pooler("bert.pooler.dense"), *affine("classifier", "head")),
-        **TOKENS,
-    },
+    heads={"classification": classifier_on("bert.pooler.dense"), **TOKENS},
     compares=True,
     fields=BERT_FIELDS,
     defaults={"hidden_dropout_prob": 0.1},
@@ -168,10 +170,7 @@ _DISTILBERT = _like_bert(
             "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector"
         )
     },
-    heads={
-        "classification": (*pooler("pre_classifier"), *affine("classifier", "head")),
-        **TOKENS,
-    },
+    heads={"classification": classifier_on("pre_classifier"), **TOKENS},
     fields={
         "vocab_size": "vocab_size", "max_position_embeddings": "num_positions",
         "dim": "hidden_dim", "n_layers": "num_layers", "n_heads": "num_heads",

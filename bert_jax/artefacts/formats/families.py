@@ -8,7 +8,7 @@ Transformers 5; for NeoBERT, Le Breton et al. 2025 and the names in its publishe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.artefacts.formats.bert_families import BERT, BERTS, TOKENS, pooler
+from bert_jax.artefacts.formats.bert_families import BERT, BERTS, TOKENS, classifier_on
 from bert_jax.artefacts.formats.entries import Entry, affine, norm
 from bert_jax.artefacts.formats.family import (
     ATTENTION,
@@ -170,7 +170,7 @@ _NOMIC = Family(
     },
     sets={"activation": "silu", "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
     heads={
-        "classification": (*pooler("nomic_bert.pooler.dense"), *affine("classifier", "head")),
+        "classification": classifier_on("nomic_bert.pooler.dense"),
         "tagging": tuple(affine("classifier", "head")),
     },
     classifies={"pooler_activation": "tanh"},
@@ -269,10 +269,7 @@ _DEBERTA = Family(
         "share_att_key": False, "norm_rel_ebd": "none", "hidden_dropout_prob": 0.1,
     },
     sets={"norm_eps": 1e-7, "pooler_activation": "gelu"},
-    heads={
-        "classification": (*pooler("pooler.dense"), *affine("classifier", "head")),
-        **TOKENS,
-    },
+    heads={"classification": classifier_on("pooler.dense"), **TOKENS},
     compares=True,
     classifies={"pooler_activation": "gelu"},
     dropouts={

@@ -63,10 +63,8 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
 
 
 def _classes_of(examples: Sequence[TextExample]) -> set[Any]:
-    found: set[Any] = set()
-    for example in examples:
-        found.update(example.label if isinstance(example.label, tuple) else [example.label])
-    return found
+    labels = (each.label if isinstance(each.label, tuple) else [each.label] for each in examples)
+    return {name for names in labels for name in names}
 
 
 # GLUE
@@ -136,9 +134,8 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
     Raise a UserError if the task, split or file does not exist, or rows are wrong.
     """
     task = _task_with(name, split)
-    home = Path(directory)
-    if (home / task.directory).is_dir():
-        home = home / task.directory
+    inside = Path(directory) / task.directory
+    home = inside if inside.is_dir() else Path(directory)
     path = home / task.files[split]
     if name == "mrpc" and not path.is_file() and (home / "msr_paraphrase_train.txt").is_file():
         return _read_published_mrpc(home, split)

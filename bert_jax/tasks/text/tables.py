@@ -241,9 +241,8 @@ def _numbered(
     """Convert labels to ids; return the ids, None for a wrong label, and all labels' names."""
     if labels is None:
         problems.check()  # the labels of wrong rows would be missing
-        met: set[str] = set()
-        for value in found:
-            met.update([value] if isinstance(value, str) else value or ())
+        held = ([value] if isinstance(value, str) else value or () for value in found)
+        met = {name for names in held for name in names}
         if not met:
             return [None] * len(found), None
         labels = LabelSet.of(met)

@@ -129,7 +129,7 @@ def loss_figure(
     for axis, metric in zip(axes[1:], shares, strict=False):
         _share(axis, rows, metric)
     for axis, name in zip(axes[1 + len(shares) :], probes, strict=True):
-        _points(axis, points(rows, name), "probe", _EVAL)
+        _points(axis, points(rows, name), "probe")
         axis.set_ylabel(name.removeprefix(PROBE).replace("/", "\n"))
     starts = itertools.accumulate(phase.num_steps for phase in phases)
     for start, phase in zip(starts, phases[1:], strict=False):
@@ -177,7 +177,7 @@ def _panel(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> list[tu
         smoothed = smooth(np.array(values), span)
         text = f"training: {smoothed[-1]:.2f}" + (f" (mean of {span} points)" if span > 1 else "")
         axis.plot(steps, smoothed, color=_TRAIN, linewidth=1.6, label=text, zorder=3)
-    _points(axis, held_out, "held-out", _EVAL)
+    _points(axis, held_out, "held-out")
     return train + held_out
 
 
@@ -192,10 +192,10 @@ def _share(axis: Any, rows: Sequence[dict[str, Any]], metric: Metric) -> None:
     axis.set_ylim(max(0.0, low - 0.03), 1.03)
 
 
-def _points(axis: Any, found: Points, label: str, colour: str) -> None:
+def _points(axis: Any, found: Points, label: str) -> None:
     if found:
         axis.plot(
-            *_columns(found), color=colour, marker="o", markersize=4, linewidth=0.9, zorder=4,
+            *_columns(found), color=_EVAL, marker="o", markersize=4, linewidth=0.9, zorder=4,
             label=f"{label}: {found[-1][1]:.2f}",
         )  # fmt: skip
 
