@@ -188,7 +188,8 @@ def _averaged(
 ) -> dict[str, jax.Array]:
     arrays, device = sources[0].arrays, jax.local_devices()[0]
     sizes = [np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype, _ in arrays.values()]
-    size, result = sum(sizes) * len(sources), dict[str, jax.Array]()
+    size = sum(sizes) * len(sources)
+    result: dict[str, jax.Array] = {}
     with progress_bar(of="average", unit="B", total=size, shown=progress) as bar:
         for name, (shape, dtype, _) in arrays.items():
             total = np.zeros(shape, np.float64)

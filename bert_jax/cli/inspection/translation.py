@@ -1,6 +1,6 @@
 """Evaluation of a translation run on a file of sources and a file of reference translations."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -200,7 +200,8 @@ def _mean_loss(
     objective = Translation(saved.network.model, saved.network, saved.tokenizer.special_ids)
     longest = [max(map(len, pair)) for pair in zip(sources, inputs, strict=True)]
     order = np.argsort(longest, kind="stable")[::-1]
-    sums, at = Counter[str](), 0
+    sums: dict[str, float] = defaultdict(float)
+    at = 0
     while at < len(order):
         size, length = shape_for(longest[order[at]], len(order) - at, saved.max_length)
         index = order[at : at + size]
