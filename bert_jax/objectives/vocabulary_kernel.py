@@ -14,11 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.attention.fused_plan import LANES, NT, product
+from bert_jax.model.heads import PADDED_LOGIT
 
 _ROWS, _COLUMNS, _TABLE_ENTRIES = 512, 1024, 2**20
 """Greatest sizes of a tile of logits, and of the part of the table that a program holds."""
-_LEAST = -1e30
-"""Logit of columns outside of the table. It is finite, because -inf - -inf is NaN."""
 
 
 class Normalisers(NamedTuple):
@@ -45,8 +44,10 @@ def normalisers(
     most = min(_COLUMNS, max(LANES, _TABLE_ENTRIES // width // LANES * LANES))
     columns = min(most, pl.cdiv(size, LANES) * LANES)
     by_row = pl.BlockSpec((rows, 1), lambda row, _: (row, 0))
-    grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=0,
+    call = partial(
+        pl.pallas_call,
+        partial(_kernel, size),
+        name="vocabulary_normalisers",
         grid=(pl.cdiv(count, rows), pl.cdiv(size, columns)),
         in_specs=[
             pl.BlockSpec((rows, width), lambda row, _: (row, 0)),
@@ -55,12 +56,9 @@ def normalisers(
             by_row,
         ],
         out_specs=[by_row] * 3,
+        out_shape=[jax.ShapeDtypeStruct((count, 1), jnp.float32)] * 3,
         scratch_shapes=[pltpu.VMEM((rows, LANES), jnp.float32)] * 3,
     )
-    call = partial(
-        pl.pallas_call, partial(_kernel, size), grid_spec=grid, name="vocabulary_normalisers",
-        out_shape=[jax.ShapeDtypeStruct((count, 1), jnp.float32)] * 3,
-    )  # fmt: skip
     parameters = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
     on_tpu, elsewhere = call(compiler_params=parameters), call(interpret=True)
     operands = states, table, bias[None], labels[:, None]
@@ -77,13 +75,13 @@ def _kernel(size, states, table, bias, labels, log_z, picked, highest, tops, tot
 
     @pl.when(column == 0)
     def _():
-        tops[...] = jnp.full(tops.shape, _LEAST)
+        tops[...] = jnp.full(tops.shape, PADDED_LOGIT)
         totals[...] = jnp.zeros(totals.shape)
         found[...] = jnp.zeros(found.shape)
 
     logits = product(states[...], table[...], NT) + bias[...]
     place = column * logits.shape[1] + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-    logits = jnp.where(place < size, logits, _LEAST)
+    logits = jnp.where(place < size, logits, PADDED_LOGIT)
     right = jnp.where(place == labels[...], logits, 0.0)
     parts = [slice(start, start + LANES) for start in range(0, logits.shape[1], LANES)]
     top = reduce(jnp.maximum, (logits[:, part] for part in parts), tops[...])

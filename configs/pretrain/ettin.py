@@ -20,9 +20,10 @@ Predicted here by `bert-jax plan` for 1B on v5p:4x4x4 as a loop over layers (mod
 640 rows of 8,192 in five micro-batches 2,796 ms a step, 48.8 of 95 GiB, MFU 0.49, 950 chip-hours
 for its 100 billion tokens at that length. For 400M there, as a loop: rows of 1,024 in two
 micro-batches 813 ms, 46.3 GiB, MFU 0.46, 5,210 chip-hours.
-For 17M on v5e:4x4, the three kinds of rows apart: 1,024 tokens in 4 micro-batches 429 ms a step,
-7.4 of 16 GiB, MFU 0.20, 690 chip-hours; 8,192 in 32 micro-batches 4,974 ms, MFU 0.30, 150
-chip-hours; the last phase in 24, 4,107 ms, MFU 0.33, 24 chip-hours.
+For 17M on v5e:4x4 with mesh.data=1, mesh.fsdp=16 and training.gather=step, the three kinds of rows
+apart: 1,024 tokens in 12 micro-batches 288 ms a step, 5.4 of 16 GiB, MFU 0.30, 460 chip-hours;
+8,192 in 32 micro-batches 4,042 ms, MFU 0.37, 120 chip-hours; the last phase in 24, 3,727 ms, MFU
+0.36, 22 chip-hours.
 For 32M there, as a loop: 1,024 tokens in 6 micro-batches 853 ms, 9.0 GiB, MFU 0.23, 1,370
 chip-hours; 8,192 in 48, 9,698 ms, MFU 0.33, 285 chip-hours; the last phase 8,946 ms, 53 chip-hours.
 A run has one number of micro-batches for all phases, to which its batch warm-up is rounded: 32 for

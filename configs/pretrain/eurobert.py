@@ -12,9 +12,9 @@ at 1e-4 with betas 0.9 and 0.95 and a decay of 0.1.
 Chosen here, where no source was read: 2,048 rows of 2,048 tokens a step, 4% of the tokens in the
 annealing phase, its 512 rows of 8,192, a linear decay to zero.
 
-Predicted here by `bert-jax plan` on v5e:16x16 as a loop over layers (model.scan_unroll=1): 2,048
-rows of 2,048, which need training.accumulation=2 there, 278 ms a step, 11.8 of 16 GiB, MFU 0.36,
-22,800 chip-hours; 512 rows of 8,192 in one batch 349 ms, 14.0 GiB, MFU 0.39, 1,190 chip-hours.
+Predicted here by `bert-jax plan` on v5e:16x16 with mesh.data=1, mesh.fsdp=256,
+training.gather=step and training.accumulation=2: 2,048 rows of 2,048 191 ms a step, 5.0 of 16 GiB,
+MFU 0.52, 15,700 chip-hours; 512 rows of 8,192 272 ms, MFU 0.50, 930 chip-hours.
 
 The vocabulary size comes from the corpus; the published one has 128,256 tokens (Llama 3's).
 """
