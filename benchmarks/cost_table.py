@@ -58,7 +58,7 @@ MODERN_VOCABULARY = "model.vocab_size=50368"
 
 
 def once(chips: int) -> tuple[str, ...]:
-    """Settings that split the parameters over all chips, and gather them once a step."""
+    """Return settings that split the parameters over all chips, and gather them once a step."""
     return "mesh.data=1", f"mesh.fsdp={chips}", "training.gather=step"
 
 

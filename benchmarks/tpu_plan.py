@@ -69,7 +69,7 @@ def once(chips: int) -> dict[str, object]:
 
 
 def rows_of_128(count: int, parts: int) -> dict[str, object]:
-    """Return a phase of `count` rows of 128 tokens, in `parts` micro-batches."""
+    """Return settings for a phase of `count` rows of 128 tokens, in `parts` micro-batches."""
     phase = f'[{{"length": 128, "batch_size": {count}}}]'
     return {"training.phases": phase, "training.accumulation": parts}
 
@@ -217,7 +217,7 @@ def searched(name: str, config: PretrainConfig, topology: str, cache: Path | Non
 
 
 def of_case(case: Case, cache: Path | None) -> Row:
-    """The plan of a case."""
+    """Return the row of a case."""
     changes = [f"--config.{field}={value}" for field, value in case.changes.items()]
     config = load_config(PretrainConfig, f"pretrain/{case.recipe}", changes)
     config, _ = with_vocabulary(config)

@@ -123,9 +123,9 @@ def recomputed_cross_entropy(
     bias: Float[Array, " V"],
     labels: Int[Array, "*rows"],
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Compute `cross_entropy` of the logits states @ table.T + bias, as suits a TPU.
+    """Compute `cross_entropy` of states @ table.T + bias without storing float32 logits.
 
-    No array of float32 logits is stored. The backward pass computes the logits again, which takes
+    This suits a TPU. The backward pass computes the logits again, which takes
     less time than to write and read them (docs/experiments.md).
     """
     rows = states.reshape(-1, states.shape[-1])

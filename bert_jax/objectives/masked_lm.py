@@ -213,7 +213,7 @@ def position_buckets(length: int) -> tuple[int, ...]:
 
 
 _ON_CHIP = 128 * 2**20
-"""Most bytes of logits that a TPU stores; beyond, it computes logits again (docs/decisions.md)."""
+"""Largest float32 logits that a TPU stores, in bytes; it computes larger ones again."""
 
 
 def projected_cross_entropy(

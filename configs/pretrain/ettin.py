@@ -26,8 +26,8 @@ apart: 1,024 tokens in 12 micro-batches 288 ms a step, 5.4 of 16 GiB, MFU 0.30, 
 0.36, 22 chip-hours.
 For 32M there, as a loop: 1,024 tokens in 6 micro-batches 853 ms, 9.0 GiB, MFU 0.23, 1,370
 chip-hours; 8,192 in 48, 9,698 ms, MFU 0.33, 285 chip-hours; the last phase 8,946 ms, 53 chip-hours.
-A run has one number of micro-batches for all phases, to which its batch warm-up is rounded: 32 for
-17M, 48 for 32M.
+training.accumulation holds for all phases: 32 fits all of 17M, 48 all of 32M; a phase may have its
+own. Steps of a batch warm-up are rounded to it.
 68M was not compiled; the shape of 150M is that of ModernBERT-base (`modernbert.py`).
 
 The vocabulary size comes from the corpus; the published one has 50,368 tokens.

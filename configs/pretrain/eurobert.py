@@ -13,8 +13,8 @@ Chosen here, where no source was read: 2,048 rows of 2,048 tokens a step, 4% of 
 annealing phase, its 512 rows of 8,192, a linear decay to zero.
 
 Predicted here by `bert-jax plan` on v5e:16x16 with mesh.data=1, mesh.fsdp=256,
-training.gather=step and training.accumulation=2: 2,048 rows of 2,048 191 ms a step, 5.0 of 16 GiB,
-MFU 0.52, 15,700 chip-hours; 512 rows of 8,192 272 ms, MFU 0.50, 930 chip-hours.
+training.gather=step and training.accumulation=2: 2,048 rows of 2,048 take 191 ms, 5.0 of 16 GiB,
+MFU 0.52, 15,700 chip-hours; 512 rows of 8,192 take 272 ms, MFU 0.50, 930 chip-hours.
 
 The vocabulary size comes from the corpus; the published one has 128,256 tokens (Llama 3's).
 """

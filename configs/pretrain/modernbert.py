@@ -16,10 +16,10 @@ the whole first phase (published: 5e-5 from 900 billion tokens on, after a rollb
 decay of the later phases is of the same 2e-2 (published: 1e-6 a step).
 
 Predicted here by `bert-jax plan` for base on v5e:16x16 with mesh.data=1, mesh.fsdp=256,
-training.gather=step, training.accumulation=2 and training.reduce_dtype=bfloat16: rows of 1,024 145
-ms a step, 5.2 of 16 GiB, MFU 0.53, 3,750 chip-hours; rows of 8,192 219 ms, MFU 0.51, 1,120
-chip-hours for both long phases. The batch warm-up is rounded there to steps of 512,
-1,024 and 2,048 rows.
+training.gather=step, training.accumulation=2 and training.reduce_dtype=bfloat16: rows of 1,024
+take 145 ms a step, 5.2 of 16 GiB, MFU 0.53, 3,750 chip-hours; rows of 8,192 take 219 ms, MFU 0.51,
+1,120 chip-hours for both long phases. The batch warm-up is rounded there to steps of 512, 1,024 and
+2,048 rows.
 For large on v5p:4x4x4, as a loop over layers: rows of 1,024 in two micro-batches 813 ms, 46.3 of 95
 GiB, MFU 0.46, 5,270 chip-hours; rows of 8,192 in two, 1,279 ms, 50.4 GiB, MFU 0.45, 1,300
 chip-hours for both long phases.

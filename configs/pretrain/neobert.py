@@ -13,8 +13,8 @@ Chosen here, where the code's defaults are not the paper's words: the cosine end
 the million steps. The feed-forward width of 3,072 in its configuration is 2,048 in its code.
 
 Predicted here by `bert-jax plan` on v5e:16x16 with mesh.data=1, mesh.fsdp=256 and
-training.gather=step: 2,048 rows of 1,024 127 ms a step, 4.8 of 16 GiB, MFU 0.49, 9,000 chip-hours
-for the million steps; 512 rows of 4,096 188 ms, MFU 0.51, 670 chip-hours.
+training.gather=step: 2,048 rows of 1,024 take 127 ms, 4.8 of 16 GiB, MFU 0.49, 9,000 chip-hours
+for the million steps; 512 rows of 4,096 take 188 ms, MFU 0.51, 670 chip-hours.
 
 The vocabulary is the corpus's; the published one is that of BERT (30,522 tokens).
 """
