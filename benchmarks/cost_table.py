@@ -53,6 +53,11 @@ class Case:
         first = f"bert-jax plan --config={self.recipe} --topology={self.topology} --phase=all"
         return " \\\n    ".join([first, *fields])
 
+    def config(self) -> PretrainConfig:
+        """Load the recipe with the overrides, and fill in the model's sizes."""
+        overrides = [f"--config.{each}" for each in self.overrides]
+        return with_vocabulary(load_config(PretrainConfig, f"pretrain/{self.recipe}", overrides))[0]
+
 
 MODERN_VOCABULARY = "model.vocab_size=50368"
 
@@ -152,8 +157,7 @@ def cost(case: Case, cache: Path | None) -> Cost:
     Raises:
         UserError: `train` would refuse the configuration, or a step does not fit the memory.
     """
-    overrides = [f"--config.{each}" for each in case.overrides]
-    config, _ = with_vocabulary(load_config(PretrainConfig, f"pretrain/{case.recipe}", overrides))
+    config = case.config()
     topology = parse_topology(case.topology)
     startable(config, topology)
     compiled: dict[tuple[Any, ...], Plan] = {}

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from cost_table import Case, once
+
 from bert_jax.config.command_line import load_config
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.planning.compile import Plan, default_cache, with_vocabulary
@@ -52,41 +54,34 @@ MODERN = {
 MODERN_VOCABULARY = 50368
 
 
-class Case(NamedTuple):
-    """A phase of a recipe on a slice, with changes to the recipe."""
+class Bar(NamedTuple):
+    """The MFU that a phase of a recipe on a slice should reach."""
 
-    recipe: str
-    topology: str
+    case: Case
     phase: int
-    changes: dict[str, object]
-    """Values of fields of the configuration."""
     least_mfu: float
 
 
-def once(chips: int) -> dict[str, object]:
-    """Return settings that split the parameters over all chips, and gather them once a step."""
-    return {"mesh.data": 1, "mesh.fsdp": chips, "training.gather": "step"}
-
-
-def rows_of_128(count: int, parts: int) -> dict[str, object]:
+def rows_of_128(count: int, parts: int) -> tuple[str, ...]:
     """Return settings for a phase of `count` rows of 128 tokens, in `parts` micro-batches."""
-    phase = f'[{{"length": 128, "batch_size": {count}}}]'
-    return {"training.phases": phase, "training.accumulation": parts}
+    phase = f'training.phases=[{{"length": 128, "batch_size": {count}}}]'
+    return phase, f"training.accumulation={parts}"
 
 
-HALF = {"training.reduce_dtype": "bfloat16"}
-CASES = (
-    Case("bert_base", "v5e:4x4", 0, once(16) | HALF, 0.32),
-    Case("bert_base", "v5e:4x4", 0, once(16) | rows_of_128(4096, 4), 0.58),
-    Case("bert_base", "v6e:16x16", 0, once(256) | HALF | rows_of_128(2**18, 8), 0.25),
-    Case("ettin_17m", "v5e:4x4", 0,
-         once(16) | {"model.vocab_size": MODERN_VOCABULARY, "training.accumulation": 12}, 0.30),
-    Case("neobert", "v5e:16x16", 0, once(256), 0.42),
-    Case("eurobert_210m", "v5e:16x16", 0,
-         once(256) | {"model.vocab_size": 128256, "training.accumulation": 2}, 0.42),
-    Case("bert_large_lamb", "v4:4x4x4", 1,
-         once(64) | HALF | {"training.phases[1].batch_size": 2048, "training.accumulation": 1},
-         0.55),
+HALF = "training.reduce_dtype=bfloat16"
+BARS = (
+    Bar(Case("bert_base", "v5e:4x4", (*once(16), HALF)), 0, 0.32),
+    Bar(Case("bert_base", "v5e:4x4", (*once(16), *rows_of_128(4096, 4))), 0, 0.58),
+    Bar(Case("bert_base", "v6e:16x16", (*once(256), HALF, *rows_of_128(2**18, 8))), 0, 0.25),
+    Bar(Case("ettin_17m", "v5e:4x4",
+             (*once(16), f"model.vocab_size={MODERN_VOCABULARY}", "training.accumulation=12")),
+        0, 0.30),
+    Bar(Case("neobert", "v5e:16x16", once(256)), 0, 0.42),
+    Bar(Case("eurobert_210m", "v5e:16x16",
+             (*once(256), "model.vocab_size=128256", "training.accumulation=2")), 0, 0.42),
+    Bar(Case("bert_large_lamb", "v4:4x4x4",
+             (*once(64), HALF, "training.phases[1].batch_size=2048", "training.accumulation=1")),
+        1, 0.55),
 )  # fmt: skip
 LENGTHS = (128, 512)
 DROPOUTS = (0.1, 0.0)
@@ -157,7 +152,7 @@ def main() -> int:
                 rows.append(Row(name, length, rate, topology, "configured", plan))
                 say(" ".join(rows[-1].cells))
     if arguments.only in (None, "cases"):
-        rows += [of_case(case, cache) for case in CASES]
+        rows += [of_case(bar, cache) for bar in BARS]
     print(table(rows, markdown=False))
     if arguments.markdown:
         arguments.markdown.write_text(table(rows, markdown=True) + "\n")
@@ -216,17 +211,16 @@ def searched(name: str, config: PretrainConfig, topology: str, cache: Path | Non
     return row
 
 
-def of_case(case: Case, cache: Path | None) -> Row:
-    """Return the row of a case."""
-    changes = [f"--config.{field}={value}" for field, value in case.changes.items()]
-    config = load_config(PretrainConfig, f"pretrain/{case.recipe}", changes)
-    config, _ = with_vocabulary(config)
-    planner = Planner(config, case.phase, parse_topology(case.topology), cache=cache)
+def of_case(bar: Bar, cache: Path | None) -> Row:
+    """Return the row of a case that has a bar."""
+    case, config = bar.case, bar.case.config()
+    planner = Planner(config, bar.phase, parse_topology(case.topology), cache=cache)
     plan, rate = planner.plan(planner.configured), config.model.hidden_dropout_rate
-    settings = " ".join(f"{field.split('.')[-1]} {value}" for field, value in case.changes.items()
+    fields = (each.partition("=") for each in case.overrides)
+    settings = " ".join(f"{field.split('.')[-1]} {value}" for field, _, value in fields
                         if field not in ("training.phases", "model.vocab_size"))  # fmt: skip
     row = Row(case.recipe, planner.length, rate, case.topology, "configured", plan, settings,
-              case.least_mfu)  # fmt: skip
+              bar.least_mfu)  # fmt: skip
     say(" ".join(row.cells))
     return row
 

@@ -166,8 +166,10 @@ def sum_rows(x: Float[Array, "..."], rows: int) -> Float[Array, "..."]:
 
 def _add_bias_backward(bias, gradient):
     rows = gradient.ndim - bias.ndim
-    by_product = partial(sum_rows, rows=rows)
     by_sum = partial(jnp.sum, axis=tuple(range(rows)), dtype=jnp.float32)
+    # By default, a TPU's products round float32 operands to bfloat16.
+    is_exact = gradient.dtype == jnp.bfloat16
+    by_product = partial(sum_rows, rows=rows) if is_exact else by_sum
     return gradient, jax.lax.platform_dependent(gradient, tpu=by_product, default=by_sum)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from bert_jax.model.layers import differentiable
+from bert_jax.model.layers import differentiable, einsum_float32
 from bert_jax.tasks.retrieval.metrics import ListLoss
 
 
@@ -125,13 +125,17 @@ def recomputed_cross_entropy(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Compute `cross_entropy` of states @ table.T + bias without storing float32 logits.
 
-    This suits a TPU. The backward pass computes the logits again, which takes
-    less time than to write and read them (docs/experiments.md).
+    This suits a TPU. The backward pass computes the logits again, which takes less time than to
+    write and read them (docs/experiments.md).
     """
+    return _flat(_recomputed, states, table, bias, labels)
+
+
+def _flat(entropy, states, table, bias, labels, *static):
+    """Call `entropy` with states (N, E) and labels (N,); give its results the shape of labels."""
     rows = states.reshape(-1, states.shape[-1])
-    found = _recomputed(rows, table, bias, labels.reshape(-1))
-    loss, correct = (x.reshape(labels.shape) for x in found)
-    return loss, correct
+    loss, correct = entropy(rows, table, bias, labels.reshape(-1), *static)
+    return loss.reshape(labels.shape), correct.reshape(labels.shape)
 
 
 def _recomputed_forward(states, table, bias, labels):
@@ -144,7 +148,7 @@ def _recomputed_forward(states, table, bias, labels):
 
 def _recomputed_backward(residuals, cotangents):
     states, table, bias, labels, log_z = residuals
-    logits = jnp.einsum("NE,VE->NV", states, table, preferred_element_type=jnp.float32) + bias
+    logits = einsum_float32("NE,VE->NV", states, table) + bias
     is_label = labels[:, None] == jnp.arange(len(table))
     slope = cotangents[0][:, None] * (jnp.exp(logits - log_z[:, None]) - is_label)
     turned = slope.astype(states.dtype)
@@ -179,10 +183,7 @@ def cross_entropy_in_blocks(
     The logits are computed in `count` equal blocks of columns, with a running sum of exponentials
     (Milakov & Gimelshein 2018). An array of V columns is kept only if there is a backward pass.
     """
-    rows = states.reshape(-1, states.shape[-1])
-    found = _in_blocks(rows, table, bias, labels.reshape(-1), count)
-    loss, correct = (x.reshape(labels.shape) for x in found)
-    return loss, correct
+    return _flat(_in_blocks, states, table, bias, labels, count)
 
 
 def _in_blocks_forward(states, table, bias, labels, count):
@@ -191,7 +192,7 @@ def _in_blocks_forward(states, table, bias, labels, count):
     def add_block(carry, block):
         highest, total, picked = carry
         table, bias, first = block
-        logits = jnp.einsum("NE,VE->NV", states, table, preferred_element_type=jnp.float32) + bias
+        logits = einsum_float32("NE,VE->NV", states, table) + bias
         top = jnp.maximum(highest, logits.max(-1))
         total = total * jnp.exp(highest - top) + jnp.exp(logits - top[:, None]).sum(-1)
         column = jnp.clip(labels - first, 0, len(table) - 1)[:, None]

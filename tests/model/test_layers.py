@@ -15,6 +15,7 @@ from bert_jax.model.layers import (
     ACTIVATIONS,
     Affine,
     Norm,
+    add_bias,
     compute_dtype,
     einsum_float32,
     gated,
@@ -219,3 +220,9 @@ def test_the_sum_of_rows_by_a_product_has_the_digits_of_float32(rows):
     found = sum_rows(x, rows)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "products"), [("bfloat16", 1), ("float32", 0)])
+def test_no_product_rounds_the_gradient_of_a_float32_bias(dtype, products):
+    gradient = jax.grad(lambda bias: add_bias(jnp.ones((4, 8), dtype), bias).sum())
+    assert str(jax.make_jaxpr(gradient)(jnp.zeros(8))).count("dot_general[") == products

@@ -154,9 +154,10 @@ class _Walk:
 
     def _moves(self, started: Instruction) -> bool:
         """Return true if an `async-start` copies a part of an array, or runs on a SparseCore."""
-        called = self.module.computations[started.calls or ""].instructions.values()
-        copies = {i.opcode for i in called} <= {"parameter", "slice"}
-        return copies or 'async_execution_thread="sparsecore"' in started.attributes
+        called = self.module.computations.get(started.calls or "")
+        inside = {i.opcode for i in called.instructions.values()} if called else set()
+        sparse = 'async_execution_thread="sparsecore"' in started.attributes
+        return sparse or inside == {"parameter", "slice"}
 
     def _on_the_core(
         self, instruction: Instruction, scope: Scope, runs: int, flying: dict[str, _Flight]

@@ -261,6 +261,14 @@ def test_a_slice_or_a_sparse_core_works_beside_the_core(called, thread):
     assert [op.name for op in program.ops] == ["b"]
 
 
+def test_a_start_of_a_computation_that_the_text_lacks_is_read():
+    program = entry(
+        "%s = ((f32[16,128]), f32[4,128], s32[]) async-start(%a)",
+        "ROOT %d = f32[4,128] async-done(%s)",
+    )
+    assert not program.transfers
+
+
 def test_an_all_reduce_sends_sums_of_the_type_of_its_result():
     program = entry(
         f"%b = bf16[16,128] convert(%a), {cycles(100)}",
