@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from bert_jax.cli.start.law import surplus
+from bert_jax.cli.start.law import REPEATS, surplus, useful_tokens
 from bert_jax.cli.start.recipe import Size, recipe, tokens_per_step
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.model.flops import train_flops
@@ -119,13 +119,14 @@ def run(trial: Trial, corpus: Path) -> dict[str, float]:
 def fit(done: dict[Trial, dict[str, float]], corpora: dict[int, Corpus]) -> None:
     """Print the constants of the law, and how far each run is from it, in nats.
 
-    Runs that have hardly left the unigram line are left out. The limit of the whole text and the
-    power of the size are given: the runs are too short to determine them.
+    Runs that have hardly left the unigram line are left out. The limit of the whole text, the power
+    of the size and the repeats are given: the runs are too short or too few to determine them.
     """
     runs = [(t, r) for t, r in done.items() if t.rate == 1 and r["gain"] > _LEFT_THE_LINE]
     size = np.array([t.size.parameters for t, _ in runs], float)
-    tokens = np.array([r["tokens"] for _, r in runs], float)
-    text = np.array([corpora[t.megabytes].train.num_tokens for t, _ in runs], float)
+    useful = np.array([
+        useful_tokens(int(r["tokens"]), corpora[t.megabytes].train.num_tokens) for t, r in runs
+    ])  # fmt: skip
     more = {}
     for megabytes, each in corpora.items():
         assert each.heldout is not None
@@ -133,16 +134,14 @@ def fit(done: dict[Trial, dict[str, float]], corpora: dict[int, Corpus]) -> None
     gain = np.array([r["gain"] - more[t.megabytes] for t, r in runs])
 
     def off(values: np.ndarray) -> np.ndarray:
-        log_size, log_text, text_power, repeats = values
-        again = np.maximum(tokens / text - 1, 0)
-        useful = np.where(again > 0, text * (1 + repeats * (1 - np.exp(-again / repeats))), tokens)
+        log_size, log_text, text_power = values
         of_size = np.exp(log_size - _SIZE_POWER * np.log(size))
         return _LIMIT - of_size - np.exp(log_text - text_power * np.log(useful)) - gain
 
-    found = least_squares(off, [3.0, 5.0, 0.3, 10.0], loss="soft_l1", f_scale=0.05).x
+    found = least_squares(off, [3.0, 5.0, 0.3], loss="soft_l1", f_scale=0.05).x
     print(
         f"limit {_LIMIT}, size {np.exp(found[0]):.4g} / N^{_SIZE_POWER}, text "
-        f"{np.exp(found[1]):.4g} / T^{found[2]:.4g}, repeats {found[3]:.3g}; root mean square "
+        f"{np.exp(found[1]):.4g} / T^{found[2]:.4g}, repeats {REPEATS}; root mean square "
         f"{np.sqrt(np.mean(np.square(off(found)))):.3f}"
     )
     for (trial, _), each in zip(runs, off(found), strict=True):

@@ -3,7 +3,7 @@
     python benchmarks/tpu_plan.py --only base --length 128 --topology v5e:4x4 --step configured
     python benchmarks/tpu_plan.py --only modern --loop --check
     python benchmarks/tpu_plan.py --only cases --check
-    python benchmarks/tpu_plan.py --check --markdown docs/tpu.md
+    python benchmarks/tpu_plan.py --check --markdown work/tpu.md
 
 BERT-base and BERT-large, rows of 128 and 512, dropout as published (0.1) and none, on four slices,
 and the Megatron sizes. Three steps each: the configured batch, 0.5 M tokens, and the batch with the

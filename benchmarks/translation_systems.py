@@ -9,9 +9,10 @@
 task see the same pairs: each by itself, and once more in a group of pairs that are joined to a
 source of up to 60 words.
 
-Training ends when the loss of held-out pairs has not fallen for `PATIENCE` evaluations, or at a
-number of steps: as many as take `--minutes` of processor time by a measurement of a few steps. The
-measurement is kept in the run's directory, so other work on the machine does not change the result.
+Training ends when the last `PATIENCE` evaluations have not lowered the loss of held-out pairs by
+more than the task's `margin`, or when the steps have taken `--minutes` of processor time. A few
+steps are measured to find this number of steps. The measurement is kept beside the run's directory,
+so other work on the machine does not change the result.
 The minutes of `masked_lm` include the training on masked words. The parameters with the lowest
 held-out loss are scored.
 
@@ -24,6 +25,7 @@ benchmarks/translation_systems.jsonl. There, `over_none` are paired differences 
 import argparse
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,9 +56,11 @@ ROWS = Path(__file__).with_suffix(".jsonl")
 SYSTEMS = "none", "dot", "multiplicative", "additive", "gnmt", "transformer", "masked_lm"
 SCORES = {"numbers": "exact", "multi30k": "bleu"}
 """Score that tables and pictures show, by task."""
+TITLES = {"numbers": "French number words to digits", "multi30k": "captions, English to German"}
 AFTER = "dot", "multiplicative"
 """Scores for which the decoder's state after a step attends (Luong et al. 2015)."""
 PATIENCE = 3
+"""Number of evaluations that together must lower the loss by more than the task's margin."""
 MLM_SHARE = 0.2
 """Share of the minutes of `masked_lm` in which the encoder may learn masked words."""
 JOINED_BUCKETS = {f"{n - 9} to {n}": (n - 9, n) for n in (30, 40, 50, 60)}
@@ -77,7 +81,7 @@ def config_of(task: Task, system: str, home: Path, *changes: str) -> PretrainCon
     given = {
         "data.corpus": home / "pairs", "data.target_length": 0, "model.num_positions": 256,
         "optimizer.schedule": "inverse_sqrt", "training.phases": phase, "training.eval_rows": None,
-        "training.patience": PATIENCE, "training.eval_every_steps": task.eval_every,
+        "training.eval_every_steps": task.eval_every,
         "checkpoint.save_every_steps": task.eval_every, "checkpoint.keep_best": 1,
         "checkpoint.keep": 1,
     }  # fmt: skip
@@ -99,7 +103,13 @@ class Trained(NamedTuple):
     """Processor time of all training steps, without evaluations."""
 
 
-def trained(config: PretrainConfig, workdir: Path, minutes: float) -> Trained | None:
+def has_converged(losses: Sequence[float], margin: float) -> bool:
+    """Return whether the last `PATIENCE` evaluations have lowered the loss by at most `margin`."""
+    before, last = losses[:-PATIENCE], losses[-PATIENCE:]
+    return bool(before) and min(before) - min(last) <= margin
+
+
+def trained(config: PretrainConfig, workdir: Path, minutes: float, margin: float) -> Trained | None:
     """Train, or go on with, a run of up to so many minutes; return None if a signal stopped it."""
     measured, every = workdir.with_suffix(".json"), config.training.eval_every_steps
     if not measured.exists():
@@ -110,19 +120,30 @@ def trained(config: PretrainConfig, workdir: Path, minutes: float) -> Trained | 
         measured.parent.mkdir(parents=True, exist_ok=True)
         measured.write_text(json.dumps({"seconds_a_step": seconds, "limit": limit}))
     found = json.loads(measured.read_text())
-    training = dataclasses.replace(config.training, num_steps=found["limit"])
-    result = train(dataclasses.replace(config, training=training), workdir)
-    if not result.finished:
-        return None
     name = f"eval/{config.metrics[0].name}"
-    losses = {
-        row["step"]: row[name] for row in read_metrics(workdir / "metrics.jsonl") if row.get(name)
-    }
-    best = min((step for step in losses if step), key=losses.__getitem__)
-    return Trained(
-        workdir, result.step, best, losses[best], result.step < found["limit"],
-        result.step * found["seconds_a_step"] / 60,
-    )  # fmt: skip
+
+    def losses() -> dict[int, float]:
+        rows = read_metrics(workdir / "metrics.jsonl")
+        return {row["step"]: row[name] for row in rows if row["step"] and row.get(name)}
+
+    converged = has_converged([*losses().values()], margin)
+
+    def echo(line: str) -> None:
+        nonlocal converged
+        print(line, flush=True)
+        if not converged and has_converged([*losses().values()], margin):
+            converged = True
+            signal.raise_signal(signal.SIGTERM)  # the run saves its state and ends
+
+    training = dataclasses.replace(config.training, num_steps=found["limit"])
+    if not converged:
+        result = train(dataclasses.replace(config, training=training), workdir, echo=echo)
+        if not result.finished and not converged:
+            return None
+    loss_of = losses()
+    best, steps = min(loss_of, key=loss_of.__getitem__), max(loss_of)
+    spent = steps * found["seconds_a_step"] / 60
+    return Trained(workdir, steps, best, loss_of[best], converged, spent)
 
 
 def grounds(name: str, found: Sequence[str], pairs: Sequence[Pair]) -> Grounds:
@@ -174,12 +195,12 @@ def run(name: str, system: str, minutes: float, home: Path) -> dict[str, Any] | 
             task, system, home, "--config.objective.name=masked_lm", "--config.data.pairing=none",
             f"--config.data.corpus={home / 'texts'}", "--config.masking.rate=0.3",
         )  # fmt: skip
-        encoder = trained(masked, place.with_name("words"), MLM_SHARE * minutes)
+        encoder = trained(masked, place.with_name("words"), MLM_SHARE * minutes, task.margin)
         if encoder is None:
             return None
         changes = [f"--config.init={encoder.workdir}", "--config.objective.init_decoder=True"]
         before = encoder.minutes
-    made = trained(config_of(task, system, home, *changes), place, minutes - before)
+    made = trained(config_of(task, system, home, *changes), place, minutes - before, task.margin)
     if made is None:
         return None
     # The run's own last step is some evaluations past its best step.
@@ -251,10 +272,12 @@ def plot(rows: Sequence[dict[str, Any]], names: Sequence[str], file: Path) -> No
             found = [row[part][bucket] for part, bucket in columns]
             middle = np.array([each[score] for each in found])
             ends = np.array([each[f"{score}_interval"] for each in found]).T
-            (line,) = axes.plot(middle, marker="o", label=row["system"])
-            axes.fill_between(range(len(columns)), *ends, color=line.get_color(), alpha=0.15)
+            color = f"C{SYSTEMS.index(row['system'])}"
+            axes.plot(middle, marker="o", label=row["system"], color=color)
+            axes.fill_between(range(len(columns)), *ends, color=color, alpha=0.15)
         ticks = [f"{bucket}\n{part}" for part, bucket in columns]
         axes.set_xticks(range(len(columns)), ticks, size=8)
+        axes.set_title(TITLES[name])
         axes.set_xlabel("source words")
         axes.set_ylabel("lists without mistake, %" if name == "numbers" else "BLEU")
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

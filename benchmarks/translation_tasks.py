@@ -49,6 +49,8 @@ class Task(NamedTuple):
     length: int
     """Places of a row on each side."""
     eval_every: int
+    margin: float
+    """Fall of the held-out loss, in nats per token, below which training ends."""
     num_beams: int
 
     def joined(self, pairs: Sequence[Pair], seed: int) -> list[Pair]:
@@ -88,7 +90,7 @@ def numbers() -> Task:
         f"{recipe}:recurrent", [
             f"{recipe}:recurrent", "--config.objective.cell=lstm", "--config.model.num_layers=4",
             "--config.objective.residual_from=3",
-        ], recipe, length=64, eval_every=200, num_beams=1,
+        ], recipe, length=64, eval_every=200, margin=0.0, num_beams=1,
     )  # fmt: skip
 
 
@@ -103,7 +105,8 @@ def multi30k() -> Task:
     test = pairs("test_2016_flickr")
     return Task(
         pairs("train"), pairs("val"), test, test, Pair(" ", " "), 150, "translate/recurrent",
-        ["translate/gnmt"], "translate/multi30k_small", length=128, eval_every=240, num_beams=5,
+        ["translate/gnmt"], "translate/multi30k_small", length=128, eval_every=240, margin=0.01,
+        num_beams=5,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ class BadRecord(UserError):
     """Number of bytes of the stored file that are lost, if the number of records is not known."""
 
     def __init__(self, message: str, reason: str = "malformed", data: bytes | str = b"") -> None:
-        """Make an error from a message, a reason listed in docs/data.md, and the record itself."""
+        """Make an error from a message, a word for the reason, and the record itself."""
         super().__init__(message)
         self.reason, self.data = reason, data
 
@@ -77,6 +77,11 @@ def exit_code(error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return getattr(error, "exit_code", None) if isinstance(error, RuntimeError) else None
+
+
+def signal_code(signal: str, code: int = 0) -> int:
+    """Return the exit code after a signal ended a run early: 130 for SIGINT, otherwise `code`."""
+    return 130 if signal == "SIGINT" else code
 
 
 def report_error(error: BaseException, verb: str) -> int | None:

@@ -33,7 +33,8 @@ def marian():
 
     def encode(text):
         end = text.find("<<") + 2 if text.startswith(">>") else 0  # the code of a language
-        tokens = [*[text[:end]][: end > 1], *source.encode(text[end:], out_type=str)]
+        code, rest = ([text[:end]], text[end:]) if end > 1 else ([], text)
+        tokens = [*code, *source.encode(rest, out_type=str)]
         return [*(ids.get(token, ids["<unk>"]) for token in tokens), ids["</s>"]]
 
     def decode(row):

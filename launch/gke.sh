@@ -61,18 +61,6 @@ call() {
   ((code == 0)) || die "exit code $code from: $(quoted "$@")" "$code"
 }
 
-# A YAML string (the same as JSON's) that Kubernetes does not look for variables in.
-yaml() {
-  local text=$1
-  text=${text//\\/\\\\}
-  text=${text//\"/\\\"}
-  text=${text//$'\n'/\\n}
-  text=${text//$'\t'/\\t}
-  # shellcheck disable=SC2016 # $( is meant as it stands
-  text=${text//'$('/'$$('}
-  printf '"%s"' "$text"
-}
-
 product() {
   local size result=1
   for size in ${1//x/ }; do result=$((result * size)); done
@@ -165,7 +153,7 @@ YAML
   ((${#env[@]} == 0)) || { indented 14 env: && indented 14 "${env[@]}"; }
   ((${#mounts[@]} == 0)) || indented 14 "${mounts[@]}"
   indented 14 "resources: {limits: {$resource}}" command:
-  for word in "${line[@]}"; do indented 14 "- $(yaml "$word")"; done
+  for word in "${line[@]}"; do indented 14 "- $(pod_word "$word")"; done
 }
 
 main() {

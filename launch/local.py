@@ -126,7 +126,7 @@ def _newest_step(command: list[str]) -> int:
     for word, following in itertools.pairwise([*command, ""]):
         name, _, value = word.partition("=")
         if name == "--workdir":
-            workdir = Path(value or following)
+            workdir = Path(os.path.expanduser(value or following))
     found = itertools.chain(workdir.glob("checkpoints/*"), workdir.glob("resume/*"))
     return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 

@@ -56,18 +56,6 @@ call() {
   ((code == 0)) || die "exit code $code from: $(quoted "$@")" "$code"
 }
 
-# A YAML string (the same as JSON's) that Kubernetes does not look for variables in.
-yaml() {
-  local text=$1
-  text=${text//\\/\\\\}
-  text=${text//\"/\\\"}
-  text=${text//$'\n'/\\n}
-  text=${text//$'\t'/\\t}
-  # shellcheck disable=SC2016 # $( is meant as it stands
-  text=${text//'$('/'$$('}
-  printf '"%s"' "$text"
-}
-
 # One kind of pod: its name, how many, the line of bash that it runs, its job's policy, its tolerations.
 pods() {
   local kind=$1 count=$2 script=$3
@@ -114,7 +102,7 @@ YAML
               - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
               - {name: RAY_AUTH_MODE, value: token}
               - {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: $name-ray, key: token}}}
-              command: ["bash", "-c", $(yaml "$script"), "ray"$(for word in "${@:4}"; do printf ', %s' "$(yaml "$word")"; done)]
+              command: ["bash", "-c", $(pod_word "$script"), "ray"$(for word in "${@:4}"; do printf ', %s' "$(pod_word "$word")"; done)]
 YAML
 }
 
@@ -185,7 +173,8 @@ tpu() {
   line+=" --node-ip-address=$head --include-dashboard=false --disable-usage-stats;"
   line+=" else until .venv/bin/ray start --address=$head:6379 --disable-usage-stats; do sleep 5; done; fi"
   "$here/tpu_vm.sh" ssh "$name" "${flags[@]}" --worker all -- bash -c "$line"
-  "$here/tpu_vm.sh" ssh "$name" "${flags[@]}" --worker 0 -- \
+  # The command is a client of Ray, which takes the token from the file only in this mode.
+  "$here/tpu_vm.sh" ssh "$name" "${flags[@]}" --worker 0 -- env RAY_AUTH_MODE=token \
     bert_jax/launch/on_host.sh start -- "${command[@]}"
 }
 
@@ -267,7 +256,7 @@ main() {
       text=$(jobset)
       # Pods that join later need the same token, so a secret that is there stays.
       if [[ -n $dry_run ]]; then
-        echo "kubectl create secret generic $name-ray --from-literal=token=TOKEN"
+        call kubectl create secret generic "$name-ray" "${where[@]}" --from-literal=token=TOKEN
         printf "kubectl apply --filename=- <<'YAML'\n%s\nYAML\n" "$text"
       else
         if ! kubectl get secret "$name-ray" "${where[@]}" >/dev/null 2>&1; then

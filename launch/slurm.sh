@@ -45,24 +45,32 @@ script() {
   run=(srun --kill-on-bad-exit=0 --wait=60 "--ntasks-per-node=$tasks" env ${devices:+"JAX_LOCAL_DEVICE_IDS=$devices"} "$@")
   cat <<SCRIPT
 #!/usr/bin/env bash
-set -uo pipefail
 [[ ! -d .venv/bin ]] || export PATH="\$PWD/.venv/bin:\$PATH"
 SCRIPT
   printf '%s\n' "${setup[@]}"
+  # Not before: what --setup sources, such as scripts of conda, may use variables that are not set.
+  echo 'set -uo pipefail'
   declare -f newest_step insisted
   cat <<SCRIPT
 newest() { newest_step $(quoted "$@"); }
 count=\${SLURM_RESTART_COUNT:-0}
-# The restart count when there was a new checkpoint.
+# File with two numbers: the restart count at the newest checkpoint, and the step of that checkpoint.
 kept=.bert_jax-\$SLURM_JOB_ID
-before=\$(newest)
+{ read -r since step <"\$kept"; } 2>/dev/null || since=0 step=\$(newest)
+note() { # COUNT
+  local now
+  now=\$(newest)
+  ((now <= step)) || since=\$1 step=\$now
+  echo "\$since \$step" >"\$kept"
+}
+note "\$((count - 1))" # a preemption may have killed this script after a checkpoint
 code=0
 $(quoted "${run[@]}") || code=\$?
 # What another try does not fix. 75 is stopped and saved before the last step, 6 stood still.
 case \$code in 0 | 2 | 3 | 4 | 5 | 7 | 8 | 130) rm -f "\$kept"; exit "\$code" ;; esac
-((\$(newest) <= before)) || echo "\$count" >"\$kept"
+note "\$count"
 # A cancelled job is not RUNNING and stays cancelled.
-if ((count - \$(cat "\$kept" 2>/dev/null || echo 0) < $restarts)) &&
+if ((count - since < $restarts)) &&
   [[ \$(insisted squeue --noheader --jobs="\$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
   insisted scontrol requeue "\$SLURM_JOB_ID"
 fi

@@ -66,7 +66,8 @@ def page() -> str:
         )
     parts.append(
         "## Next\n\n- [Pretraining](pretraining.md): the fields that a recipe sets.\n"
-        "- [Experiments](experiments.md): what was tried before there was a record."
+        "- [Experiments](experiments.md#what-the-record-screened): what was tried beside the "
+        "record."
     )
     return "\n\n".join(parts) + "\n"
 

@@ -104,9 +104,14 @@ def test_a_plan_is_refused_where_a_run_is(monkeypatch):
         bert_jax.plan("bert_base", "v5e:4x4", training={"phases": phases})
 
 
-def test_a_mesh_of_more_parts_than_devices_is_no_division_by_zero():
-    config = config_from(PretrainConfig, "bert_base", {"mesh.tensor": 2})
-    assert startable(config, parse_topology("v5e:1x1")) == []
+@pytest.mark.parametrize(
+    ("topology", "mesh"),
+    [("v5e:1x1", {"tensor": 2}), ("v5e:4x4", {"data": 4}), ("v5e:4x4", {"data": 32, "fsdp": -1})],
+)
+def test_a_mesh_that_does_not_fill_the_slice_is_refused(topology, mesh):
+    config = config_from(PretrainConfig, "bert_base", {"mesh": mesh})
+    with pytest.raises(UserError, match=r"do not fill \d+ devices"):
+        startable(config, parse_topology(topology))
 
 
 def test_fields_are_nested_or_dotted_and_have_the_values_of_python(tmp_path, monkeypatch):

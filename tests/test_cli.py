@@ -151,7 +151,7 @@ def test_a_profile_is_read_from_the_command_line(made: Made, run: Run, tmp_path)
     assert answer.code == 0, answer
     assert "profile of steps 2 to 3 on cpu: " in answer.out
     assert (tmp_path / "w" / "profile" / "lines.txt").exists()
-    for given, reason in (("3", "it must be FIRST:LAST"), ("3:9", "end at most at step 4")):
+    for given, reason in (("3", "give FIRST:LAST"), ("3:9", "end at most at step 4")):
         for flags in ((), ("--dry-run",)):
             refused(run(*pretrain(made, tmp_path / "no", f"--profile={given}", *flags)), reason)
     assert not (tmp_path / "no" / "config.json").exists()

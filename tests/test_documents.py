@@ -5,6 +5,7 @@
 
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.config.mapping import to_dict
+from bert_jax.objectives.config import OBJECTIVES
+from bert_jax.tasks.config import TaskConfig
+from bert_jax.tasks.glue import TASKS
+from bert_jax.training.finetune import config as finetune
 from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.pretrain import config as pretrain
 from bert_jax.training.pretrain.config import PretrainConfig
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +26,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
 HISTORY = [DOCS / "decisions.md", DOCS / "experiments.md"]
 PROBLEMS = DOCS / "guide" / "troubleshooting.md"
+FORMER = ROOT / "bert_jax" / "cli" / "verbs" / "options.py"
+"""File that names commands which no longer exist."""
 FIRST = [ROOT / "README.md", DOCS / "index.md", DOCS / "recipes" / "own_text.md", PROBLEMS]
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -117,13 +125,73 @@ def test_fields_and_options_exist(page: Path) -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known
 
 
+def test_options_and_fields_in_commands_exist() -> None:
+    """Checks pages, and docstrings of programs and recipes."""
+    tasks = [{"task": to_dict(kind())} for kind in TaskConfig.VARIANTS.values()]
+    objectives = [{"objective": to_dict(kind())} for kind in OBJECTIVES.values()]
+    own = [to_dict(kind()) for kind in (PretrainConfig, FinetuneConfig)]
+    fields = [*own, *tasks, *objectives]
+    places = ["bert_jax", "benchmarks", "configs", "examples", "launch", "records"]
+    programs = {path for place in places for path in (ROOT / place).glob("**/*.py")}
+    wrong, count = [], 0
+    for page in sorted({*PAGES, *programs} - {*HISTORY, FORMER, ROOT / "CHANGELOG.md"}):
+        for verb, command in commands(page.read_text()):
+            known = main.verb_class(verb).__dataclass_fields__
+            count += 1
+            for name in re.findall(r"(?<![\w-])--([a-z][\w.\[\]-]*[\w\]])", command):
+                if "." in name:
+                    is_known = any(has(each, name.removeprefix("config.")) for each in fields)
+                else:
+                    is_known = name == "help" or name.replace("-", "_") in known
+                if not is_known:
+                    wrong.append(f"{page.relative_to(ROOT)}: bert-jax {verb} --{name}")
+    assert wrong == []
+    assert count > 500
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the verb and the rest of each command, in backticks or on lines of its own."""
+    for found in re.finditer(rf"bert-jax ({'|'.join(main.MODULES)})(?![\w-])", text):
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        rest = text[found.end() :]
+        if line.count("`") % 2:
+            rest = rest.partition("`")[0]
+        else:
+            rest = re.match(r"(?:.*\\\n)*.*", rest)[0]  # type: ignore[index]
+        yield found[1], re.split(r" \| | && |; ", rest)[0]
+
+
 def has(config: Any, field: str) -> bool:
     """Whether a configuration, as nested mappings and lists, has a field."""
     for name in re.findall(r"\w+", field):
         if isinstance(config, list | tuple):
+            if len(config) <= int(name):  # a field of a phase that the command adds
+                return True
             config = config[int(name)]
         elif name in config:
             config = config[name]
         else:
             return False
     return True
+
+
+def test_the_page_of_fine_tuning_names_the_splits_of_the_leaderboard() -> None:
+    page = (DOCS / "finetuning.md").read_text()
+    (named,) = re.findall(r"MNLI needs (.*?)\.\n", page, re.DOTALL)
+    assert re.findall(r"--data (\w+)", named) == [*TASKS["mnli"].submissions, "ax"]
+
+
+@pytest.mark.parametrize(
+    ("page", "begins", "ends", "free"),
+    [
+        ("pretraining", "may change only", "\n\n`bert-jax status", pretrain.FREE_FIELDS),
+        ("finetuning", "It refuses changed data", "\n\n## Next", finetune.FREE_FIELDS),
+    ],
+)
+def test_a_page_names_the_fields_that_a_restart_may_change(
+    page: str, begins: str, ends: str, free: tuple[str, ...]
+) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    told = text[text.index(begins) :].partition(ends)[0]
+    named = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", told)}
+    assert named == {name.rpartition(".")[2] for name in free}

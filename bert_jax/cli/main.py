@@ -98,17 +98,18 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's start-up notes
     keep_programs()
-    before = None
+    before, code = None, 0
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
         verb = verb_class(name)
-        if "--fields" in argv and "fields" in verb.__dataclass_fields__:
-            return _print_fields(verb, argv[1:])
-        return read(verb, name, argv[1:])()
+        lists = "--fields" in argv and "fields" in verb.__dataclass_fields__
+        code = _print_fields(verb, argv[1:]) if lists else read(verb, name, argv[1:])()
+        print(end="", flush=True)  # a closed pipe may show only here
+        return code
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
     except (Exception, KeyboardInterrupt) as error:
         if (known := report_error(error, name)) is None:
             raise

@@ -7,12 +7,12 @@ import dataclasses
 import math
 import operator
 import typing
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, suggestion
 
 
 class Bound(NamedTuple):
@@ -59,6 +59,17 @@ class Given:
 
     def __str__(self) -> str:
         return self.meaning
+
+
+@dataclass(frozen=True, eq=False)
+class KeyOf:
+    """A requirement that a string is in a table, to which the module of a recipe may add names."""
+
+    table: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        own = "a name that the module of a recipe registers (docs/record.md)"
+        return f"one of {', '.join(self.table)}, or {own}"
 
 
 Count = Annotated[int, AtLeast(1)]
@@ -132,8 +143,10 @@ def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
     if kind is Annotated:
         yield from faults(where, arguments[0], value)
         if not _holds(arguments[1:], value):
-            finite = " and finite" if isinstance(value, float) and math.isinf(value) else ""
-            yield where, value, wanted(hint) + finite
+            more = " and finite" if isinstance(value, float) and math.isinf(value) else ""
+            for bound in (each for each in arguments[1:] if isinstance(each, KeyOf)):
+                more += suggestion(value, bound.table, ", nearest: {!r}")
+            yield where, value, wanted(hint) + more
     elif kind is Literal:
         if value not in arguments:
             yield where, value, wanted(hint)
@@ -152,6 +165,8 @@ def _holds(bounds: tuple[Any, ...], value: Any) -> bool:
         if isinstance(bound, Or) and value == bound.value:
             return True
         if isinstance(bound, Given) and not value:
+            return False
+        if isinstance(bound, KeyOf) and value not in bound.table:
             return False
         if isinstance(bound, Distinct) and len(set(value)) < max(bound.least, len(value)):
             return False

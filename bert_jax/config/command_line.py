@@ -47,9 +47,7 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m. Raise a
     UserError if the file is missing or raises an error, or a field is unknown or wrong.
     """
-    name, _, argument = spec.partition(":")
-    path, named_argument = find_config(name)
-    argument = argument or named_argument
+    path, argument = find_config(spec)
     given = _json(path) if path.suffix == ".json" else _unwrapped(_get_config(path, argument))
     if not isinstance(given, dict):
         raise UserError(
@@ -73,7 +71,7 @@ def config_from(cls: type[Config], given: Any, fields: Mapping[str, Any]) -> Con
     `fields` are nested or have dotted names. Raise a UserError if a field is unknown or wrong.
     """
     if isinstance(given, str | Path):
-        given = load_config(cls, os.path.expanduser(given))
+        given = load_config(cls, f"{given}")
     elif not isinstance(given, cls):
         given = build(cls, _unwrapped(given))
     # In `_unwrapped`, lists become tuples, which `leaves` yields in full.
@@ -118,11 +116,13 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
     return "\n".join(lines)
 
 
-def find_config(named: str) -> tuple[Path, str]:
-    """Return the configuration file for a name, and the argument at the end of the name.
+def find_config(spec: str) -> tuple[Path, str]:
+    """Return the configuration file and the argument that PATH, PATH:ARG or NAME_ARG stands for.
 
     Raise a UserError if there is no such file.
     """
+    spec = os.path.expanduser(spec)
+    named, _, given = (spec, "", "") if Path(spec).is_file() else spec.partition(":")
     package = Path(__file__).parents[1]
     shipped = [package / "configs", package.parent / "configs"]  # of a wheel and of a clone
     # All folders are searched: `bert_tiny` stands for pretrain/bert_tiny.py.
@@ -134,7 +134,7 @@ def find_config(named: str) -> tuple[Path, str]:
         candidates = [*([named] if name == named else []), *map(str, below)]
         for path in [Path(c + suffix) for c in candidates for suffix in ("", ".py")]:
             if name and path.is_file():
-                return path, argument
+                return path, given or argument
     known = sorted(f"{p.parent.name}/{p.stem}" for root in shipped for p in root.glob("*/*.py"))
     names = [name.rpartition("/")[2] for name in known]
     hint = suggestion(named.rpartition("/")[2], names, "; did you mean {}?") or "."
@@ -153,12 +153,13 @@ def _json(path: Path) -> Any:
 
 
 def _get_config(path: Path, argument: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"config {path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config: {path} is not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     if (folder := str(path.parent.absolute())) not in sys.path:
         sys.path.append(folder)  # a recipe may import a module beside it, which registers a name
+    sys.modules[spec.name] = module  # here dataclasses and `inspect` look up the module of a class
     with _blaming(path):
         spec.loader.exec_module(module)
     function = getattr(module, "get_config", None)
@@ -173,25 +174,25 @@ def _get_config(path: Path, argument: str) -> Any:
             f"give an argument, write --config={path}:ARGUMENT; get_config must have a parameter "
             "for the argument"
         ) from error
-    with _blaming(path):
+    with _blaming(path, argument):
         return function(*arguments)
 
 
 @contextlib.contextmanager
-def _blaming(path: Path) -> Iterator[None]:
-    """Turn any exception of a configuration file into a UserError that names the file's line."""
+def _blaming(path: Path, argument: str = "") -> Iterator[None]:
+    """Turn an exception of `path` or a module beside it into a UserError that names the line."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else None
-        for frame in traceback.extract_tb(error.__traceback__):
-            if Path(frame.filename) == path.absolute():
-                line = frame.lineno
-        where = str(path) if line is None else f"{path}, line {line}"
-        raise UserError(
-            f"{where}: {type(error).__name__}: {error}. Correct the Python code of this "
-            "configuration file and try again"
-        ) from error
+        places = [(at.filename, at.lineno) for at in traceback.extract_tb(error.__traceback__)]
+        places += [(f"{error.filename}", error.lineno)] if isinstance(error, SyntaxError) else []
+        where = f"{path}"
+        for file, line in places:
+            if Path(file).parent == path.absolute().parent:
+                where = f"{path.with_name(Path(file).name)}, line {line}"
+        culprit = f"the argument {argument!r} or " * bool(argument) + "the Python code of this file"
+        advice = f"Correct {culprit} and try again"
+        raise UserError(f"{where}: {type(error).__name__}: {error}. {advice}") from error
 
 
 def _unwrapped(value: Any) -> Any:

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from bert_jax.config.bounds import KeyOf
 from bert_jax.errors import UserError, nearest, suggestion
 
 T = TypeVar("T")
@@ -112,10 +113,7 @@ def chosen(cls: Any, mapping: Mapping[str, Any]) -> Any:
         raise UserError(f"{cls.SECTION}.{by} is {name!r}; {instead}")
     if not isinstance(name, str) or name not in variants:
         hint = suggestion(str(name), variants, " (did you mean {!r}?)")
-        raise UserError(
-            f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be one of {', '.join(variants)}, "
-            "or a name that the recipe registers: give the recipe in place of a stored config.json"
-        )
+        raise UserError(f"{cls.SECTION}.{by} is {name!r:.80}{hint}; it must be {KeyOf(variants)}")
     return variants[name]
 
 

@@ -302,7 +302,7 @@ class CorpusProgress(NamedTuple):
     """Directory, as in the configuration, or the empty string for the corpus of the run."""
     rows: int
     tokens: int
-    """Number of tokens of text that were read: `epochs` times the tokens of the corpus."""
+    """Number of tokens of text that were read, summed over the phases."""
     epochs: float
     """Number of passes over the text. An epoch of rows has `data.num_passes` passes."""
 

@@ -42,7 +42,7 @@ class PhaseConfig:
     accumulation: bounds.Count | None = None
     """Micro-batches per step, by default `training.accumulation`."""
     masking_rate: bounds.Part | None = None
-    """Share of a row's tokens that are predicted, by default `masking.rate`."""
+    """Share of tokens to predict, by default `masking.rate`; without effect in translation."""
     learning_rate: bounds.Positive | None = None
     """Peak of the learning rate, by default `optimizer.learning_rate`."""
     decay: Literal["", "constant", "linear", "cosine", "one_minus_sqrt"] = ""

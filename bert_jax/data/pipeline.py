@@ -154,9 +154,11 @@ class ExampleStream:
             of_phase = self._of_phase(number)
             for corpus, count in zip(of_phase.corpora, of_phase.counts(rows), strict=True):
                 old = seen.get(corpus.name, CorpusProgress(corpus.name, 0, 0, 0.0))
-                epochs = old.epochs + count * self.config.num_passes / corpus.order.num_rows
+                epochs = count * self.config.num_passes / corpus.order.num_rows
                 tokens = round(epochs * corpus.rows.store.num_tokens)
-                seen[corpus.name] = CorpusProgress(corpus.name, old.rows + count, tokens, epochs)
+                seen[corpus.name] = CorpusProgress(
+                    corpus.name, old.rows + count, old.tokens + tokens, old.epochs + epochs
+                )
         return list(seen.values())
 
     def batch(

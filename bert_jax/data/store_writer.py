@@ -190,7 +190,8 @@ def write_manifest(
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }
-        header = json.loads(json.dumps(header))  # the same values as a reader gets
+        # The same values as a reader gets: a file's name may have bytes that are not UTF-8.
+        header = json.loads(json.dumps(header, ensure_ascii=False).encode(errors="replace"))
         header["crc32"] = json_crc(header)
         text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
         replace_file(directory / "corpus.json", text.encode())

@@ -78,8 +78,8 @@ class Lease:
 
         Raise a UserError if the holder is on this machine, or still renews after `Times.patience`.
         """
-        found = [(each, self._claims.read(each)) for each in self._claims.numbers()]
-        there = {each: claim for each, claim in found if claim is not None}
+        numbers = self._claims.numbers()
+        there = {each: claim for each in numbers if (claim := self._claims.read(each))}
         if there and not self._is_over(*there[max(there)]):
             return False
         over = {each: content for each, (content, _) in there.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.files.urls import scheme
 
 _LOCK = ".lock"
 _UNLOCKED_GRACE_SECONDS, _YOUNG_SECONDS = 3600.0, 60.0
@@ -124,7 +125,8 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     Use it as a context manager: the body fills `.path` and calls `commit()`. Without a commit, the
     temporary directory is removed. The process locks a file in the directory. The kernel releases
     the lock when the process dies; the next build of the same target removes unlocked directories.
-    A target with files raises a UserError unless `overwrite` and `replaceable(target)` are true.
+    A UserError is raised for a target in a bucket, and for a target with files unless `overwrite`
+    and `replaceable(target)` are true.
 
     If `resume` is set, the temporary directory is `target.unfinished`. It stays if a build ends
     without a commit, and the next build continues with its files. One build at a time may use it.
@@ -134,6 +136,8 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
         self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False,
         resume: bool = False,
     ) -> None:  # fmt: skip
+        if scheme(target) is not None:
+            raise UserError(f"{target} is in a bucket; name a local directory, then upload it")
         self.target = Path(os.path.abspath(target))
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite
@@ -170,6 +174,9 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     def _check_target(self) -> None:
         if not self.target.exists():
             return
+        if self.target.samefile("."):  # a shell there would stay in the old, removed directory
+            how = "it would be replaced; name a directory in it that does not exist yet."
+            raise UserError(f"{self.target} is the current directory: {how}")
         if not self.target.is_dir():
             raise UserError(f"{self.target} is a file; name a directory that does not exist yet.")
         if not any(self.target.iterdir()):
@@ -256,6 +263,9 @@ def _is_abandoned(path: Path) -> bool:
     """Return true if no living process locks a temporary directory or file."""
     try:
         descriptor = os.open(path / _LOCK if path.is_dir() else path, os.O_RDWR)
+        with open(descriptor, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
     except FileNotFoundError:
         # A young directory without a lock file was just created, or is being committed.
         try:
@@ -264,11 +274,3 @@ def _is_abandoned(path: Path) -> bool:
             return False
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(descriptor)

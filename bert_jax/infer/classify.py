@@ -46,6 +46,14 @@ class Classifier(RowPredictor):
         self.model.require("classify", "classification head")
         if self.model.config.pooler and not self.model.has_pooler:
             raise UserError(f"{self.model.name}: the head needs a pooler, but the model has none")
+        kind = self.model.outputs and self.model.outputs.objective
+        for option, wrong in (("threshold", kind != "multi_label"), ("top", kind == "regression")):
+            if wrong and (given := getattr(self, option)) is not None:
+                told = "a score" if kind == "regression" else "one class for each text"
+                raise UserError(
+                    f"{option} is {given}, but {self.model.name} predicts {told}; leave {option} "
+                    "out"
+                )
 
     @property
     @override
@@ -54,8 +62,6 @@ class Classifier(RowPredictor):
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
-        if not len(outputs):
-            return []
         logits = self.long.pooled(np.stack(outputs), prepared.context)
         return [self._answer(each) for each in logits]
 

@@ -61,8 +61,7 @@ class Embedder(RowPredictor):
         self._prefix = "" if self.kind is None else prefixes[self.kind]
         if self.normalize is None:
             self.normalize = own.normalize
-        if self.pooling is None:
-            self.pooling = own.pooling
+        self.pooling = self.pooling or own.pooling
         entries = {*self.model.params, *self.model.params.get("pooling", ())}
         for pooling, entry, what in (
             ("weighted", "score", "learned token weights"),
@@ -72,7 +71,7 @@ class Embedder(RowPredictor):
                 raise UserError(f"{self.model.name} has no {what}; pool by mean")
         self._sparse = self.pooling == "splade"
         self._static = self._sparse and own.static_queries and self.kind == "query"
-        width = self.model.vector_width
+        width = self.model.vector_width(self.pooling)
         if self.dimensions is not None and (self._sparse or not 1 <= self.dimensions <= width):
             right = "not be given for sparse vectors" if self._sparse else f"be from 1 to {width}"
             raise UserError(f"dimensions is {self.dimensions}; it must {right}")
@@ -86,7 +85,7 @@ class Embedder(RowPredictor):
     @property
     @override
     def width(self) -> int:
-        return self.dimensions or self.model.vector_width
+        return self.dimensions or self.model.vector_width(self.pooling)
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TextExample:
@@ -103,8 +102,6 @@ class Embedder(RowPredictor):
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[np.ndarray]:
-        if not outputs:
-            return []
         vectors = np.stack(outputs)[:, : self.dimensions]
         return list(unit(vectors) if self.normalize else vectors)
 
@@ -112,9 +109,10 @@ class Embedder(RowPredictor):
     def fields(self, answer: np.ndarray) -> dict[str, Any]:
         if not self._sparse:
             return super().fields(answer)
+        tokenizer = self.model.tokenizer
+        answer = answer[: tokenizer.vocab_size]  # a model's table may have more rows
         ids = np.argsort(-answer, kind="stable")[: np.count_nonzero(answer)].tolist()
-        name = self.model.tokenizer.id_to_token
-        return {"embedding": {name(id): float(str(answer[id])) for id in ids}}
+        return {"embedding": {tokenizer.id_to_token(id): float(str(answer[id])) for id in ids}}
 
     @override
     def lines(self, example: TextExample, answer: np.ndarray) -> list[str]:
@@ -171,7 +169,6 @@ def _numbered(layers: int | Sequence[int] | slice, model: SavedModel) -> tuple[i
             raise UserError(f"layers {layers.start}:{layers.stop} end before they begin; swap them")
         return tuple(range(first, end + 1))
     several = layers if isinstance(layers, Iterable) else [layers]
-    chosen = {number(layer) for layer in several}
-    if not chosen:
+    if not (chosen := {number(layer) for layer in several}):
         raise UserError("layers is empty; name a layer, such as -1 for the last")
     return tuple(sorted(chosen))

@@ -23,6 +23,7 @@ def top_k(
     documents of each block are merged with the best so far. Raise a UserError if `k` is below 1.
     """
     check_count("k", k)
+    k = min(k, len(documents))
     size = min(QUERIES, 1 << max(len(queries) - 1, 0).bit_length())
     parts = [_padded(queries[at : at + size], size) for at in range(0, len(queries), size)]
     best = [(jnp.full((size, k), -jnp.inf), jnp.full((size, k), -1)) for _ in parts]
@@ -34,7 +35,6 @@ def top_k(
         best = [
             _merged(part, rows, *limits, *found) for part, found in zip(parts, best, strict=True)
         ]
-    k = min(k, len(documents))
     if not best:
         return np.zeros((0, k), np.float32), np.zeros((0, k), np.int64)
     scores, indices = map(np.concatenate, zip(*jax.device_get(best), strict=True))

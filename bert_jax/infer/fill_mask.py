@@ -35,11 +35,11 @@ class MaskFiller(TextPredictor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model.require("fill-mask", "masked-LM head")
-        config = self.model.config
+        size, rows = self.model.tokenizer.vocab_size, self.model.config.padded_vocab_size
         specials = sorted(set(astuple(self.model.tokenizer.special_ids)))
-        self._top = min(self.top, config.vocab_size - len(specials))
-        self._banned = np.zeros(config.padded_vocab_size, np.float32)
-        self._banned[specials] = -np.inf
+        self._top = min(self.top, size - len(specials))
+        self._banned = np.zeros(rows, np.float32)
+        self._banned[[*specials, *range(size, rows)]] = -np.inf  # rows may outnumber the tokens
 
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
@@ -104,7 +104,7 @@ class MaskFiller(TextPredictor):
                 f"{example.origin}: the text {text[:60]!r} has no {MASK}; put one in the text"
             )
         ids = make_row(tokenizer, encode_masked(text, tokenizer).ids).ids
-        limit = self.model.config.num_positions
+        limit = self.model.max_length
         if len(ids) > limit:
             raise UserError(
                 f"{example.origin}: the text {text[:40]!r}... has {len(ids)} tokens, but the model "

@@ -17,7 +17,7 @@ from bert_jax.files.untrusted.compressed import decompress, plain_suffix
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.untrusted.whole_file import decode_text
 from bert_jax.files.urls import open_binary
-from bert_jax.tasks.examples import MissingColumn, Origin
+from bert_jax.tasks.examples import MissingColumn, Origin, listed
 from bert_jax.tasks.tables import TableFormat, read_rows
 
 STDIN = "-"
@@ -103,7 +103,8 @@ def read_records(
 
     Yields:
         Records, and `PAUSE` if a pipe has no line ready. The field `problem` is set if a line is
-        too long, is not UTF-8 or not a JSON object, or if a row has too few or too many fields.
+        too long, is not UTF-8, is no JSON object, or lacks a field that `names` has, or if a row
+        has too few or too many fields.
 
     Raises:
         UserError: The file cannot be read, its format is unknown, or it lacks a column.
@@ -142,7 +143,12 @@ def read_records(
                     yield Record(origin, {}, f"{error}")
                     continue
                 named = {ours: given[name] for ours, name in names.items() if name in given}
-                yield Record(origin, {**more, **given, **named})
+                lacks = [name for ours, name in names.items() if ours not in {**more, **named}]
+                told = None
+                if is_json and lacks:
+                    there = listed(list(given), 8) or "none"
+                    told = f"{origin}: no field {lacks[0]!r}; the fields are {there}"
+                yield Record(origin, {**more, **given, **named}, told)
 
 
 def _rows(
@@ -197,8 +203,7 @@ def _arriving(descriptor: int) -> Iterator[bytes]:
         if not ready or waited > _MOST_PATIENCE:
             yield b""
             waited = 0.0
-        data = os.read(descriptor, _BLOCK)
-        if not data:
+        if not (data := os.read(descriptor, _BLOCK)):
             return
         yield data
 

@@ -76,8 +76,8 @@ class Tagger(Predictor[TaggableText]):
         assert model.outputs is not None  # `require` checks it
         self._names = model.outputs.labels
         self._of_entities = "O" in self._names and all(map(split_tag, self._names))
-        reading = model.outputs.reading
-        self._stride = max(1, (model.max_length - 2) // 2) if reading is None else reading.stride
+        own, room = model.outputs.reading, model.max_length - 2
+        self._stride = own.stride if own and own.stride <= room else max(1, room // 2)
 
     @override
     def example(self, fields: Mapping[str, Any], origin: Origin) -> TaggableText:

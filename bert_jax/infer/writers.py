@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.errors import UserError, needs_package
 from bert_jax.files.staging import staged_file
+from bert_jax.files.urls import scheme
 from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import PAUSE, Record
 
@@ -49,13 +50,16 @@ class KeptLines:
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
         """Write a line for each record. A UserError from `chunks` also gets advice to rerun."""
+        mode = "r+b" if self._old else "wb"  # a rerun keeps the lines that it has not reached
         count, ended = 0, False
         try:
-            with staged_file(self._out) as file, open(self._path, "wb") as kept:
+            with staged_file(self._out) as file, open(self._path, mode) as kept:
                 for chunk in chunks:
                     for record in chunk:
                         line = record.line or line_of(record).encode()
                         file.write(line)
+                        if not record.line:  # a new line: the saved lines after it do not match
+                            kept.truncate()
                         kept.write(self._crc(record) + line)
                     kept.flush()
                     count += len(chunk)
@@ -64,12 +68,12 @@ class KeptLines:
             more = f". {count:,} answers are kept in {self._path}; rerun the command to continue"
             raise UserError(f"{error}{more if count else ''}") from error
         finally:
-            if ended or not count:
+            if ended or (mode == "wb" and not count):
                 self._path.unlink(missing_ok=True)
 
     def _crc(self, record: Record) -> bytes:
-        told = f"{self._made_by} {record.origin.line} {record.fields}"
-        return f"{zlib.crc32(told.encode()):08x}".encode()
+        told = f"{self._made_by} {record.origin.line} {record.fields}"  # a name may not be UTF-8
+        return f"{zlib.crc32(told.encode(errors='surrogateescape')):08x}".encode()
 
 
 def write_answers(
@@ -104,7 +108,7 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
 
     `vectors` means that answers are vectors. `plain` means that answers are lines of text, for
     which every suffix is allowed except .npy and .parquet. Raise a UserError if the suffix does not
-    fit, or the path is a directory, device or pipe.
+    fit, or the path is in a bucket, or is a directory, a device or a pipe.
     """
     if path is None:
         return
@@ -115,6 +119,8 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({JSON_LINES[0]} is JSON lines)"
         )
+    if scheme(path) is not None:
+        raise UserError(f"--out {path} is in a bucket; name a local file, then upload it")
     if path.exists() and not path.is_file():
         what = "directory" if path.is_dir() else "device or a pipe"
         raise UserError(f"--out {path} is a {what}; name a file")

@@ -139,7 +139,7 @@ class ModelConfig(Bounded, section="model"):
     layers are unrolled, without a scan."""
     remat: Literal["none", "dots", "full"] = "none"
     """Rematerialisation of forward operations in the backward pass, to save memory: `none`, `dots`
-    (everything except products with weight matrices) or `full` (everything)."""
+    (all except products with weight matrices) or `full` (all). Recurrent networks ignore it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

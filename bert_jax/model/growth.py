@@ -32,14 +32,12 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     RoPE, `num_positions` comes from `wanted`, too. Error messages call the source model `name`.
     Raise a UserError with all faults if other fields differ, or `old` cannot grow to the sizes.
     """
+    taken = [*SIZES, "attention_pattern", *["num_positions"] * (old.positions == "rope")]
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
             f"a larger model cannot be tiled from {name}: {'; '.join(wrong)}. Growing changes only "
-            f"{', '.join(SIZES)}"
+            f"{', '.join(taken)}"
         )
-    taken = [*SIZES, "attention_pattern"]
-    if old.positions == "rope":
-        taken.append("num_positions")
     return dataclasses.replace(old, **{field: getattr(wanted, field) for field in taken})
 
 
@@ -55,6 +53,8 @@ def grow_params(
     that grows only in width then computes the same as the old model (Chen et al. 2016, Net2Net),
     exactly if each new width is a multiple of the old width, otherwise approximately. Noise from
     `seed` gives the copies different gradients, and adds up to zero over the copies of a feature.
+    Raise a UserError if the embedding width grows, a tied decoder has no `head_transform`, and the
+    norm before the decoder is also read by a pooler or, with `norm_order="post"`, ends a layer.
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -76,6 +76,13 @@ def grow_params(
         _divide_kernels(grown, params, axes, old, np.random.default_rng(seed))
         if MASKED_LM in grown:  # a tied table keeps its values: divide the decoder's input instead
             copies = _copies(_sources(old.embedding_width, new.embedding_width, "embed", old))
+            reads_encoder = old.tied and not old.head_transform
+            if reads_encoder and copies.max() > 1 and (old.pooler or old.norm_order == "post"):
+                raise UserError(
+                    "--preserve cannot keep the outputs of this model at a larger width: the token "
+                    "table is tied, model.head_transform is False, and other parts read the norm "
+                    "before the decoder. Leave out --preserve"
+                )
             if old.tied:
                 norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})
                 for entry in norm.values():

@@ -142,9 +142,8 @@ class Distilled(Objective):
     def __post_init__(self) -> None:
         """Freeze the teacher, copy the student's compute settings to it, check layers and heads."""
         student = self.student
-        computes = {
-            n: getattr(student.model, n) for n in ("dtype", "attention_impl", "scan_unroll")
-        }
+        settings = "dtype", "attention_impl", "scan_unroll"
+        computes = {n: getattr(student.model, n) for n in settings}
         taught = {n: getattr(student, n) for n in ("model", "baseline", "frozen_layers")}
         taught["frozen"] = student.frozen | {TEACHER}
         taught["teacher"] = replace(self.teacher, model=replace(self.teacher.model, **computes))

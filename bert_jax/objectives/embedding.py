@@ -269,7 +269,8 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
-        if self.comparison != "ranking" and "labels" not in rows:
+        axes = {"ranking": 0, "scores": 1, "classes": 1}.get(self.comparison, 2)
+        if axes and jnp.ndim(rows.get("labels", 0)) != axes:  # the loss is not for such labels
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}
         own = _compared(outputs, rows)
         every = own if layout is None else layout.all_rows(own)

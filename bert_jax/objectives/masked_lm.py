@@ -84,16 +84,10 @@ class MaskedLM(Teachable):
         If the batch has `masking_rates` (B,), they replace the masking rate of each row.
         """
         masked = mask_tokens(
-            batch["tokens"],
-            batch["segment_ids"],
-            batch["row_index"],
-            seed=seed,
-            config=self.masking,
-            vocab_size=self.model.vocab_size,
-            special_ids=self.special_ids,
-            continues_word=self.continues_word,
-            rates=batch.get("masking_rates"),
-        )
+            batch["tokens"], batch["segment_ids"], batch["row_index"], seed=seed,
+            config=self.masking, vocab_size=self.model.vocab_size, special_ids=self.special_ids,
+            continues_word=self.continues_word, rates=batch.get("masking_rates"),
+        )  # fmt: skip
         return {**batch, **masked._asdict()}
 
     def counts(self, rows: Batch) -> Scalars:

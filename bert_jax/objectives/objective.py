@@ -165,7 +165,7 @@ class Objective(ABC):
 
     def has_dropout(self) -> bool:
         """Tell whether training uses dropout."""
-        return bool(self.model.hidden_dropout_rate or self.model.attention_dropout_rate)
+        return any(rate for name, rate in vars(self.model).items() if name.endswith("dropout_rate"))
 
     @staticmethod
     def num_tokens(batch: Batch) -> Int[Array, "*trials"]:

@@ -9,6 +9,7 @@ the generator's table, which gets no gradient from it (He et al. 2023, DeBERTaV3
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,12 +74,13 @@ METRICS = (
 def generator_of(model: ModelConfig, size: float) -> ModelConfig:
     """Return the generator's architecture: widths and heads times `size`, at the same depth."""
     heads = max(1, round(model.num_heads * size))
-    width = max(1, round(model.hidden_dim * size / heads)) * heads
+    unit = 2 * heads if model.positions == "rope" else heads  # RoPE needs an even width of a head
     generator = dataclasses.replace(
         model,
         embedding_dim=model.embedding_width,
-        hidden_dim=width,
+        hidden_dim=max(1, round(model.hidden_dim * size / unit)) * unit,
         num_heads=heads,
+        num_kv_heads=model.num_kv_heads and math.gcd(heads, model.num_kv_heads),
         mlp_dim=max(1, round(model.mlp_dim * size)),
     )
     check_decoder(generator)

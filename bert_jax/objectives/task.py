@@ -15,12 +15,7 @@ from bert_jax.model.dropout import Stream
 from bert_jax.model.flops import task_flops
 from bert_jax.model.heads import PADDED_LOGIT, Build
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig, TaskModel, head_logits
-from bert_jax.objectives.losses import (
-    binary_divergences,
-    cross_entropy,
-    divergences,
-    list_losses,
-)
+from bert_jax.objectives.losses import binary_divergences, cross_entropy, divergences, list_losses
 from bert_jax.objectives.objective import Adapted, Batch, Forward, Metric, Scalars, Teachable
 from bert_jax.tasks.retrieval.metrics import ListLoss
 from bert_jax.tasks.task import HeadKind

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.distributed.parallel.sharding import make_mesh, num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning import output
 from bert_jax.planning.compile import Plan, default_cache, row_tokens, with_vocabulary
 from bert_jax.planning.planner import Planner
-from bert_jax.planning.search import Settings, accumulation_field, settings_of, with_phase
-from bert_jax.planning.topology import Topology, parse_topology
+from bert_jax.planning.search import Settings, accumulation_field, with_phase
+from bert_jax.planning.topology import Topology, devices, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
 
@@ -44,6 +45,7 @@ def run_plan(
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
+        make_mesh(config.mesh, devices(topology))  # refuses what `train` would
         if not batch:  # --batch-per-chip plans other batches
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
@@ -98,7 +100,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 
     Raise a UserError if `train` would reject the configuration.
     """
-    shards = max(1, topology.num_devices // settings_of(config, 0, topology.num_devices).tensor)
+    shards = num_batch_shards(make_mesh(config.mesh, devices(topology)))
     config = with_batch_unit(config, shards)
     check_stages(config, shards)
     return warmup_lines(config)
@@ -183,10 +185,9 @@ def _fit(planner: Planner) -> _Answer:
     ]
     configured, least = planner.configured.rows, planner.rows(settings, fit.best)
     if 0 < least < configured:
-        unit = planner.topology.num_devices // settings.tensor
+        unit = planner.rows(settings, 1)  # one row on each shard in each micro-batch
         counts = range(math.ceil(configured / least), configured + 1)
-        parts = next((n for n in counts if configured % (n * unit) == 0), None)
-        if parts:
+        if parts := next((n for n in counts if configured % (n * unit) == 0), None):
             after.append(
                 f"to keep the configured {configured:,} rows per step: "
                 f"--config.{accumulation_field(planner.config, planner.phase)}="

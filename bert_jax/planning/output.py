@@ -50,10 +50,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "hbm_per_chip": chip.hbm_bytes,
         "usable_per_chip": plan.usable * chip.devices_per_chip,
         "needs_per_chip": (plan.needs or plan.memory.peak) * chip.devices_per_chip,
-        "collectives": [
-            {**dataclasses.asdict(exchange), "axes": list(exchange.axes)}
-            for exchange in plan.exchanges
-        ],
+        "collectives": [{**dataclasses.asdict(e), "axes": list(e.axes)} for e in plan.exchanges],
         "step_seconds": plan.seconds,
         "cycles": None if plan.program is None else plan.program.cycles,
         **{n: dict(getattr(cost, n)) if cost else {} for n in ("parts", "hidden", "how")},
@@ -155,9 +152,8 @@ def draw(plans: Sequence[Plan], path: Path) -> None:
     figure = new_figure((11.0, 2.6 + 0.55 * len(plans)))
     memory, time = figure.subplots(1, 2)
     labels = [f"{p.topology.name} L={p.length}" for p in plans]
-    _stack(memory, labels, [
-        {name: memory_per_chip(plan)[name] / 2**30 for name in _MEMORY} for plan in plans
-    ])  # fmt: skip
+    gib = [{name: memory_per_chip(plan)[name] / 2**30 for name in _MEMORY} for plan in plans]
+    _stack(memory, labels, gib)
     for row, plan in enumerate(plans):
         limit = plan.usable * plan.topology.chip.devices_per_chip / 2**30
         memory.plot([limit, limit], [row - 0.4, row + 0.4], color=INK, linewidth=2)

@@ -149,20 +149,12 @@ class Planner:
         depths: tuple[int, ...] = two_depths(self.config.model, 1)
         if not settings.scan_unroll >= layers > depths[1]:
             depths = (layers,)
-        # Leave out the other phases, because `PARTS` micro-batches may not divide their batches.
-        training = self.config.training
-        phase = dataclasses.replace(
-            training.phases[self.phase], share=1.0, steps=None, accumulation=None
-        )
-        training = dataclasses.replace(training, phases=(phase,), accumulation=1)
-        config = dataclasses.replace(self.config, training=training)
-        alone = Planner(config, 0, self.topology, cache=self.cache)
 
         def measure(rows: int) -> search.Pass:
             parts = self.with_batch(settings, rows, PARTS)
             passes = []
             for depth in depths:
-                plan = alone.plan(parts, depth)
+                plan = self.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
                     return search.Pass(plan.needs, 0.0, 0.0)
                 inside: dict[str, Any] = {
@@ -183,13 +175,7 @@ class Planner:
             return search.Pass(int(peak), part, once)
 
         ladder = [tokens // self.length for tokens in PACE_TOKENS if tokens >= self.length]
-        pace = search.fastest_pace(measure, ladder, self.usable)
-        if pace is None:
-            return None
-        parts = pace.accumulation
-        while not self._divides_phases(parts):
-            parts //= 2
-        return dataclasses.replace(pace, accumulation=parts)
+        return search.fastest_pace(measure, ladder, self.usable)
 
     def usual(self, settings: Settings, pace: Pace) -> Settings:
         """Return settings for a step of about `USUAL_TOKENS` tokens (see `split`)."""
@@ -200,15 +186,8 @@ class Planner:
     def split(self, settings: Settings, pace: Pace, rows: int) -> Settings:
         """Return settings for at most `rows` rows per step. `pace` limits the micro-batch size."""
         mine = max(1, rows * settings.tensor // self.topology.num_devices)
-        parts = next(
-            n
-            for n in range(math.ceil(mine / pace.rows), mine + 1)
-            if mine % n == 0 and (self._divides_phases(n) or n == mine)
-        )
+        parts = next(n for n in range(math.ceil(mine / pace.rows), mine + 1) if mine % n == 0)
         return self.with_batch(settings, mine // parts, parts)
-
-    def _divides_phases(self, parts: int) -> bool:
-        return not any(p.batch_size % parts for p in self.config.training.phases)
 
     def with_batch(self, settings: Settings, rows_per_shard: int, accumulation: int) -> Settings:
         """Return the settings with these rows per shard and this number of micro-batches."""
@@ -239,11 +218,9 @@ def two_depths(model: ModelConfig, least: int) -> tuple[int, int]:
 
 def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: Settings) -> Guess:
     """Estimate the peak bytes of a device and the seconds of a step, without a compilation."""
-    model, chip = config.model, topology.chip
-    devices = topology.num_devices
-    per_device = 1 / chip.devices_per_chip
+    model, device = config.model, topology.chip.per_device
     length = config.training.phases[phase].length
-    shards = devices // settings.tensor
+    shards = topology.num_devices // settings.tensor
     rows = settings.rows / shards / settings.accumulation  # of a micro-batch, on one device
     parameters, frozen = _num_params(config)
     layers = 12 * model.num_layers * model.hidden_dim**2
@@ -256,24 +233,20 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
         states += (parameters - layers) * 6 / settings.tensor
         states += 3 * 4 * layers / model.num_layers / settings.tensor
     everywhere, divided = _KEPT_TENSORS[settings.remat]
-    width = everywhere + divided / settings.tensor
     token_bytes = 2 * length * model.hidden_dim
-    layer = token_bytes * width
+    layer = token_bytes * (everywhere + divided / settings.tensor)
     # While a layer is recomputed, all activations of this layer are in memory.
     once = 0.0 if settings.remat == "none" else token_bytes * (10 + 16 / settings.tensor)
     masked = config.masking_of(phase).num_predictions(length)
     head = 8 * masked * model.padded_vocab_size / settings.tensor
     peak = states + rows * (layer * model.num_layers + once + head)
 
-    flops = settings.rows * row_flops(config, phase) / devices
-    tokens = max(rows * length, 1.0)
-    narrow = 1 + 256 / tokens  # few rows give matrices with one short side
-    compute = (
-        flops / (chip.bf16_flops * per_device * _MATMUL_EFFICIENCY)
-        * _RECOMPUTED[settings.remat] * narrow
-    )  # fmt: skip
-    update = 28 * parameters / split / (chip.hbm_bytes_per_s * per_device)
-    link = chip.ici_bytes_per_s * per_device / 2
+    flops = settings.rows * row_flops(config, phase) / topology.num_devices
+    narrow = 1 + 256 / max(rows * length, 1.0)  # few rows give matrices with one short side
+    rate = device.bf16_flops * _MATMUL_EFFICIENCY
+    compute = flops / rate * _RECOMPUTED[settings.remat] * narrow
+    update = 28 * parameters / split / device.hbm_bytes_per_s
+    link = device.ici_bytes_per_s / 2
     exchanged = 0.0
     if shards > 1:  # the gradients' reduction, once a step
         exchanged += 4 * 2 * parameters / settings.tensor * _EXPOSED
@@ -283,9 +256,8 @@ def on_paper(config: PretrainConfig, phase: int, topology: Topology, settings: S
     if settings.tensor > 1:  # four sums of activations per layer; all devices wait
         share = (settings.tensor - 1) / settings.tensor
         exchanged += 4 * 2 * share * rows * token_bytes * model.num_layers * settings.accumulation
-    network = exchanged / link
     overhead = 2e-4 * settings.accumulation
-    return Guess(int(peak), compute + update + network + overhead)
+    return Guess(int(peak), compute + update + exchanged / link + overhead)
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,7 @@ class Profile:
         match = re.fullmatch(r"(\d+):(\d+)", given)
         self.first, self.last = map(int, match.groups()) if match else (0, 0)
         if not 2 <= self.first <= self.last:
-            raise UserError(f"--profile is {given!r}; it must be FIRST:LAST, such as 2:6 or 20:25")
+            raise UserError(f"--profile is {given!r}; give FIRST:LAST, FIRST at least 2, as in 2:6")
         self._now, self._tracing = 0, False
 
     def __call__(self, plan: RunPlan) -> Trace:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bert_jax.config.command_line import overridden
 from bert_jax.distributed.parallel.sharding import divisors
 from bert_jax.training.pretrain.config import PretrainConfig
 
@@ -43,13 +44,7 @@ class Settings:
 
     def apply(self, config: PretrainConfig, phase: int) -> PretrainConfig:
         """Return the configuration with these settings. Other phases keep their batch."""
-        config = with_phase(config, phase, batch_size=self.rows, accumulation=None)
-        return dataclasses.replace(
-            config,
-            training=dataclasses.replace(config.training, accumulation=self.accumulation),
-            mesh=dataclasses.replace(config.mesh, data=-1, fsdp=self.fsdp, tensor=self.tensor),
-            model=dataclasses.replace(config.model, remat=self.remat, scan_unroll=self.scan_unroll),
-        )
+        return overridden(config, self.overrides(config, phase))
 
     def overrides(self, config: PretrainConfig, phase: int) -> list[str]:
         """Return command-line arguments for the fields in which `config` has other settings."""
@@ -68,8 +63,9 @@ class Settings:
 
 def accumulation_field(config: PretrainConfig, phase: int) -> str:
     """Return the name of the field that sets the number of micro-batches in a phase."""
-    own = config.training.phases[phase].accumulation is not None
-    return f"training.phases[{phase}].accumulation" if own else "training.accumulation"
+    phases = config.training.phases
+    is_own = len(phases) > 1 or phases[phase].accumulation is not None
+    return f"training.phases[{phase}].accumulation" if is_own else "training.accumulation"
 
 
 def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainConfig:
@@ -111,9 +107,9 @@ def candidates(
     possible: Callable[[Settings], bool] = lambda settings: True,
 ) -> list[Settings]:  # fmt: skip
     """List all settings that keep the configured rows per step and satisfy `possible`."""
-    model = config.model
-    batches = [p.batch_size for p in config.training.phases]
-    rows = batches[phase]
+    model, phases = config.model, config.training.phases
+    rows = phases[phase].batch_size
+    others = [p.batch_size // config.accumulation_of(n) for n, p in enumerate(phases) if n != phase]
     unroll = model.scan_unroll
     if 1 < unroll < model.num_layers or model.num_layers > 24:
         unroll = 1  # in a deep model, a loop over single layers saves compile time and memory
@@ -125,15 +121,15 @@ def candidates(
             continue
         for fsdp in divisors(num_devices // tensor):
             data = num_devices // tensor // fsdp
-            # The axis `data` spans the slices.
-            if model.hidden_dim % fsdp or data % num_slices or rows % (data * fsdp):
+            # The axis `data` spans the slices; all phases have the same mesh.
+            if model.hidden_dim % fsdp or data % num_slices:
+                continue
+            if any(batch % (data * fsdp) for batch in (rows, *others)):
                 continue
             first = Settings(fsdp, tensor, 1, "none", unroll, rows)
             if not possible(first):
                 continue
             for accumulation in divisors(rows // (data * fsdp)):
-                if any(b % (accumulation * math.gcd(b, data * fsdp)) for b in batches):
-                    continue
                 parts = dataclasses.replace(first, accumulation=accumulation)
                 found += [dataclasses.replace(parts, remat=remat) for remat in REMATS]
     return found

@@ -131,7 +131,7 @@ class EmbeddingTaskConfig(WrittenConfig):
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
     """Content of a row in the dev and test files. auto means the same as `rows`. If that is texts,
     each text is cut in two: the first half is a query, and the second half is its document. With
-    rows=classes or without a dev file, dev_rows must be auto."""
+    rows=classes or without a dev file, dev_rows must be auto; with kind=rerank, not scores."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -174,8 +174,12 @@ class EmbeddingTaskConfig(WrittenConfig):
             )
         if self.kind == "rerank" and (self.query_prefix or self.document_prefix or self.max_query):
             raise UserError("task.*_prefix and max_query are for vectors, not kind 'rerank'")
-        if self.dev_rows != "auto" and (self.rows == "classes" or not self.dev):
-            reason = "task.rows is 'classes'" if self.rows == "classes" else "task.dev is empty"
+        reason = "" if self.dev else "task.dev is empty"
+        if self.rows == "classes":
+            reason = "task.rows is 'classes'"
+        elif self.kind == "rerank" and self.dev_rows == "scores":
+            reason = "a reranker is scored on pairs"
+        if self.dev_rows != "auto" and reason:
             raise UserError(f"task.dev_rows is {self.dev_rows!r}, but {reason}; leave it at 'auto'")
 
     @property

@@ -20,7 +20,7 @@ from bert_jax.tasks.retrieval.bm25 import rarity
 from bert_jax.tasks.retrieval.metrics import EMBEDDING_METRICS, PairKind, chance, search_scores
 from bert_jax.tasks.rows import Rows
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
-from bert_jax.tasks.text.metrics import correlations, text_grounds
+from bert_jax.tasks.text.metrics import text_grounds
 from bert_jax.tasks.text.tables import as_score, read_labelled, read_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 
@@ -68,29 +68,29 @@ def read_groups(
     )  # fmt: skip
 
     columns = config.negatives if kind == "pairs" else ()
+    score_column = config.scores if columns and labelled else ""
     given: list[tuple[float, ...] | None] = []
 
     def negatives(origin: Origin, values: Sequence[Any]) -> list[str]:
         found = [text for value in values[: len(columns)] for text in _listed(origin, value)]
         kept = found[: config.max_negatives]
-        scores = values[-1] if config.scores else None
-        if config.scores and not (isinstance(scores, list) and len(scores) == 1 + len(found)):
+        scores = values[-1] if score_column else None
+        if score_column and not (isinstance(scores, list) and len(scores) == 1 + len(found)):
             raise UserError(
-                f"{origin}: column {config.scores!r} holds {scores!r:.60}; expected a list of "
+                f"{origin}: column {score_column!r} holds {scores!r:.60}; expected a list of "
                 f"{1 + len(found)} numbers, for the document and for each negative"
             )
-        scores = scores and tuple(as_score(origin, config.scores, each) for each in scores)
+        scores = scores and tuple(as_score(origin, score_column, each) for each in scores)
         given.append(scores and scores[: 1 + len(kept)])
         return kept
 
-    more = (*columns, config.scores) if columns and config.scores else columns
+    more = (*columns, score_column) if score_column else columns
     labelled = labelled and kind in ("scores", "classes")
     read = read_labelled if labelled else read_texts
     data = read(source, table, labels, labelled=labelled, more=more, texts_of=negatives)
     examples = data.examples
     if columns:
-        pairs = zip(examples, given, strict=True)
-        examples = [replace(each, label=scores) for each, scores in pairs]
+        examples = [replace(each, label=own) for each, own in zip(examples, given, strict=True)]
     return GroupData(data.name, examples, data.labels, data.warnings, kind=kind)
 
 
@@ -149,9 +149,6 @@ def halved(data: GroupData) -> GroupData:
     return replace(data, examples=found, warnings=(*data.warnings, *notes))
 
 
-_NO_ROW = np.zeros(0, np.int32)
-
-
 def group_rows(
     data: GroupData, config: EmbeddingTaskConfig, tokenizer: Tokenizer
 ) -> tuple[Rows, list[str]]:
@@ -180,16 +177,16 @@ def group_rows(
         found[side, text] = make_row(tokenizer, ids[:room]).ids
         if len(ids) > room:
             cut.add((side, text))
-    keys = {text: text_key(text) for _, text in different}
     numbers: dict[bytes, int] = {}
+    id_of: dict[str, int] = {}
+    for _, text in different:
+        id_of[text] = numbers.setdefault(text_key(text), len(numbers))
     tokens: list[np.ndarray] = []
     text_ids: list[int] = []
     size = max(map(len, groups))
     for group in groups:
-        for each in group:
-            tokens.append(found[each])
-            text_ids.append(numbers.setdefault(keys[each[1]], len(numbers)))
-        tokens += [_NO_ROW] * (size - len(group))
+        tokens += [found[each] for each in group] + [np.zeros(0, np.int32)] * (size - len(group))
+        text_ids += [id_of[text] for _, text in group]
         text_ids += [-1] * (size - len(group))
     labels = None
     if data.kind == "pairs" and config.loss != "contrast":
@@ -197,10 +194,8 @@ def group_rows(
     elif data.kind != "pairs" and data.examples[0].label is not None:
         dtype = np.int32 if data.kind == "classes" else np.float32
         labels = np.array([each.label for each in data.examples], dtype)
-    rows = Rows(
-        tokens, np.array([len(ids) for ids in tokens], np.int32), labels, size,
-        np.array(text_ids, np.int32),
-    )  # fmt: skip
+    lengths = np.array([*map(len, tokens)], np.int32)
+    rows = Rows(tokens, lengths, labels, size, np.array(text_ids, np.int32))
     names = {"query": "queries", "document": "documents" if is_pair else "texts"}
     warnings: list[str] = []
     for side, limit in limits.items():
@@ -225,12 +220,17 @@ def token_weights(rows: Rows, vocab_size: int, *, idf: bool) -> Float32[np.ndarr
     """Return each token's weight in a static query: its rarity in the documents of `rows`, or 1."""
     if not idf:
         return np.ones(vocab_size, np.float32)
-    assert rows.text_ids is not None
-    first, places = min(1, rows.group - 1), np.arange(len(rows.tokens)).reshape(-1, rows.group)
-    _, at = np.unique(rows.text_ids[places[:, first:]], return_index=True)
-    known = [rows.tokens[place] for place in places[:, first:].ravel()[at]]
+    known = [rows.tokens[place] for place in _documents(rows)]
     found_in = np.bincount(np.concatenate([*map(np.unique, known)]), minlength=vocab_size)
     return rarity(found_in, len(known)).astype(np.float32)
+
+
+def _documents(rows: Rows) -> Int64[np.ndarray, " N"]:
+    """Return a row of each distinct document or, where groups are single texts, of each text."""
+    assert rows.text_ids is not None
+    is_query = (np.arange(len(rows.text_ids)) % rows.group == 0) & (rows.group > 1)
+    places = np.flatnonzero((rows.text_ids >= 0) & ~is_query)  # -1 marks a missing negative
+    return places[np.unique(rows.text_ids[places], return_index=True)[1]]
 
 
 class EmbeddingSplit(Split):
@@ -267,36 +267,30 @@ class EmbeddingSplit(Split):
         lists have the indices of a query's answers, and the index of the document with the query's
         own text, which the search must leave out (-1 if there is none or it is an answer).
         """
-        group = self.rows.group
+        group, documents = self.rows.group, _documents(self.rows)
         assert self.rows.text_ids is not None
         ids = self.rows.text_ids.reshape(-1, group)
-        places = np.arange(ids.size).reshape(ids.shape)
-        there = self.rows.row_lengths.reshape(ids.shape) > 0
-        first = 1 if group > 1 else 0
-        known, at = np.unique(ids[:, first:][there[:, first:]], return_index=True)
-        documents = places[:, first:][there[:, first:]][at]
-        number_of = {int(text): number for number, text in enumerate(known)}
-        queries, at = np.unique(ids[:, 0], return_index=True)
+        number_of = {int(text): number for number, text in enumerate(ids.ravel()[documents])}
+        queries, at, own = np.unique(ids[:, 0], return_index=True, return_inverse=True)
         relevant: list[list[int]] = [[] for _ in queries]
-        query_of = {int(text): number for number, text in enumerate(queries)}
         if group > 1:
-            for query, document in {(int(q), int(d)) for q, d in ids[:, :2]}:
-                relevant[query_of[query]].append(number_of[document])
+            for query, document in set(zip(own.tolist(), ids[:, 1].tolist(), strict=True)):
+                relevant[query].append(number_of[document])
         elif self._data.truth is not None:
             classes = np.array(self._data.truth)[at]
             for query, label in enumerate(classes):
                 alike = np.flatnonzero(classes == label)
                 relevant[query] = [int(n) for n in alike if n != query]
-        hidden = [number_of.get(int(text), -1) for text in queries]
-        own = zip(hidden, relevant, strict=True)
-        hidden = [-1 if number in found else number for number, found in own]
-        return places[at, 0], documents, relevant, hidden
-
-    def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        if self._data.kind != "scores":
-            return super()._score(outputs, saved)
-        products = self._products(self._vectors(outputs))
-        return correlations(np.array(self._gold, np.float32), products)
+        if not any(relevant):
+            raise UserError(
+                f"{self.name} has no two texts of the same class, so no query has an answer; at "
+                "least one class must occur twice"
+            )
+        hidden = []
+        for text, found in zip(queries.tolist(), relevant, strict=True):
+            number = number_of.get(text, -1)
+            hidden.append(-1 if number in found else number)
+        return at * group, documents, relevant, hidden
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
         vectors = self._vectors(outputs)
@@ -304,19 +298,13 @@ class EmbeddingSplit(Split):
             truth, products = np.array(self._gold, np.float32), self._products(vectors)
             return Examined(text_grounds("regression", truth, products, self.units))
         queries, documents, relevant, hidden = self._search
-        if not any(relevant):
-            raise UserError(
-                f"{self.name} has no two texts of the same class, so no query has an answer; at "
-                "least one class must occur twice"
-            )
         flat = vectors.reshape(-1, vectors.shape[-1])
         return self._graded(search_scores(flat[queries], flat[documents], relevant, hidden))
 
     def _graded(self, values: Mapping[str, Float[np.ndarray, " Q"]]) -> Examined:
         """Return the data for confidence intervals of the queries' mean scores, and the details."""
         each = np.stack([values[name] for name in self._score_names], axis=1)
-        units, right = np.arange(len(each)), each.mean(axis=1)
-        found = Grounds(means(self._score_names, each), units, right)
+        found = Grounds(means(self._score_names, each), np.arange(len(each)), each.mean(axis=1))
         return Examined(found, lambda: {"queries": len(each), "units": ["queries", len(each)]})
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> list[dict[str, Any]]:
@@ -334,7 +322,9 @@ class EmbeddingSplit(Split):
         return (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
 
     def _vectors(self, outputs: Outputs) -> Float[np.ndarray, "N G D"]:
-        return self._stacked(outputs, len(self.rows), self.rows.group, dtype=np.float32)
+        # A part of a file may have smaller groups than the outputs, which come from the whole file.
+        own = np.asarray(outputs, np.float32)[:, : self.rows.group]
+        return self._stacked(own, len(self.rows), self.rows.group, dtype=np.float32)
 
 
 class EmbeddingTask(Task[EmbeddingTaskConfig]):

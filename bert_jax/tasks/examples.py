@@ -170,8 +170,7 @@ class LabelSet:
 
     def id(self, name: str, origin: Origin | str) -> int:
         """Return a label's index; if it is unknown, raise a UserError that begins with `origin`."""
-        number = self.find(name)
-        if number is None:
+        if (number := self.find(name)) is None:
             raise UnknownLabel(name, origin, self.names)
         return number
 

@@ -152,8 +152,7 @@ def submission_file(
     else:
         written = [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
     found = dict(zip(ids, written, strict=True))
-    lacks = [f"{index}" for index in range(rows) if f"{index}" not in found]
-    if lacks:
+    if lacks := [f"{index}" for index in range(rows) if f"{index}" not in found]:
         raise UserError(
             f"{file}: there is no prediction for row {lacks[0]} and {len(lacks) - 1:,} other rows; "
             f"the rows of {task.files[split]} are numbered 0 to {rows - 1:,}"

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from bert_jax.config.bounds import Bounded, Natural
 from bert_jax.tasks.examples import TextExample, counted
 from bert_jax.tasks.rows import Rows
-from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
+from bert_jax.tokenization.tokenizer import Tokenizer, TokenRow, make_row, num_special
 
 Span = tuple[int, int]
 Pooling = Literal["mean", "max", "first_last"]
@@ -147,8 +147,7 @@ def text_rows(
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]
     seconds = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
-    tokens: list[np.ndarray] = []
-    second_start: list[int] = []
+    made: list[TokenRow] = []
     owners: list[int] = []
     cut: list[int] = []
     num_tokens = left_out = 0
@@ -167,14 +166,13 @@ def text_rows(
                 np.concatenate([text[start:end] for start, end in spans])
                 for text, spans in zip(texts, parts, strict=True)
             ]
-            row = make_row(tokenizer, *ids)
-            tokens.append(row.ids)
-            second_start.append(row.second_start)
+            made.append(make_row(tokenizer, *ids))
             owners.append(number)
     owner: np.ndarray = np.array(owners, np.int64)
     weights = None
     if len(owners) > len(examples):
         labels = None if labels is None else labels[owner]
         weights = (1 / np.bincount(owner)[owner]).astype(np.float32)
-    whole = Rows(tokens, np.array(second_start, np.int32), labels, weights=weights)
+    starts = np.array([row.second_start for row in made], np.int32)
+    whole = Rows([row.ids for row in made], starts, labels, weights=weights)
     return TextRows(whole, owner, cut, num_tokens, left_out)

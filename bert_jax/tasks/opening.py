@@ -69,8 +69,7 @@ def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:
     Raise a UserError if the description is not an output of `Task.describe`.
     """
     where = "the description of the task"
-    unknown = [name for name in ("task", "learned") if name not in description]
-    if unknown:
+    if unknown := [name for name in ("task", "learned") if name not in description]:
         raise UserError(f"{where}: {unknown[0]!r} is missing; use a model from bert-jax finetune")
     config = build(TaskConfig, description["task"], where)
     return TASKS[config.kind](config, build(LabelSpec, description["learned"], where), tokenizer)

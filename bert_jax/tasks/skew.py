@@ -1,6 +1,7 @@
 """Imbalanced classes: class weights in the loss, and oversampling of rows.
 
-Both depend only on the training labels and the options, so they are the same on any mesh.
+Both depend only on the training labels and the options, so they are the same on any mesh. The
+weights of a long text's windows (`Rows.weights`) sum to 1, so texts are counted, not windows.
 """
 
 import math
@@ -89,16 +90,25 @@ def class_weights(
     return tuple(found.values())
 
 
+def _shares(rows: Rows) -> Float[np.ndarray, " N"]:
+    """Return each row's share of its text: 1, or less for a window of a long text."""
+    return np.ones(len(rows)) if rows.weights is None else rows.weights.astype(np.float64)
+
+
 def _balanced(rows: Rows, num_classes: int) -> tuple[float, ...]:
     """Return weights that make all classes count equally; 1 for a class that no row has."""
     labels = rows.labels
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # rows without / rows with the label
-        held = labels.sum(axis=0, dtype=np.float64)
-        counts = np.where((held > 0) & (held < len(rows)), held, len(rows) / 2)
-        return tuple(((len(rows) - counts) / counts).tolist())
+    shares = _shares(rows)
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:  # texts without / texts with the label
+        total, held = np.rint(shares.sum()), np.rint(shares @ labels)
+        counts = np.where((held > 0) & (held < total), held, total / 2)
+        return tuple(((total - counts) / counts).tolist())
     assert labels is not None
-    flat = np.concatenate([*labels]) if rows.has_tags else np.asarray(labels)
-    counts = np.bincount(flat[flat >= 0], minlength=num_classes)
+    if rows.has_tags:
+        flat = np.concatenate([*labels])
+        counts = np.bincount(flat[flat >= 0], minlength=num_classes)
+    else:
+        counts = np.rint(np.bincount(np.asarray(labels), shares, num_classes))
     present = int((counts > 0).sum())
     weights = counts.sum() / (present * np.maximum(counts, 1))
     return tuple(np.where(counts > 0, weights, 1.0).tolist())
@@ -120,6 +130,6 @@ def repeats(rows: Rows, num_classes: int, power: float) -> Float[np.ndarray, " N
         has = labels > 0
     else:
         has[np.arange(len(rows)), labels] = True
-    counts = has.sum(axis=0)
+    counts = np.rint(_shares(rows) @ has)
     factors = (counts.max(initial=0) / np.maximum(counts, 1)) ** power
     return np.where(has, factors, 1.0).max(axis=1, initial=1.0)

@@ -69,8 +69,7 @@ def read_delimited(
         lines.pop()
     plain = ((n, line.removesuffix("\r").split(delimiter)) for n, line in enumerate(lines, 1))
     records = iter(_quoted(name, lines, delimiter)) if quoting else plain
-    first = next(records, None)
-    if first is None:
+    if (first := next(records, None)) is None:
         raise UserError(f"{name} has no rows")
     if table.header is None and all(_number(c) is not None for c in columns if c not in optional):
         raise UserError(
@@ -210,8 +209,7 @@ def _kind(name: str, table: TableFormat) -> str:
         return table.format
     if name.startswith("tfds:"):
         return "tfds"
-    kind = _SUFFIXES.get(plain_suffix(name))
-    if kind is None:
+    if (kind := _SUFFIXES.get(plain_suffix(name))) is None:
         raise UserError(
             f"{name}: the name's suffix does not tell the format (known: {', '.join(_SUFFIXES)}); "
             "set the format to csv, tsv, jsonl or parquet"
@@ -299,14 +297,11 @@ def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterato
     for number, example in enumerate(examples, 1):
         origin = Origin(name, number)
         try:
-            values = [
-                _tfds_value(example[column], names)
-                for column, names in zip(columns, classes, strict=True)
-            ]
+            values = tuple(map(_tfds_value, (example[column] for column in columns), classes))
         except UnicodeDecodeError as error:
             yield Row(origin, (), problem=f"{origin}: a text is not UTF-8: {error}")
             continue
-        yield Row(origin, tuple(values))
+        yield Row(origin, values)
 
 
 def _tfds_value(value: Any, names: Sequence[str] | None) -> Any:

@@ -113,8 +113,8 @@ class Split(ABC):
 
     @property
     def num_scored(self) -> int:
-        """Number of predictions that a score averages over."""
-        return len(self.rows)
+        """Number of examples, which may have several rows each."""
+        return len(self._examples)
 
     def score(self, outputs: Outputs, saved: SplitScores | None = None) -> dict[str, float]:
         """Return the metrics by name; all are NaN if a logit is not finite.

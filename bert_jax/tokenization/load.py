@@ -33,35 +33,41 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
     config.whole = reading.config
     flags = (None, True, False)
     stated = config.one_of("do_lower_case", config.whole.get("do_lower_case"), flags)
+    # BertJapaneseTokenizer has a vocab.txt, too, but splits words in another way.
+    for name, only in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        config.one_of(name, config.whole.get(name), (None, only))
     if path.suffix == ".json":
         vocab, options = _read_tokenizer_json(reading)
-        if stated is not None and stated != options.lowercase:
-            reading.refuse(
-                f"normalizer.lowercase is {options.lowercase}, but do_lower_case in {CONFIG_NAME} "
-                f"is {stated}; they must agree (transformers would follow {CONFIG_NAME})"
-            )
+        for name, field, value in (
+            ("do_lower_case", "lowercase", options.lowercase),
+            ("strip_accents", "strip_accents", options.strips_accents),
+            ("tokenize_chinese_chars", "handle_chinese_chars", options.split_cjk),
+        ):
+            given = config.one_of(name, config.whole.get(name), flags)
+            if given not in (None, value):
+                reading.refuse(
+                    f"normalizer.{field} means {value}, but {name} in {CONFIG_NAME} is {given}; "
+                    f"they must agree (transformers would follow {CONFIG_NAME})"
+                )
         listed, where = reading.whole.get("added_tokens"), f"{path}, model.vocab entry {{}}"
         beside = path.with_name("vocab.txt")
     else:
         vocab, listed, where, beside = reading.lines(path.name), None, f"{path}, line {{}}", None
-        accents = config.whole.get("strip_accents")
-        cjk = config.whole.get("tokenize_chinese_chars", True)
+        accents, cjk = (config.whole.get(n) for n in ("strip_accents", "tokenize_chinese_chars"))
         # Upper case in a word (not in tokens such as [CLS] and <S>) shows that the text is cased.
         words = (token.removeprefix(CONTINUATION) for token in vocab)
         is_cased = any(word != word.lower() and word.isalpha() for word in words)
         options = WordPieceOptions(
             lowercase=not is_cased if stated is None else stated,
             strip_accents=config.one_of("strip_accents", accents, flags),
-            split_cjk=config.one_of("tokenize_chinese_chars", cjk, flags[1:]),
+            split_cjk=config.flag("tokenize_chinese_chars", cjk, default=True),
             max_word_chars=_max_word_chars(config, "", config.whole),
         )
     pieces = list(vocab)
     added = [t for t in reading.added(listed, vocab) if t.content not in SPECIAL_TOKENS]
     if beside and beside.is_file() and reading.lines(beside.name) not in (pieces, vocab):
-        raise UserError(
-            f"{path} and the {beside.name} in its directory list different tokens; remove the "
-            "wrong file"
-        )
+        why = "list different tokens; remove the wrong file"
+        raise UserError(f"{path} and the {beside.name} in its directory {why}")
     return WordPieceTokenizer(vocab, options, added, where=where)
 
 
@@ -92,9 +98,8 @@ def _read_tokenizer_json(reading: Reading) -> tuple[list[str], WordPieceOptions]
         return found
 
     both = (True, False)
-    model = check(
-        "model", "WordPiece", unk_token=("[UNK]",), continuing_subword_prefix=(CONTINUATION,)
-    )
+    names = {"unk_token": ("[UNK]",), "continuing_subword_prefix": (CONTINUATION,)}
+    model = check("model", "WordPiece", **names)
     normalizer = check(
         "normalizer", "BertNormalizer", clean_text=(True,), lowercase=both,
         strip_accents=(None, *both), handle_chinese_chars=both,
@@ -139,7 +144,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             for name in ("do_lower_case", "split_by_punct"):
                 reading.one_of(f"{CONFIG_NAME}: {name}", reading.config.get(name), (None, False))
             model = with_mask(model)
-        return SentencePieceTokenizer(model, where=f"{path}")
+        tokenizer = SentencePieceTokenizer(model, where=f"{path}")
+        vocab = list(tokenizer.vocab)
+        reading.added(None, vocab)  # appends the tokens that files beside the model add
+        if more := vocab[tokenizer.vocab_size :]:
+            reading.wrong("added token", more[0], "remove it, or give a tokenizer.json that has it")
+        return tokenizer
     if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")
     if path.suffix in (".json", ".txt"):
@@ -170,10 +180,8 @@ def _find(directory: Path) -> Path:
     wordpiece = [p for n in KIND_FILES["wordpiece"] if (p := directory / n).is_file()]
     found = wordpiece[:1] + models
     if len(found) > 1:
-        raise UserError(
-            f"{directory} holds {len(found)} tokenizers, {found[0].name} and {found[1].name} among "
-            "them; give the path of one file"
-        )
+        some = f"{found[0].name} and {found[1].name} among them; give the path of one file"
+        raise UserError(f"{directory} holds {len(found)} tokenizers, {some}")
     pair = [directory / name for name in KIND_FILES["fast"][1:]]
     if not found and not all(file.is_file() for file in pair):
         raise UserError(

@@ -155,30 +155,31 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         """Write the files that `load_tokenizer` reads.
 
-        If the directory is missing or empty, either all files appear in it or none. Otherwise,
-        each file replaces the file of the same name. Raise a UserError if the directory has another
-        kind of tokenizer, or cannot be written.
+        If the directory is missing, either all files appear in it or none. Otherwise, each file
+        replaces the file of the same name. Raise a UserError if the directory has another kind of
+        tokenizer, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):
             if (directory / name).exists():
-                raise UserError(
-                    f"{directory} holds a tokenizer of another kind ({name}); choose another "
-                    "directory"
-                )
-        temporary, files = directory.with_name(f"{directory.name}.tmp-{os.getpid()}"), self._files()
+                why = f"holds a tokenizer of another kind ({name}); choose another directory"
+                raise UserError(f"{directory} {why}")
+        exists, files = directory.is_dir(), self._files()
+        # An existing directory is not replaced: a user may be in it, or a disk mounted there.
+        place = directory if exists else directory.parent
+        temporary = place / f"{directory.name}.tmp-{os.getpid()}"
         try:
             temporary.mkdir(parents=True)
             for name, content in files.items():
                 write_synced(temporary / name, content)
-            if directory.is_dir() and any(directory.iterdir()):
+            if exists:
                 for name in files:
                     os.replace(temporary / name, directory / name)
             else:
                 os.rename(temporary, directory)
         except OSError as error:
-            why = f"the tokenizer cannot be written: {error.strerror}"
-            raise UserError(f"{directory}: {why}") from error
+            why = f"{directory}: the tokenizer cannot be written: {error.strerror}"
+            raise UserError(why) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

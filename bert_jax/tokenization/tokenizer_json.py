@@ -147,6 +147,9 @@ def _from_two_files(reading: Reading) -> dict[str, Any]:
         raise UserError(f"{reading.path} has no merges.txt beside it; a byte-level BPE needs both")
     merges = reading.lines("merges.txt")
     merges = merges[merges[0].startswith("#version") :]
+    if not any(merge.startswith("Ġ") for merge in merges):  # HerBERT's
+        why = "has no merge that begins with Ġ, a space; only byte-level BPE is read from this file"
+        raise UserError(f"{reading.path.with_name('merges.txt')} {why}")
     vocab = reading.whole
     prefix = reading.config.get("add_prefix_space", False)
     return {

@@ -96,16 +96,11 @@ class _Run:
                 finished = self._train(stop)
                 session.end()
                 result = Result(
-                    workdir=plan.name,
-                    step=self.now.step,
-                    finished=finished,
-                    baseline=plan.objective.baseline,
-                    train_metrics=self.train_metrics,
-                    eval_metrics=self.now.scores,
-                    seconds=self.clock.elapsed,
-                    outcomes=tuple(self.now.outcomes),
-                    stopped_by="" if finished else stop.name,
-                )
+                    workdir=plan.name, step=self.now.step, finished=finished,
+                    baseline=plan.objective.baseline, train_metrics=self.train_metrics,
+                    eval_metrics=self.now.scores, seconds=self.clock.elapsed,
+                    outcomes=tuple(self.now.outcomes), stopped_by="" if finished else stop.name,
+                )  # fmt: skip
                 message, said = plan.voice.closing(result, self.clock, stop.name)
                 for line in said:
                     out.say(line)
@@ -128,6 +123,7 @@ class _Run:
 
     def _enter(self, number: int) -> None:
         """Enter stage `number`; if new trials begin with this stage, initialise their state."""
+        self._flush()  # a bad step is computed again with the step function of its own stage
         before, stage = self.now, self.plan.stages[number]
         if stage.begins:
             with self.clock.spend("startup"):
@@ -147,8 +143,7 @@ class _Run:
             self._dispatch(batch)
             if self.trace:
                 self.trace(now.step, self.session, self._flush)
-            due = self._due(now.step)
-            if due:
+            if due := self._due(now.step):
                 self._flush()
                 self._score(due)
             if self._saves_now(bool(due)):

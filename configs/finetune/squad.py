@@ -4,7 +4,8 @@
         --config.task.train=train-v2.0.json --config.task.dev=dev-v2.0.json \
         --workdir=work/squad
 
-The model needs positions for 384 tokens; with fewer, lower `task.max_length`.
+Rows have 384 tokens. If the model has fewer positions, rows have as many tokens as positions.
+`task.max_length` sets another length.
 """
 
 from ml_collections import ConfigDict

@@ -1,5 +1,6 @@
 """Configuration files and `--config.a.b=value`: what is taken, and what is refused and how."""
 
+import importlib
 import shlex
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from bert_jax.cli.main import main
 from bert_jax.config.command_line import fields_help, load_config
 from bert_jax.errors import UserError
+from bert_jax.objectives.config import OBJECTIVES
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
 
@@ -51,6 +53,12 @@ def test_file_over_defaults_and_command_line_over_file(config_file):
 def test_shipped_configuration_by_short_name():
     assert load("pretrain/bert_tiny") == load("configs/pretrain/bert_tiny.py")
     assert load("pretrain/bert_tiny").model.num_layers == 2
+
+
+def test_a_configuration_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.json").write_text('{"seed": 7}')
+    assert load_config(PretrainConfig, "~/mine.json").seed == 7
 
 
 def test_argument_of_a_configuration(tmp_path):
@@ -101,6 +109,48 @@ def test_wrong_override_is_named(config_file, override, message):
 def test_wrong_file_is_named_with_its_line(tmp_path, body, message):
     with pytest.raises(UserError, match=message):
         load(write(tmp_path / "c.py", body))
+
+
+def test_the_line_may_be_in_a_module_beside_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = write(tmp_path / "c.py", "import beside_c\n\nget_config = beside_c.get_config\n")
+    module = tmp_path / "beside_c.py"
+    module.write_text("x = 1\n\ny = (\n")
+    with pytest.raises(UserError, match=r"[/\\]beside_c\.py, line 3: SyntaxError"):
+        load(path)
+    module.write_text("def get_config(size):\n    return {'seed': int(size)}\n")
+    monkeypatch.setitem(sys.modules, "beside_c", None)
+    del sys.modules["beside_c"]
+    importlib.invalidate_caches()
+    advice = r"Correct the argument 'big' or the Python code of this file and try again"
+    with pytest.raises(UserError, match=rf"beside_c\.py, line 2: ValueError: .*{advice}"):
+        load(f"{path}:big")
+
+
+OWN = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from bert_jax.objectives.config import OBJECTIVES, MaskedLMConfig
+
+@dataclass(frozen=True)
+class Own(MaskedLMConfig):
+    strength: float = 1.0
+    """Strength of my own loss."""
+
+OBJECTIVES["own"] = Own
+
+def get_config():
+    return {"objective": {"name": "own"}}
+'''
+
+
+def test_fields_of_a_class_in_the_file_itself(tmp_path, monkeypatch):
+    monkeypatch.delitem(OBJECTIVES, "own", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = load(write(tmp_path / "mine.py", OWN), "--config.objective.strength=2")
+    said = fields_help(config)
+    del OBJECTIVES["own"]
+    assert "--config.objective.strength=2.0\n      Strength of my own loss." in said
 
 
 def test_argument_that_is_not_taken(config_file):

@@ -145,6 +145,14 @@ def test_what_was_read_of_each_corpus():
     assert (rest.rows, rest.epochs) == (2000, pytest.approx(2000 / 30))
 
 
+def test_tokens_of_phases_that_read_different_corpora_without_a_mixture():
+    """Each phase counts the tokens of its own corpus."""
+    phases = [Phase(22, 50, 40)] * 2
+    stream = ExampleStream(ONE, CONFIG, phases, stores={1: TWO})
+    found = [sum(each.tokens for each in stream.progress(step)) for step in (20, 40, 60, 80)]
+    assert found == [20_000, 40_000, 60_000, 80_000]
+
+
 def test_a_corpus_too_small_for_a_row_is_named():
     small = replace(MIXTURE, stores=(ONE, store_of_ids([[1], [1]], 0)))
     stream = ExampleStream(ONE, DataConfig(pairing="sop"), [Phase(22, 8, 4)], stores={0: small})

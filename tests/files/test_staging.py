@@ -70,6 +70,21 @@ def test_a_directory_is_kept_unless_asked(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_the_current_directory_is_never_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"is the current directory: .* directory in it that does"):
+        StagedDirectory(".", lambda _: True, overwrite=True)
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}*")) == [tmp_path]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_target_in_a_bucket_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^gs:/+bucket/out is in a bucket; name a local directory"):
+        fill(kind("gs://bucket/out"), "first")
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_directories_are_never_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")

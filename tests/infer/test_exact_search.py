@@ -47,6 +47,13 @@ def test_nothing_to_search():
     assert search.top_k(queries[:0], made(1, 5)[1], 3)[1].shape == (0, 3)
 
 
+def test_k_may_be_any_number_above_that_of_the_documents():
+    queries, documents = made(3, 5)
+    scores, indices = search.top_k(queries, documents, 1 << 40)
+    np.testing.assert_array_equal(indices, expected(queries, documents, 5)[1])
+    assert scores.shape == (3, 5)
+
+
 def test_k_is_at_least_1():
     queries, documents = made(3, 5)
     with pytest.raises(UserError, match="k is 0"):

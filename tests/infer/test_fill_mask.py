@@ -28,13 +28,15 @@ def model() -> LoadedModel:
     return loaded(config, tokenizer)
 
 
-def loaded(config: ModelConfig, tokenizer: WordPieceTokenizer) -> LoadedModel:
+def loaded(
+    config: ModelConfig, tokenizer: WordPieceTokenizer, max_length: int | None = None
+) -> LoadedModel:
     saved = SavedModel(
         config=config, params=init_params(config, jax.random.key(0)), outputs=None,
         tokenizer=tokenizer, tokenizer_files=Path(), max_length=config.num_positions,
         name="random", origin=Origin("pretrain"),
     )  # fmt: skip
-    return LoadedModel(saved)
+    return LoadedModel(saved, max_length=max_length)
 
 
 def fill(model: LoadedModel, texts: list[str], top: int = 5) -> list[list[list[dict]]]:
@@ -51,6 +53,13 @@ def test_more_candidates_than_words_are_all_words(model):
     assert len(candidates) == len(WORDS)
     # Shares of the whole vocabulary: the special tokens have the rest.
     assert 0 < sum(c["probability"] for c in candidates) < 0.99
+
+
+def test_rows_of_the_model_without_a_token_are_no_candidates(model):
+    """A table may be padded, say to a multiple of 64."""
+    config = dataclasses.replace(model.model.config, vocab_size=40)
+    ((candidates,),) = fill(loaded(config, model.tokenizer), ["the [MASK] sat"], top=40)
+    assert sorted(c["token"] for c in candidates) == sorted(WORDS)
 
 
 def test_a_candidate_names_its_token_and_fills_its_place(model):
@@ -109,6 +118,9 @@ def test_text_beyond_the_positions_is_refused(model):
     assert len(fill(model, [fits])) == 1
     with pytest.raises(UserError, match="has 41 tokens, but the model takes at most 40"):
         fill(model, ["cat " + fits])
+    short = loaded(model.model.config, model.tokenizer, max_length=16)
+    with pytest.raises(UserError, match="has 17 tokens, but the model takes at most 16"):
+        fill(short, ["cat " * 14 + "[MASK]"])
 
 
 def test_length_of_the_batch_does_not_pass_the_positions(model):

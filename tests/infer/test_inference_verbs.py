@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import random_model, write_lines
+from asked_models import MODEL, random_model, write_lines
 from vector_models import vector_model
 
 import bert_jax
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
 from bert_jax.infer.predictor import Predictor
+from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.training.finetune import folds
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.run_plan import Result
@@ -88,7 +89,7 @@ def test_classify_from_arguments_files_and_to_a_file(home, run, tmp_path):
     assert text == "the cat"
     assert re.fullmatch(r"    (bad|fair|good) \d\.\d{3}", answer)
 
-    rows = [{"s": "the cat", "id": 1}, {"s": 5}, {"text": "a dog"}]
+    rows = [{"s": "the cat", "id": 1}, {"s": 5}, {"s": "a dog"}]
     lines = write_lines(tmp_path / "in.jsonl", rows)
     code, out, err = run("classify", model, "--input", lines, "--columns", "text=s")
     assert (code, len(out.splitlines())) == (2, 1)
@@ -104,6 +105,13 @@ def test_classify_from_arguments_files_and_to_a_file(home, run, tmp_path):
     assert (first["id"], second["line"], third.keys()) == (1, 2, {"label", "probabilities"})
     code, out, _ = run("classify", model, "the cat", "--json")
     assert json.loads(out) == {name: first[name] for name in ("label", "probabilities")}
+
+
+def test_names_that_are_not_utf8(home, run, tmp_path):
+    texts, out = tmp_path / os.fsdecode(b"caf\xe9.txt"), tmp_path / "out.jsonl"
+    texts.write_text("the cat\n")
+    code, _, err = run("classify", home / "work" / "reviews", "--input", texts, "--out", out)
+    assert (code, len(out.read_text().splitlines())) == (0, 1), err
 
 
 def test_embed_to_npy(home, run, tmp_path):
@@ -128,12 +136,30 @@ def test_embed_to_npy(home, run, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("own", "pooling", "width", "right"),
+    [
+        ("mean", "splade", MODEL.vocab_size, "not be given for sparse vectors"),
+        ("splade", "mean", MODEL.hidden_dim, "be from 1 to 16"),
+    ],
+)
+def test_vectors_have_the_width_of_the_chosen_pooling(run, tmp_path, own, pooling, width, right):
+    saved = dataclasses.replace(random_model("pretrained"), embedding=EmbeddingConfig(own))
+    write_huggingface(saved, tmp_path)
+    command = "embed", tmp_path, "the cat", f"--pooling={pooling}", "--out", tmp_path / "a.npy"
+    assert run(*command)[0] == 0
+    assert np.load(tmp_path / "a.npy", allow_pickle=False).shape == (1, width)
+    assert f"dimensions is 17; it must {right}" in run(*command, "--dimensions=17")[2]
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["tag", "reviews", "a"], "this model has no tagging head; it supports classify and embed"),
         (["answer", "reviews", "a"], "a question needs a text: give --context"),
         (["answer", "reviews", "a", "--context=b", "--null-threshold=x"], "is 'x'; give a number"),
         (["classify", "reviews", "a", "--input", "b"], "not both"),
+        (["classify", "reviews", "a", "--columns=text=b"], "--columns works only with --input"),
+        (["classify", "reviews", '{"text": "b"}', "--format=jsonl"], "--format works only with"),
         (
             ["classify", "reviews", "--input", "b", "--columns", "txt=a"],
             "FIELD is text or text_b or id",
@@ -144,6 +170,7 @@ def test_embed_to_npy(home, run, tmp_path):
         (["classify", "reviews", "a", "--out", "a.npy"], ".npy is for vectors"),
         (["classify", "nothing", "a", "--out", "a.csv"], "a.csv: unknown suffix; name a file that"),
         (["embed", "nothing", "a", "--out", "v.npz"], "v.npz: unknown suffix; name a file that"),
+        (["tag", "nothing", "a", "--out", "gs://b/a.jsonl"], "gs:/b/a.jsonl is in a bucket; name"),
         (["tag", "nothing", "--input", "a.xlsx"], "the suffix .xlsx is unknown; known are .txt"),
         (
             ["attend", "nothing", "a", "--out", "a.pdf"],

@@ -112,6 +112,17 @@ def test_columns_are_named(tmp_path):
         assert texts(found) == second
 
 
+def test_a_named_field_that_a_line_lacks_is_a_problem(tmp_path):
+    """The line's own field `text` does not take its place."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"review": "a", "text": "b"}\n{"text": "c"}\n{"review": "d"}\n')
+    first, second, third = read(path, names={"text": "review"})
+    assert (first.fields["text"], third.fields["text"]) == ("a", "d")
+    assert second.problem == f"{path}, line 2: no field 'review'; the fields are 'text'"
+    (typo, *_) = read(path, names={"text": "reviw"})
+    assert "no field 'reviw'; the fields are 'review', 'text'" in typo.problem
+
+
 def test_a_row_that_cannot_be_told_apart_keeps_its_place(tmp_path):
     (tmp_path / "a.csv").write_text("text,n\na,1\nb\nc,3\n")
     first, bad, last = read(tmp_path / "a.csv")

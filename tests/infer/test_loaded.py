@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 from applied_task import apply_task
 from asked_models import HEADS, TOKENIZER, WORDS, random_model
+from vector_models import vector_model
 
+from bert_jax.artefacts.formats.huggingface_files import Reading
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError
 from bert_jax.infer import forward
 from bert_jax.infer.attend import attention
+from bert_jax.infer.embed import Embedder
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.predictor import MAX_TOKENS, shape_for
 from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
 from bert_jax.tasks.long_texts import LongTexts
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TEXTS = ["the cat sat", "", "kim met the dog on a hill . " * 2, "猫 ran"]
 PAIRS = ["a dog", None, "the mat", None]
@@ -176,6 +180,9 @@ def test_tags_of_a_text_with_offsets_and_of_a_long_one():
     (given,) = model.tag([words])
     assert given["tags"] == answer["tags"]
     assert "offsets" not in given
+    wide = dataclasses.replace(saved.outputs, reading=Reading(24))
+    (short,) = LoadedModel(dataclasses.replace(saved, outputs=wide), max_length=16).tag([words * 3])
+    assert len(short["tags"]) == 3 * len(words)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +295,12 @@ def test_no_texts_are_no_answers(classifying):
     assert model.embed([]).shape == (0, 16)
 
 
+def test_texts_without_words_have_no_tags():
+    model = LoadedModel(random_model("tags"))
+    blank = {"tokens": [], "tags": [], "offsets": [], "entities": []}
+    assert model.tag(["", " "]) == [blank, blank]
+
+
 @pytest.mark.parametrize(
     ("kind", "ask", "message"),
     [
@@ -316,6 +329,8 @@ def test_no_texts_are_no_answers(classifying):
         ("class", lambda m: LoadedModel(m.model, batch_tokens=0), "batch_tokens is 0"),
         ("class", lambda m: m.classify("a", top=0), "top is 0"),
         ("class", lambda m: m.classify("a", threshold=2.0), "threshold is 2"),
+        ("class", lambda m: m.classify("a", threshold=0.9), "0.9, but .* predicts one class for"),
+        ("score", lambda m: m.classify("a", top=2), "top is 2, but .* predicts a score"),
         ("class", lambda m: m.embed("a", layers=3), r"no layer 3.*0 \(the embeddings\) to 2"),
         ("class", lambda m: m.embed("a", layers=slice(-1, -2)), "end before they begin"),
         ("class", lambda m: m.embed("a", layers=()), "layers is empty"),
@@ -364,3 +379,13 @@ def test_a_model_that_has_diverged_says_so():
 def test_every_kind_is_asked_here():
     assert set(HEADS) == {"pretrained", "class", "classes", "score", "tags", "span"}
     assert len(WORDS) == len(set(WORDS))
+
+
+def test_sparse_vectors_of_a_table_with_more_rows_than_tokens():
+    saved = vector_model("splade")
+    fewer = WordPieceTokenizer(saved.tokenizer.vocab[:-3])
+    embedder = Embedder(LoadedModel(dataclasses.replace(saved, tokenizer=fewer)).model)
+    answer = np.arange(saved.config.vocab_size, dtype=np.float32)
+    found = embedder.fields(answer)["embedding"]
+    assert next(iter(found.items())) == (fewer.vocab[-1], fewer.vocab_size - 1)
+    assert len(found) == fewer.vocab_size - 1

@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer import predictor
 from bert_jax.infer.predictor import Predictor, Prepared, answer_records, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
-from bert_jax.infer.writers import check_out, json_line, lines, write_answers
+from bert_jax.infer.writers import KeptLines, check_out, json_line, lines, write_answers
 from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.rows import Batch, Rows
 
@@ -287,6 +288,43 @@ def test_a_file_is_whole_or_not_there(tmp_path, name):
     if name == "a.jsonl":
         assert out.read_text() == '{"embedding": [1.0, 1.0, 1.0]}\n'
     assert [path.name for path in out.parent.iterdir()] == [name]
+
+
+def test_a_rerun_that_is_stopped_keeps_the_lines_that_it_has_not_reached(tmp_path):
+    out, saved = tmp_path / "a.jsonl", tmp_path / "a.jsonl.partial"
+    records = [Record(Origin("a", number), {"text": f"{number}"}) for number in range(1, 7)]
+
+    def stopped_after(number, error, again=()):
+        """Answer that many records, then stop; return the numbers of the saved lines found."""
+        kept, found = KeptLines(out, "model"), []
+
+        def chunks():
+            for record in kept.found(map(replace, again or records)):
+                if record.origin.line > number:
+                    raise error
+                found.extend([record.origin.line] if record.line else [])
+                record.answer = {"loud": record.fields["text"]}
+                yield [record]
+
+        with pytest.raises(type(error)):
+            write_answers(Shout(), chunks(), kept, form="json")
+        return found
+
+    assert stopped_after(5, KeyboardInterrupt()) == []
+    whole = saved.read_bytes()
+    assert whole.count(b"\n") == 5
+    for number, error in enumerate([UserError("no file"), KeyboardInterrupt(), UserError("bad")]):
+        assert stopped_after(number, error) == [*range(1, number + 1)]
+        assert saved.read_bytes() == whole
+    # Lines after a record that has changed are answered anew, and no old line stays behind them.
+    changed = [*records[:2], Record(Origin("a", 3), {"text": "long" * 9}), *records[3:]]
+    assert stopped_after(4, KeyboardInterrupt(), changed) == [1, 2]
+    assert [line[8:] for line in saved.read_bytes().splitlines()] == [
+        b'{"loud": "1"}', b'{"loud": "2"}', b'{"loud": "%s"}' % (b"long" * 9), b'{"loud": "4"}',
+    ]  # fmt: skip
+    saved.unlink()
+    assert stopped_after(0, UserError("no file")) == []
+    assert not saved.exists()
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path):

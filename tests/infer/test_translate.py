@@ -191,7 +191,7 @@ def test_lines_in_lines_out(run, model, tmp_path):
     for option in ("--alignments", "--top=2"):
         code, printed, err = run("--input", file, "--out", out, option)
         assert (code, printed) == (2, "")
-        assert "needs JSON output, but the output is one line per text" in err
+        assert "works only with JSON output: add --json" in err
 
 
 def test_finished_lines_stay_where_one_cannot_be_read_and_a_rerun_goes_on(

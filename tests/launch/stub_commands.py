@@ -1,6 +1,7 @@
 """Commands that record how they were called, to stand on PATH before the real ones."""
 
 import os
+import re
 import stat
 import subprocess
 from dataclasses import dataclass
@@ -58,3 +59,9 @@ def words(line: str) -> list[str]:
         env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
     return done.stdout.split("\x1f")[:-1]
+
+
+def in_pod(command: list[str]) -> list[str]:
+    """What Kubernetes makes of a container's command, in which it knows no variable but HOME."""
+    known = {"$$": "$", "$(HOME)": "/root"}
+    return [re.sub(r"\$\$|\$\([^)]*\)", lambda m: known.get(m[0], m[0]), each) for each in command]

@@ -110,13 +110,15 @@ def test_the_whole_pod_is_started_again(tmp_path, monkeypatch, ending, restarts,
             assert lines.index("[local.py] try 3, after exit code 6") < lines.index("this is 3")
 
 
-def test_a_new_checkpoint_starts_the_count_of_restarts_anew(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workdir", ["{home}/work", "~/work"])
+def test_a_new_checkpoint_starts_the_count_of_restarts_anew(tmp_path, monkeypatch, workdir):
     """One restart without a new checkpoint is allowed; the second start makes a checkpoint."""
     monkeypatch.setenv("TRIES", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "work" / "resume" / "9").mkdir(parents=True)
     made = f"(Path({str(tmp_path)!r}) / 'work' / 'resume' / '10').mkdir(exist_ok=True)"
     script = f"{COUNTS}\nfrom pathlib import Path\nif number == 2:\n    {made}\nsys.exit(6)"
-    command = [sys.executable, "-c", script, "--workdir", str(tmp_path / "work")]
+    command = [sys.executable, "-c", script, "--workdir", workdir.format(home=tmp_path)]
     done = subprocess.run(
         [*LOCAL, "--logs", str(tmp_path / "logs"), "--processes=1", "--restarts=1", "--", *command],
         capture_output=True, text=True, check=False,

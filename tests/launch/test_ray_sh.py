@@ -5,11 +5,17 @@ import shlex
 from pathlib import Path
 
 import pytest
-from stub_commands import Stubs, words
+from stub_commands import Stubs, in_pod, words
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifests")
 
-COMMAND = ["bert-jax", "corpus", "--input=gs://raw/my *.jsonl", "--out=gs://c/$(HOME)", "a\nb"]
+COMMAND = [
+    "bert-jax",
+    "corpus",
+    "--input=gs://raw/my *.jsonl",
+    "--out=gs://c/$(HOME)",
+    "a\n$$$(HOME)",
+]
 RUN = [*COMMAND, "--engine=ray:auto"]
 
 
@@ -58,9 +64,9 @@ def test_a_head_and_workers(stubs):
         assert "--num-cpus=4" in container["command"][2]
         assert pod_of(job)["restartPolicy"] == "Never"
     (container,) = pod_of(head)["containers"]
-    # Kubernetes makes $$( of a command $( again.
-    assert [word.replace("$$(", "$(") for word in container["command"][4:]] == RUN
-    assert container["command"][2].endswith('--include-dashboard=false && exec "$@"')
+    command = in_pod(container["command"])
+    assert command[4:] == RUN
+    assert command[2].endswith('--include-dashboard=false && exec "$@"')
     (container,) = pod_of(workers)["containers"]
     secret = {"secretKeyRef": {"name": "corpus-ray", "key": "token"}}
     assert {"name": "RAY_AUTH_TOKEN", "valueFrom": secret} in container["env"]
@@ -96,6 +102,15 @@ def test_apply_and_other_verbs(stubs):
     assert stubs.run("ray.sh", "apply", "corpus", "--image=img:1", "--", *COMMAND).returncode == 0
     assert [call[1] for call in stubs.calls] == ["get", "apply"]  # the token stays
     (stubs.directory / "calls").unlink()
+    apply = ["apply", "corpus", "--image=img:1", "--namespace=team"]
+    dry = stubs.run("ray.sh", *apply, "--dry-run", "--", *COMMAND)
+    (stubs.directory / "secret").unlink()
+    assert stubs.run("ray.sh", *apply, "--", *COMMAND).returncode == 0
+    _, create, _ = stubs.calls
+    create[-1] = "--from-literal=token=TOKEN"
+    assert words(dry.stdout.partition("\n")[0]) == create
+    (stubs.directory / "secret").touch()
+    (stubs.directory / "calls").unlink()
     for verb in ("logs", "status", "delete"):
         dry = stubs.run("ray.sh", verb, "corpus", "--namespace=team", "--dry-run")
         assert stubs.calls == []
@@ -118,7 +133,7 @@ def test_on_the_hosts_of_a_pod(stubs):
     assert "ray start --address=10.1.2.3:6379" in line
     assert "--worker=0" in first
     assert words(first[-1].removeprefix("--command=")) == [
-        "bert_jax/launch/on_host.sh", "start", "--", *RUN,
+        "env", "RAY_AUTH_MODE=token", "bert_jax/launch/on_host.sh", "start", "--", *RUN,
     ]  # fmt: skip
     dry = stubs.run("ray.sh", "tpu", "pod", *flags, "--dry-run", "--", *COMMAND)
     assert dry.returncode == 0, dry.stderr

@@ -71,6 +71,20 @@ def test_set_up_comes_before_the_run(stubs):
     assert (stubs.directory / "where").read_text() == "/a b\n"
 
 
+def test_what_is_sourced_by_the_set_up_may_use_unset_variables(stubs):
+    (stubs.directory / "activate").write_text('export WHERE="$UNSET/env"\n')
+    submit(stubs, "--setup", 'source "$STUBS/activate"')
+    code, calls = run_job(stubs, 0)
+    assert (code, calls[0][0]) == (0, "srun")
+
+
+@pytest.mark.parametrize("words", [["/venv/bin/bert-jax"], ["env", "TF_X=1 2", "bert-jax"]])
+def test_a_command_with_a_path_or_with_words_before_it_is_continued(stubs, words):
+    assert stubs.run("slurm.sh", "--", *words, *COMMAND[1:]).returncode == 0
+    _, (run, *_) = run_job(stubs, 75)
+    assert run[run.index("env") + 1 :] == [*words, *RUN[1:]]
+
+
 @pytest.mark.parametrize(
     ("code", "state", "restarts", "requeued"),
     [
@@ -100,16 +114,20 @@ def test_what_goes_back_into_the_queue(stubs, code, state, restarts, requeued):
     assert (["scontrol", "requeue", "7"] in calls) == requeued
 
 
-def test_a_new_checkpoint_starts_the_count_of_restarts_anew(stubs):
+@pytest.mark.parametrize("workdir", ["work", "~/work"])
+def test_a_new_checkpoint_starts_the_count_of_restarts_anew(stubs, workdir):
     (stubs.directory / "work" / "checkpoints" / "9").mkdir(parents=True)
     stubs.add("srun", '[[ ! -e $STUBS/next ]] || mv "$STUBS/next" work/checkpoints/10; exit 134')
-    done = stubs.run("slurm.sh", "--restarts=2", "--", "bert-jax", "finetune", "--workdir", "work")
+    command = ["bert-jax", "finetune", "--workdir", workdir]
+    done = stubs.run("slurm.sh", "--restarts=2", "--", *command)
     assert done.returncode == 0
     requeued = []
     for restart in range(40, 44):
         if restart == 41:
             (stubs.directory / "next").mkdir()
-        code, calls = run_job(stubs, 134, SLURM_RESTART_COUNT=str(restart))
+        code, calls = run_job(
+            stubs, 134, SLURM_RESTART_COUNT=str(restart), HOME=str(stubs.directory)
+        )
         assert code == 134
         requeued.append(["scontrol", "requeue", "7"] in calls)
     assert requeued == [False, True, True, False]  # 41 made a checkpoint
@@ -117,6 +135,19 @@ def test_a_new_checkpoint_starts_the_count_of_restarts_anew(stubs):
     stubs.add("srun")
     assert run_job(stubs, 0)[0] == 0
     assert not list(stubs.directory.glob(".bert_jax*"))  # nothing stays
+
+
+def test_checkpoints_of_starts_that_a_preemption_killed_count(stubs):
+    checkpoints = stubs.directory / "work" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    stubs.add("srun", 'mkdir "work/checkpoints/$SLURM_RESTART_COUNT"; kill -KILL "$PPID"')
+    done = stubs.run("slurm.sh", "--restarts=2", "--", "bert-jax", "pretrain", "--workdir=work")
+    assert done.returncode == 0
+    for restart in range(1, 5):  # the script, too, is killed; Slurm puts the job back
+        run_job(stubs, 0, SLURM_RESTART_COUNT=str(restart))
+    stubs.add("srun", "exit 6")
+    calls = [run_job(stubs, 6, SLURM_RESTART_COUNT=str(restart))[1] for restart in (5, 6)]
+    assert [["scontrol", "requeue", "7"] in each for each in calls] == [True, False]
 
 
 @pytest.mark.parametrize("command", ["squeue", "scontrol"])

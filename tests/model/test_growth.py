@@ -207,6 +207,14 @@ def test_a_model_that_is_doubled_computes_what_its_source_does(config):
     assert np.abs(first - second).mean() > 0.1 * np.abs(old).mean()
 
 
+def test_a_decoder_without_transform_after_a_shared_norm_cannot_be_preserved():
+    old = dataclasses.replace(BERT, head_transform=False)
+    new = dataclasses.replace(old, hidden_dim=16, num_heads=4, mlp_dim=12)
+    assert grow_params(numbered(old), old, new)
+    with pytest.raises(UserError, match="--preserve cannot keep the outputs of this model"):
+        grow_params(numbered(old), old, new, preserve=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -228,6 +236,7 @@ def test_what_does_not_fit_is_named(changes, said):
         grown_config(SHARED, wanted, "a source")
     assert said in f"{caught.value}"
     assert "from a source: " in f"{caught.value}"
+    assert f"{caught.value}".endswith("embedding_dim, attention_pattern, num_positions")
 
 
 def test_fields_that_nothing_reads_may_differ():

@@ -1,5 +1,6 @@
 """The pretraining loss: values, gradients, and that sums over parts add up."""
 
+import re
 from functools import partial
 
 import jax
@@ -216,3 +217,13 @@ def test_each_device_computes_the_loss_as_suits_it(monkeypatch, device, dtype, r
     program = str(jax.make_jaxpr(run)(projection, labels))
     special = {name for name in ("scan[", "vocabulary_normalisers") if name in program}
     assert special == ({wanted} if wanted else set())
+
+
+def test_a_cpu_transposes_states_and_not_the_slopes_of_logits():
+    """The slopes have 8,000 columns in translation, the states 256."""
+    shapes = (2, 24, 16), (80, 16), (80,)
+    gradient = jax.grad(lambda *parts: jnp.sum(jnp.sin(Projection(*parts).logits())), (0, 1, 2))
+    shaped = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    program = jax.jit(gradient).lower(*shaped).compile().as_text()
+    assert "f32[2,24,80]" in program  # slopes by rows
+    assert not re.search(r"f32\[80,(48|2,24)\]", program)

@@ -115,6 +115,21 @@ def test_the_generator_is_as_deep_and_narrower(sizes, share, expected):
     assert small.num_layers == 12
 
 
+@pytest.mark.parametrize(
+    ("fields", "share", "expected"),
+    [
+        ({"num_kv_heads": 4}, 0.25, (192, 3, 1)),
+        ({"num_kv_heads": 4}, 1 / 3, (256, 4, 4)),
+        ({"num_kv_heads": 12}, 0.25, (192, 3, 3)),
+        ({"positions": "rope", "num_heads": 4}, 0.3, (230, 1, 0)),
+        ({"positions": "rope", "hidden_dim": 256, "num_heads": 4}, 0.3, (76, 1, 0)),
+    ],
+)
+def test_the_generator_of_grouped_queries_or_rotations_is_valid(fields, share, expected):
+    small = generator_of(ModelConfig(**fields), share)
+    assert (small.hidden_dim, small.num_heads, small.num_kv_heads) == expected
+
+
 @pytest.mark.parametrize("fields", [{}, {"decoder_bias": False, "head_transform": False}])
 def test_encoders_with_norms_before_and_no_table_of_positions(fields):
     """Each model ends with a norm of its own; a tied decoder without bias adds no parameters."""

@@ -158,7 +158,7 @@ def test_a_trace_that_cannot_be_read_is_said_and_the_run_goes_on(tmp_path, monke
 @pytest.mark.parametrize("given", ["5", "6:3", "1:3", "0:0", "a:b", "2:", "2:3:4", "-2:3", "2.5:3"])
 def test_ranges_that_are_refused(given):
     with pytest.raises(
-        UserError, match=re.escape(f"--profile is {given!r}; it must be FIRST:LAST")
+        UserError, match=re.escape(f"--profile is {given!r}; give FIRST:LAST, FIRST at least 2")
     ):
         Profile(given)
 

@@ -92,12 +92,14 @@ def test_candidates_divide_everything():
     assert {s.tensor for s in shared} == {1, 2}, "a part has whole heads of keys"
 
 
-def test_accumulation_divides_the_other_phases_too():
+def test_the_mesh_divides_all_phases_and_the_accumulation_divides_its_own():
     config = with_batch(512)
-    phases = (PhaseConfig(batch_size=512, share=0.5), PhaseConfig(batch_size=8, share=0.5))
+    other = PhaseConfig(batch_size=8, share=0.5, accumulation=4)
+    phases = (PhaseConfig(batch_size=512, share=0.5), other)
     training = dataclasses.replace(config.training, phases=phases)
     found = candidates(dataclasses.replace(config, training=training), 0, 4)
-    assert {s.accumulation for s in found} == {1, 2, 4, 8}
+    assert {s.tensor for s in found} == {2, 4}, "the other phase has micro-batches of 2 rows"
+    assert {s.accumulation for s in found} == {2**n for n in range(10)}
 
 
 class Compiler:

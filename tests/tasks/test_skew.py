@@ -1,5 +1,7 @@
 """Weights of classes and repeated rows, from the labels alone."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,18 @@ def test_rows_of_rare_classes_are_repeated():
     # The rarest label of a row decides; a row of none is there once.
     np.testing.assert_allclose(repeats(SEVERAL, 2, 1.0), [1, 1, 3, 1])
     np.testing.assert_allclose(repeats(TAGS, 2, 1.0), [2, 1])
+
+
+def test_the_windows_of_a_text_count_as_one():
+    """A text in three windows of class 0, and a text in one window of class 1."""
+    share = np.array([1 / 3, 1 / 3, 1 / 3, 1], np.float32)
+    one = dataclasses.replace(rows(np.array([0, 0, 0, 1], np.int32)), weights=share)
+    assert class_weights("balanced", one, ["a", "b"]) == (1.0, 1.0)
+    assert repeats(one, 2, 1.0).tolist() == [1.0] * 4
+    labels = np.array([[1, 0], [1, 0], [1, 0], [1, 1]], np.float32)
+    several = dataclasses.replace(rows(labels), weights=share)
+    assert class_weights("balanced", several, ["x", "y"]) == (1.0, 1.0)
+    assert repeats(several, 2, 1.0).tolist() == [1.0, 1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

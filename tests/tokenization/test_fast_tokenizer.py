@@ -199,6 +199,12 @@ def test_two_files_of_older_roberta(made, tmp_path):
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     found = load_tokenizer(tmp_path)
     assert found.fingerprint == made["bpe"].fingerprint
+    # HerBERT's BPE has both files, too, but is not byte-level: a word ends with </w>.
+    herbert = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b</w>", "ab</w>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({t: n for n, t in enumerate(herbert)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    with pytest.raises(UserError, match=r"merges.txt has no merge that begins with Ġ, a space"):
+        load_tokenizer(tmp_path)
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(UserError, match="no tokenizer: it has no"):
         load_tokenizer(tmp_path)

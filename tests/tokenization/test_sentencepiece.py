@@ -295,6 +295,23 @@ def test_two_models_in_a_directory_are_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["spm.model", "spiece.model"])
+def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> None:
+    made = MADE["unigram", True]
+    (tmp_path / name).write_bytes(made._model)
+    added = tmp_path / "added_tokens.json"
+    added.write_text(json.dumps({"[MASK]": made.special_ids.mask}))  # a piece of the model
+    assert load_tokenizer(tmp_path).vocab == made.vocab
+    added.write_text(json.dumps({"<ent>": made.vocab_size}))
+    with pytest.raises(UserError, match=rf"{name}: added token is '<ent>'; .* tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    added.unlink()
+    fields = {"added_tokens_decoder": {str(made.vocab_size): {"content": "<ent>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="added token is '<ent>'"):
+        load_tokenizer(tmp_path)
+
+
 def test_truncated_models_are_refused_or_sound(tmp_path: Path) -> None:
     whole = MADE["unigram", True]._model
     ends, at = [], 0  # of the fields

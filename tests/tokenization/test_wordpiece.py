@@ -455,12 +455,31 @@ def test_contradicting_files_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "t" / "tokenizer_config.json"
     right = config.read_text()
     config.write_text('{"do_lower_case": false}')
-    with pytest.raises(UserError, match=r"normalizer.lowercase is True, but do_lower_case.* False"):
+    with pytest.raises(UserError, match=r"lowercase means True, but do_lower_case.* False"):
+        load_tokenizer(tmp_path / "t")
+    config.write_text('{"strip_accents": false, "tokenize_chinese_chars": true}')
+    with pytest.raises(UserError, match=r"normalizer.strip_accents means True, but .* is False"):
+        load_tokenizer(tmp_path / "t")
+    config.write_text('{"tokenize_chinese_chars": false, "strip_accents": null}')
+    with pytest.raises(UserError, match=r"handle_chinese_chars means True, but .* is False"):
         load_tokenizer(tmp_path / "t")
     config.write_text(right)
     (tmp_path / "t" / "vocab.txt").write_bytes(GOOD + b"b\n")
     with pytest.raises(UserError, match="list different tokens"):
         load_tokenizer(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("word_tokenizer_type", "mecab"), ("subword_tokenizer_type", "character")]
+)
+def test_japanese_words_of_another_tokenizer_are_refused(
+    field: str, value: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.txt").write_bytes(GOOD)
+    config = {"do_lower_case": False, "word_tokenizer_type": "basic"} | {field: value}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"tokenizer_config.json: {field} is '{value}'; expected"):
+        load_tokenizer(tmp_path)
 
 
 def test_where_no_tokenizer_is(tmp_path: Path) -> None:
@@ -500,6 +519,14 @@ def test_a_failing_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any) 
     (tmp_path / "t" / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(UserError, match="another kind"):
         made.save(tmp_path / "t")
+
+
+def test_the_current_directory_gets_the_files_and_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    WordPieceTokenizer([*SPECIAL_TOKENS, "a"]).save(Path())
+    assert (load_tokenizer(Path()).vocab_size, tmp_path.stat().st_ino) == (6, before)
+    assert not list(tmp_path.glob("*tmp*"))
 
 
 @pytest.mark.parity

@@ -231,6 +231,19 @@ def test_a_run_stops_at_a_bad_batch(tmp_path, corpus, monkeypatch):
     assert train(skip, workdir, corpus=corpus, echo=lambda _: None).finished
 
 
+def test_a_bad_batch_at_the_end_of_a_phase_is_computed_again_in_that_phase(
+    tmp_path, corpus, monkeypatch
+):
+    """Without held-out text, nothing but the end of a phase lets the loop wait for a step."""
+    poison(monkeypatch, {BATCH: "nan"})
+    phases = [{"length": 32, "batch_size": BATCH, "share": 0.5, "learning_rate": rate}
+              for rate in (1e-3, 1e-4)]  # fmt: skip
+    config = small_config(training__num_steps=4, training__phases=phases, training__accumulation=1)
+    with pytest.raises(BadStepError, match="the same result to the last bit") as error:
+        train(config, tmp_path, corpus=corpus._replace(heldout=None), echo=lambda _: None)
+    assert error.value.step == 1
+
+
 def test_a_fault_that_passes_is_told_from_bad_data(tmp_path, corpus, monkeypatch):
     """The first execution of a step comes out bad, on data that are good."""
     make = loop.make_train_step

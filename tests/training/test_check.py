@@ -1,5 +1,6 @@
 """The check before a run: in one process, and what a process tells the others."""
 
+import dataclasses
 import threading
 import time
 from types import SimpleNamespace
@@ -9,11 +10,14 @@ import jax
 import pytest
 import small_finetuning
 from gcs_emulator import make_bucket, running_emulator
-from small_run import small_config, write_corpus
+from small_run import VOCAB_SIZE, small_config, write_corpus
 
 from bert_jax.cli.main import main
+from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.training import check
+from bert_jax.training.pretrain.saves import prepare_workdir
+from bert_jax.training.start import Start
 
 
 def test_pretraining_is_checked_up_to_a_step_and_saves_nothing(tmp_path, capsys):
@@ -35,6 +39,22 @@ def test_pretraining_is_checked_up_to_a_step_and_saves_nothing(tmp_path, capsys)
     vocabulary.write_text(vocabulary.read_text() + "more\n")
     assert main(command) == 2  # every process reads the tokenizer's files
     assert "tokenizer/vocab.txt does not have the digest" in capsys.readouterr().err
+
+
+def test_a_run_that_continues_on_a_larger_mesh_is_checked(tmp_path, capsys):
+    """The first phase, which the run has done, had too few rows for all devices."""
+    corpus, work = write_corpus(tmp_path / "corpus"), tmp_path / "work"
+    phases = [{"length": 32, "batch_size": rows, "share": 0.5} for rows in (4, 8)]
+    config = small_config(
+        data={"corpus": str(tmp_path / "corpus")}, training__accumulation=1,
+        training__phases=phases, mesh={"data": 4},
+    )  # fmt: skip
+    prepare_workdir(work, config.with_vocabulary(VOCAB_SIZE), corpus.train, Start())
+    (work / "checkpoints" / "6").mkdir(parents=True)
+    larger = dataclasses.replace(config, mesh=MeshConfig(data=8))
+    file = small_finetuning.write_config(tmp_path / "config.py", larger)
+    assert main(["pretrain", f"--config={file}", f"--workdir={work}", "--check"]) == 0
+    assert "ok      step: mlm_loss 4." in capsys.readouterr().out
 
 
 def test_fine_tuning_is_checked_up_to_a_step(tmp_path, capsys):

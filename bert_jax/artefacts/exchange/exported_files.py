@@ -13,6 +13,7 @@ from bert_jax.artefacts.formats.entries import Entry, in_model, named, to_tensor
 from bert_jax.artefacts.formats.families import FAMILIES
 from bert_jax.artefacts.formats.family import EMBEDDINGS
 from bert_jax.artefacts.formats.huggingface_files import (
+    CONSTANT,
     MULTIPLE_CHOICE,
     POOLED_HEADS,
     PRETRAINING_TASKS,
@@ -24,7 +25,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
 from bert_jax.artefacts.formats.sentence_transformers import QUERIES, can_be_written, sentence_files
 from bert_jax.artefacts.formats.sentencepiece_json import tokenizer_json
 from bert_jax.artefacts.formats.translators import family_of as family_of_network
-from bert_jax.artefacts.saved.model import CONSTANT, SavedModel
+from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Params
@@ -80,7 +81,10 @@ def class_of(saved: SavedModel) -> str:
     task, head, family = task_of(saved), saved.head, FAMILIES[kind]
     wanted = family.classifies.get("pooler_activation", "tanh")
     name = family.class_of(task)
-    if task == MULTIPLE_CHOICE and not family.compares:
+    fewest = (2 if family.doubles_type else 1) if "num_types" in family.fields.values() else 0
+    if saved.config.num_types < fewest:
+        wrong = f"model.num_types is {saved.config.num_types}; an export needs {fewest} or more"
+    elif task == MULTIPLE_CHOICE and not family.compares:
         wrong = f"only BERT, ModernBERT and DeBERTa have a class for multiple choice, not {kind}"
     elif not family.like_bert:
         why = "" if head is None else model_config.unlike_head(kind, saved.config, head)
@@ -179,9 +183,8 @@ def untrained_parts(saved: SavedModel) -> list[str]:
     """
     if saved.network is not None:
         return list(family_of_network(saved.network, saved.name)[0].untrained)
-    if saved.has_pooler or not has_class(saved):
-        return []
-    return ["pooler"] if has_place_for_pooler(saved) else []
+    lacks = not saved.has_pooler and has_class(saved) and has_place_for_pooler(saved)
+    return ["pooler"] if lacks else []
 
 
 def has_place_for_pooler(saved: SavedModel) -> bool:

@@ -14,10 +14,11 @@ FILES = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.txt", "vocab.json", "merges.txt", "*.model", "source.spm", "target.spm",
-    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
-    "[1-9]_*/config.json", "[1-9]_Dense/model.safetensors",
+    "generation_config.json", "modules.json", "config_sentence_transformers.json",
+    "sentence_*_config.json", "router_config.json", "[1-9]_*/config.json", "query_0_*/config.json",
+    "document_1_*/config.json", "[1-9]_Dense/model.safetensors", "query_0_*/model.safetensors",
 )  # fmt: skip
-"""Files to fetch from a repository: files of the top directory, and the modules after the encoder
+"""Files to fetch from a repository: files of the top directory, and the modules beside the encoder
 in the layout of sentence-transformers."""
 _ELSEWHERE = ["model-*/*", "*/*.model", "*/*/*"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)

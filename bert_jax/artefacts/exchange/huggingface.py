@@ -31,13 +31,11 @@ from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import ROLES, Tokenizer, make_row
 
 PIPELINES = {
-    "ForPreTraining": "fill-mask",
-    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask", "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-}
+    "ForQuestionAnswering": "question-answering", "ForMultipleChoice": "multiple-choice",
+}  # fmt: skip
 """Pipelines of Transformers, by class-name suffix."""
 DIFFERENT = "the files differ from the model when they are read back"
 

@@ -200,16 +200,20 @@ def _from_directory(source: Path) -> Source:
         saved = read_translator(directory, config, made_by, f"{path}")
         return Source(saved, config["model_type"], made_by, directory)
     family_to_import(config, where=f"{path}")  # report a wrong family before missing weights
-    form = form_of(config, huggingface_files.read_weights(directory, made_by), where=f"{path}")
+    marked = huggingface_files.marks_second(directory, config)
+    arrays = huggingface_files.read_weights(directory, made_by)
+    form = form_of(config, arrays, where=f"{path}", marked=marked)
     name = f"{directory}, {made_by}"
     saved, notes = saved_from(form, load_tokenizer(directory), directory, name=name), form.notes
     if sentence is not None:
         saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     if huggingface_files.weight_files(directory) == [directory / FLAX_WEIGHTS]:
         notes += (f"the weights are those of {FLAX_WEIGHTS}, under the names of PyTorch's class",)
-    path, limit = directory / CONFIG_NAME, huggingface_files.MAX_CONFIG_BYTES
-    if path.is_file() and "auto_map" in read_json_object(path, max_bytes=limit):
+    fields = huggingface_files.tokenizer_config(directory)
+    if "auto_map" in fields:
         notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
+    if fields.get("truncation_side") == "left":
+        notes += ("the source's tokenizer cuts long texts at the start, but bert_jax at the end",)
     return Source(saved, form.family.name, made_by, directory, notes, form.dropped)
 
 

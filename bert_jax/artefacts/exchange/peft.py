@@ -49,12 +49,11 @@ def write(saved: SavedModel, out: Path) -> None:
     assert outputs is not None
     entries = files.entries_of(saved)
     updates = adapters.lora_tensors(adapter.lora, adapter.layers, saved.config, entries)
-    alpha, modules = adapter.config.alpha, list[str]()
+    updates = {name.removesuffix(".weight"): update for name, update in updates.items()}
+    alpha = adapter.config.alpha
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, dict[str, Any]] = {"rank_pattern": {}, "alpha_pattern": {}}
-    for name, update in updates.items():
-        module = name.removesuffix(".weight")
-        modules.append(module)
+    for module, update in updates.items():
         tensors[f"{adapters.PREFIX}{module}.lora_A.weight"] = update.a
         tensors[f"{adapters.PREFIX}{module}.lora_B.weight"] = update.b
         if update.maps > 1:
@@ -72,17 +71,11 @@ def write(saved: SavedModel, out: Path) -> None:
     if labels:
         files.write_json(out / adapters.LABELS, labels)
     config = {
-        "peft_type": "LORA",
-        "task_type": tasks[files.task_of(saved)],
-        "base_model_name_or_path": saved.origin.config.get("init"),
-        "inference_mode": True,
-        "r": adapter.config.rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": modules,
-        "modules_to_save": sorted(kept),
-    }
+        "peft_type": "LORA", "task_type": tasks[files.task_of(saved)],
+        "base_model_name_or_path": saved.origin.config.get("init"), "inference_mode": True,
+        "r": adapter.config.rank, "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": [*updates], "modules_to_save": sorted(kept),
+    }  # fmt: skip
     files.write_json(out / adapters.CONFIG, config | patterns)
     files.write_arrays(out / adapters.WEIGHTS, tensors, format="pt")
 
@@ -128,7 +121,7 @@ from peft import PeftModel
 from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {auto}.from_pretrained("BASE", num_labels={labels})
+model = {auto}.from_pretrained("BASE", num_labels={labels}{pooling})
 model = PeftModel.from_pretrained(model, "DIR")
 ```
 
@@ -146,8 +139,10 @@ The base model is {base}. `labels.json` lists the labels."""
 def loading(saved: SavedModel) -> str:
     """Describe how to apply the adapter, for the model card."""
     assert saved.head is not None
+    fields = FAMILIES[files.family_of(saved)].pooling_fields(saved.pooling)
     return _LOADING.format(
         auto=auto_class(files.class_of(saved)),
         labels=saved.head.num_labels,
+        pooling="".join(f', {name}="{value}"' for name, value in fields.items()),
         base=files.last_part(saved.origin.config.get("init")),
     )

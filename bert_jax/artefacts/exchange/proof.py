@@ -221,12 +221,9 @@ def _logits(network: Network, params: Any, source: Batch, target: Batch) -> jax.
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
 def outputs_of(
-    config: ModelConfig,
-    head: TaskHeadConfig | None,
-    params: Any,
-    batch: Batch,
+    config: ModelConfig, head: TaskHeadConfig | None, params: Any, batch: Batch,
     embedding: EmbeddingConfig | None = None,
-) -> dict[str, jax.Array]:
+) -> dict[str, jax.Array]:  # fmt: skip
     """Compute the outputs that `logits_of` lists for an encoder; JAX can trace this function."""
     inputs: tuple[Any, Any, Any] = batch
     hidden = heads.encode(config, params, *inputs)
@@ -296,12 +293,9 @@ def compare(
 
 
 def compare_shapes(
-    saved: SavedModel,
-    rows: Sequence[Sequence[int]],
-    program: Callable[[Batch], Mapping[str, np.ndarray]],
-    *,
-    optional: Iterable[str] = (),
-) -> dict[str, Any]:
+    saved: SavedModel, rows: Sequence[Sequence[int]],
+    program: Callable[[Batch], Mapping[str, np.ndarray]], *, optional: Iterable[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Compare a program with `saved` on batches of several shapes; see `compare`.
 
     All rows come in batches of 16, then two rows with extra padding, then only the longest row.

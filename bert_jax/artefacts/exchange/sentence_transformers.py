@@ -117,7 +117,7 @@ def said_of_vectors(saved: SavedModel) -> str:
     pooling = POOLINGS[embedding.pooling] + " in the last layer" * (not embedding.is_sparse)
     if "maps" in saved.params.get("pooling", {}):
         pooling += ", followed by linear maps"
-    text = f"It turns texts into vectors of {saved.vector_width} numbers: {pooling}"
+    text = f"It turns texts into vectors of {saved.vector_width()} numbers: {pooling}"
     text += ", divided by its norm." if embedding.normalize else "."
     for kind, prefix in (("query", embedding.query_prefix), ("text", embedding.document_prefix)):
         if prefix:

@@ -27,6 +27,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     PRETRAINING_TASKS,
     TASKS,
     WEIGHTS,
+    marks_second,
     model_class,
     weight_files,
 )
@@ -37,7 +38,7 @@ from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tokenization.load import says_casing
 from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import SPACE, Tokenizer, make_row
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, SPACE, Tokenizer, make_row
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PACKAGES = ("torch", "transformers")
@@ -73,6 +74,8 @@ class TheirModel:
             )  # fmt: skip
         self.model = model.eval()
         self.name = type(model).__name__
+        many = getattr(model.config, "type_vocab_size", 1) > 1
+        self._typed = many and marks_second(directory, model.config.to_dict())
 
     def whole(self) -> "TheirModel":
         """Return this object; raise ProofFailedError if tensors are missing or unexpected."""
@@ -97,7 +100,7 @@ class TheirModel:
         if isinstance(batch, proof.Sides):
             names["decoder_input_ids"] = batch.target.tokens
             names["decoder_attention_mask"] = batch.target.segment_ids
-        elif getattr(self.model.config, "type_vocab_size", 1) > 1:
+        elif self._typed:
             names["token_type_ids"] = batch.type_ids
         inputs = {name: torch.tensor(ids).long() for name, ids in names.items()}
         if isinstance(batch, proof.Sides):
@@ -250,7 +253,8 @@ def _in_safetensors(directory: Path) -> Iterator[Path]:
         found = read_flax(directory / FLAX_WEIGHTS)
         arrays = {name: np.ascontiguousarray(array) for name, array in found.items()}
         write_arrays(Path(copy) / WEIGHTS, arrays, format="pt")
-        (Path(copy) / "config.json").symlink_to(directory.absolute() / "config.json")
+        for name in ("config.json", CONFIG_NAME):
+            (Path(copy) / name).symlink_to(directory.absolute() / name)
         yield Path(copy)
 
 

@@ -136,9 +136,9 @@ def _is_token(tokenizer: Tokenizer, form: str) -> bool:
 def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     """Return a model with a larger vocabulary; `saved` is unchanged.
 
-    The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, its
-    row in an untied decoder, and its masked-LM bias are means over these pieces. New ids follow the
-    old ids, and so first use spare rows of the tables. `tokenizer_files` still has the old files.
+    The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, row
+    in an untied decoder, masked-LM bias and weight in static queries are means over these pieces.
+    New ids follow the old ids, and so first use spare rows. `tokenizer_files` keeps old files.
     Raise a UserError if the vocabulary would be too large.
     """
     old = saved.tokenizer
@@ -156,9 +156,10 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
     config = dataclasses.replace(saved.config, vocab_size=size)
     pieces = old.encode_words(new.tokens)
     params: Params = jax.tree.map(lambda leaf: leaf, saved.params)
-    for path in VOCABULARY_PATHS:
+    for path in (*VOCABULARY_PATHS, ("queries",)):
         if (rows := lookup(params, path)) is not None:
-            grown = np.zeros((config.padded_vocab_size, *rows.shape[1:]), np.float32)
+            count = config.vocab_size if path == ("queries",) else config.padded_vocab_size
+            grown = np.zeros((count, *rows.shape[1:]), np.float32)
             grown[: len(rows)] = rows
             for row, ids in enumerate(pieces, old.vocab_size):
                 grown[row] = np.asarray(rows)[ids].mean(axis=0, dtype=np.float64)

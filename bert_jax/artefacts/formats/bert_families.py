@@ -178,6 +178,9 @@ _DISTILBERT = _like_bert(
         "dropout": "hidden_dropout_rate", "attention_dropout": "attention_dropout_rate",
     },
     defaults={"n_layers": 6, "dropout": 0.1, "seq_classif_dropout": 0.2},
+    synonyms={
+        "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+    },
     classifies={"pooler_activation": "relu"},
     dropouts={"classification": "seq_classif_dropout"},
     written=("ForSequenceClassification",),
@@ -185,11 +188,7 @@ _DISTILBERT = _like_bert(
 )  # fmt: skip
 
 BERTS: Mapping[str, Family] = {
-    "bert": BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "electra": _ELECTRA,
-    "distilbert": _DISTILBERT,
-}
+    "bert": BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA,
+    "electra": _ELECTRA, "distilbert": _DISTILBERT,
+}  # fmt: skip
 """Families by `model_type`, a field of `config.json`."""

@@ -48,6 +48,7 @@ _RMS = {
     "head_transform": False,
 }  # fmt: skip
 _ONLY = {**NOT_QUANTISED, "rope_scaling": (None, "only null is supported")}
+_TIED = {"tie_word_embeddings": (True, "in this family, the decoder is the embedding table")}
 
 _LAYER = "model.layers.{n}"
 _MODERNBERT = Family(
@@ -119,7 +120,7 @@ _EUROBERT = Family(
         "mlp_bias": "mlp_bias", "tie_word_embeddings": "tied",
         "attention_dropout": "attention_dropout_rate",
     },
-    only=_ONLY,
+    only={**_ONLY, "clf_pooling": ("late", "rename this old field to classifier_pooling")},
     sets={
         "activation": "silu", "norm_eps": 1e-5, "tied": False, "attention_bias": False,
         "mlp_bias": False, "attention_dropout_rate": 0.0, "hidden_dropout_rate": 0.0,
@@ -164,10 +165,7 @@ _NOMIC = Family(
         "head_activation": "", "decoder_bias": True, "tied": True,
     },
     fields=BERT_FIELDS,
-    only={
-        **_ONLY,
-        "tie_word_embeddings": (True, "in this family, the decoder is the embedding table"),
-    },
+    only={**_ONLY, **_TIED},
     sets={"activation": "silu", "hidden_dropout_rate": 0.0, "attention_dropout_rate": 0.0},
     heads={
         "classification": classifier_on("nomic_bert.pooler.dense"),
@@ -254,7 +252,7 @@ _DEBERTA = Family(
         "share_att_key": "relative_shared", "norm_rel_ebd": "relative_norm",
     },
     only={
-        **NOT_QUANTISED,
+        **NOT_QUANTISED, **_TIED,
         "relative_attention": (True, "without relative positions, it is not supported"),
         "position_biased_input": (False, "positions that are added to tokens are not supported"),
         "type_vocab_size": (0, "token types are not supported"),
@@ -262,11 +260,11 @@ _DEBERTA = Family(
         "legacy": (True, "only the masked-LM head cls.predictions is read"),
         "pooler_hidden_act": ("gelu", "only 'gelu' is supported"),
         "pooler_dropout": (0, "dropout before the pooler is not supported"),
-        "tie_word_embeddings": (True, "in this family, the decoder is the embedding table"),
     },
     defaults={
         "relative_attention": False, "position_biased_input": True, "position_buckets": -1,
         "share_att_key": False, "norm_rel_ebd": "none", "hidden_dropout_prob": 0.1,
+        "pos_att_type": [],
     },
     sets={"norm_eps": 1e-7, "pooler_activation": "gelu"},
     heads={"classification": classifier_on("pooler.dense"), **TOKENS},
@@ -278,12 +276,9 @@ _DEBERTA = Family(
 )  # fmt: skip
 
 MODERN: Mapping[str, Family] = {
-    "modernbert": _MODERNBERT,
-    "eurobert": _EUROBERT,
-    "nomic_bert": _NOMIC,
-    "neobert": _NEOBERT,
+    "modernbert": _MODERNBERT, "eurobert": _EUROBERT, "nomic_bert": _NOMIC, "neobert": _NEOBERT,
     "deberta-v2": _DEBERTA,
-}
+}  # fmt: skip
 FAMILIES: Mapping[str, Family] = {**BERTS, **MODERN}
 """Families by `model_type`, a field of `config.json`."""
 

@@ -15,14 +15,11 @@ from bert_jax.model.task_heads import HeadNetwork
 EMBEDDINGS, LAYERS = ("encoder", "embeddings"), ("encoder", "layers")
 ATTENTION, MLP = (*LAYERS, "attention"), (*LAYERS, "mlp")
 SIZES = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "num_positions",
-    "hidden_size": "hidden_dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_dim",
+    "vocab_size": "vocab_size", "max_position_embeddings": "num_positions",
+    "hidden_size": "hidden_dim", "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads", "intermediate_size": "mlp_dim",
     "initializer_range": "init_std",
-}
+}  # fmt: skip
 BERT_FIELDS = {
     **SIZES, "type_vocab_size": "num_types", "hidden_act": "activation",
     "layer_norm_eps": "norm_eps", "hidden_dropout_prob": "hidden_dropout_rate",
@@ -34,13 +31,9 @@ MAX_LAYERS = 1024
 """Upper bounds for values from a file; no existing model exceeds them."""
 
 ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "silu": "silu", "swish": "silu",
+}  # fmt: skip
 """Our activations, by name in `config.json`. If several names fit, exports write the first."""
 
 _VALUES: Mapping[str, Mapping[str, Any]] = {
@@ -79,6 +72,8 @@ class Family:
     """Fields of `config.json` with one supported value: (this value, the reason for messages)."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of fields that a `config.json` may lack."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Names in `fields`, by a synonym that a `config.json` may use; the synonym has priority."""
     sets: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields of `ModelConfig` for files that do not give them. Unlike a field in
     `computes`, such a field may have another value in some models of the family."""

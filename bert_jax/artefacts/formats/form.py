@@ -140,11 +140,13 @@ class Form:
         return shared if self.arrays.keys() >= {e.name for e in shared} else []
 
 
-def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str) -> Form:
+def form_of(
+    found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where: str, marked: bool = True
+) -> Form:
     """Recognise the family of a model; name its tensors as the family's own files name them.
 
     `found` is the content of `config.json`, which `where` names in messages; its `model_type` is in
-    `FAMILIES`. `arrays` has all tensors of the model.
+    `FAMILIES`. `arrays` has all tensors of the model. `marked`: see `marks_second`.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)
@@ -161,7 +163,7 @@ def form_of(found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, where
     for copy, original in family.copies.items():  # old files may have only the second name
         if copy in renamed and original not in renamed and copy.endswith(".bias"):
             renamed[original] = renamed[copy]
-    notes += _fitted(family, found, model.num_types, renamed)
+    notes += _fitted(family, found, model.num_types, marked, renamed)
     if why := _unlike_masked_lm(family, found, renamed):
         for entry in family.pretraining["mlm"]:
             if renamed.pop(entry.name, None) is not None and entry.name in origins:
@@ -226,12 +228,13 @@ def _of_today(family: Family, name: str) -> str:
 
 
 def _fitted(
-    family: Family, found: Mapping[str, Any], types: int, renamed: dict[str, np.ndarray]
+    family: Family, found: Mapping[str, Any], types: int, marked: bool, renamed: dict[str, Any]
 ) -> list[str]:
     """Fit the tables of positions and of `types` token types to our model, and return notes.
 
     Our encoder gives second texts token type 1; with the fitted tables, its outputs for pairs still
     equal the source's. A DistilBERT classifier keeps one type, because its class has only one.
+    `marked` is the result of `marks_second`.
     """
     notes = []
     if family.first_position is not None:
@@ -243,22 +246,20 @@ def _fitted(
             f"positions count from {first} in a {family.name}, after the padding id; earlier rows "
             "of the position table are never read and are left out"
         )
-    if family.has_types and not (family.doubles_type and found.get("type_vocab_size") == 1):
+    single = family.doubles_type and found.get("type_vocab_size") == 1
+    if family.has_types and not single and (marked or types < 2):
         return notes
     name = family.name_of(*EMBEDDINGS, "type")
     words = renamed.get(family.name_of(*EMBEDDINGS, "token"))
-    if family.has_types and name in renamed and renamed[name].shape[:1] == (1,):
-        renamed[name] = np.repeat(renamed[name], 2, axis=0)
-    elif not family.has_types and words is not None and words.ndim == 2:
+    if not family.has_types and words is not None and words.ndim == 2:
         renamed[name] = np.zeros((types, words.shape[1]), np.float32)
+    elif name in renamed and renamed[name].shape[:1] == (1 if single else types,):
+        renamed[name] = np.repeat(renamed[name][:1], types, axis=0)
+    said = f"{family.name if marked else 'the tokenizer'} does not mark the second text of a pair"
     if types == 1:
-        notes.append(f"{family.name} does not mark the second text of a pair, nor does this model")
-    else:
-        notes.append(
-            f"{family.name} does not mark the second text of a pair: both token types are "
-            f"{'its one type' if family.has_types else 'zeros'}, until training makes them differ"
-        )
-    return notes
+        return [*notes, f"{said}, nor does this model"]
+    same = "row 0 of the source's table" if family.has_types else "zeros"
+    return [*notes, f"{said}: all rows of the type table are {same} until training changes them"]
 
 
 def _unlike_masked_lm(

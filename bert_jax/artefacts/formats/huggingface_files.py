@@ -56,8 +56,11 @@ SCORING = "sentence_transformers"
 UNTRAINED = "untrained_parts"
 """Field of `config.json` with the untrained parts, which exports add if the class requires them."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
-"""Our own fields in a `config.json`; Transformers keeps them but does not read them."""
+CONSTANT = "no_better_than_constant"
+HEAD_FIELDS = (THRESHOLDS, LONG_TEXTS, READING, CONSTANT)
+"""Our own fields about the head in a `config.json`. Transformers keeps them, but ignores them."""
 _MAX_LABEL_CHARS = 200
+_UNTYPED = "(xlm-?)?roberta|camembert|distilberttokenizer|tokenizersbackend"
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,8 @@ def head_to_huggingface(outputs: TaskOutputs) -> dict[str, Any]:
         fields[READING] = to_dict(outputs.reading)
     if outputs.long != CUT:
         fields[LONG_TEXTS] = to_dict(outputs.long)
-    labels: Sequence[str] = outputs.labels
     if outputs.head.kind != "span":
-        labels = labels or [f"LABEL_{n}" for n in range(outputs.head.num_labels)]
+        labels = outputs.labels or _labels(None, outputs.head.num_labels)
         fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
         fields["label2id"] = {label: n for n, label in enumerate(labels)}
     return fields
@@ -228,11 +230,28 @@ def model_class(found: Mapping[str, Any]) -> str:
     return str(name) if plain else "AutoModel"
 
 
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """Read `tokenizer_config.json`; return {} if there is none."""
+    path = directory / "tokenizer_config.json"
+    return read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
+
+
+def marks_second(directory: Path, found: Mapping[str, Any]) -> bool:
+    """Return true if the tokenizer of a `config.json` gives second texts of pairs token type 1.
+
+    Tokenizers of RoBERTa, XLM-R, CamemBERT and DistilBERT, and TokenizersBackend, give type 0.
+    """
+    fields = tokenizer_config(directory)
+    if isinstance(names := fields.get("model_input_names"), list):
+        return "token_type_ids" in names
+    kind = fields.get("tokenizer_class") or found.get("tokenizer_class") or found.get("model_type")
+    return not re.match(_UNTYPED, f"{kind}", re.I)
+
+
 def model_max_length(directory: Path) -> int | None:
     """Return the largest number of tokens that a tokenizer's files allow; None means no limit."""
     path = directory / "tokenizer_config.json"
-    fields = read_json_object(path, max_bytes=_MAX_INDEX_BYTES) if path.is_file() else {}
-    return row_length(fields, "model_max_length", path)
+    return row_length(tokenizer_config(directory), "model_max_length", path)
 
 
 def row_length(fields: Mapping[str, Any], name: str, where: Path) -> int | None:

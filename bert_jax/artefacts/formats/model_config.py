@@ -39,11 +39,14 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     """
     family = FAMILIES[found["model_type"]]
     classifies = family.head_of(found) == "classification"
-    found = {**family.defaults, **found}
+    renamed = {name: found[other] for other, name in family.synonyms.items() if other in found}
+    found = {**family.defaults, **found, **renamed}
     fields: dict[str, Any] = {**family.computes, **family.sets}
     wrong: list[str] = []
     for name, ours in family.fields.items():
-        if found.get(name) is not None or (name in found and family.like_bert):
+        # Null does not mean the default that a missing field has.
+        reads_null = family.like_bert or name in family.defaults
+        if found.get(name) is not None or (name in found and reads_null):
             fields[ours] = read_field(name, ours, found[name], wrong)
         elif ours in _REQUIRED and not family.like_bert:
             wrong.append(f"{name} is missing; it must be at least 1")
@@ -63,17 +66,16 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
         fields["num_types"] = 1 if classifies else 2
     elif family.doubles_type and fields.get("num_types") == 1:
         fields["num_types"] = 2
+    parts = found.get("rope_parameters") or {}
     if family.local:
         fields |= _layers(found, fields["num_layers"], wrong) if fields.get("num_layers") else {}
-        parts = found.get("rope_parameters") or {}
         for key, old, ours, default in _THETAS:
             part = parts.get(key) or {} if isinstance(parts, Mapping) else parts
             before = (old, found.get(old, default))
             fields[ours] = _theta(part, f"rope_parameters.{key}", before, wrong)
     elif family.computes["positions"] == "rope" and "rope_theta" not in family.computes:
         before = ("rope_theta", found.get("rope_theta", family.theta))
-        part = found.get("rope_parameters") or {}
-        fields["rope_theta"] = _theta(part, "rope_parameters", before, wrong)
+        fields["rope_theta"] = _theta(parts, "rope_parameters", before, wrong)
     _check_heads(family, found, fields, wrong)
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
@@ -232,17 +234,18 @@ def config_to_huggingface(kind: str, config: ModelConfig) -> dict[str, Any]:
 def _value(config: ModelConfig, ours: str) -> Any:
     if ours == "head_activation":
         return their_name(ours, config.head_activation or config.activation)
+    value = getattr(config, ours)
     if ours in ("activation", "relative_norm", "relative_terms"):
-        return their_name(ours, getattr(config, ours))
-    if ours in ("relative_buckets", "relative_distance"):
-        return getattr(config, ours) or -1
-    if ours == "num_kv_heads":
-        return config.num_kv_heads or config.num_heads
+        return their_name(ours, value)
     if ours == "embedding_dropout_rate":
         return config.rate_of("embedding")
-    if ours == "embedding_dim":
-        return config.embedding_width
-    return config.rate_of("mlp") if ours == "mlp_dropout_rate" else getattr(config, ours)
+    if ours == "mlp_dropout_rate":
+        return config.rate_of("mlp")
+    written_for_zero = {
+        "num_kv_heads": config.num_heads, "embedding_dim": config.hidden_dim,
+        "relative_buckets": -1, "relative_distance": -1,
+    }  # fmt: skip
+    return value or written_for_zero.get(ours, value)
 
 
 def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str, Any]:
@@ -265,6 +268,8 @@ def _layers(found: Mapping[str, Any], number: int, wrong: list[str]) -> dict[str
     if type(width) is not int or not 2 <= width <= 1 << 24:
         wrong.append(f"local_attention is {show(width)}; it must be from 2 to {1 << 24:,}")
         return {}
+    if (half := found.get("sliding_window")) not in (None, width // 2):
+        wrong.append(f"sliding_window is {show(half)}, not {width // 2}, half of local_attention")
     return {"attention_pattern": pattern, "local_window": width // 2}
 
 
@@ -282,8 +287,9 @@ def _theta(part: Any, under: str, old: tuple[str, Any], wrong: list[str]) -> flo
     if not isinstance(part, Mapping):
         wrong.append(f"{under} is {show(part)}; an object with rope_theta is needed")
         return None
-    if part.get("rope_type", "default") != "default":
-        wrong.append(f"{under}.rope_type is {show(part['rope_type'])}; only 'default' is supported")
+    name = "rope_type" if "rope_type" in part else "type"  # its older name
+    if part.get(name, "default") != "default":
+        wrong.append(f"{under}.{name} is {show(part[name])}; only 'default' is supported")
     if part.get("partial_rotary_factor", 1.0) not in (1, None):
         wrong.append(
             f"{under}.partial_rotary_factor is {show(part['partial_rotary_factor'])}; only 1.0, "

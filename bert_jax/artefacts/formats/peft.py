@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.artefacts.formats.entries import Entry, insert, lookup, tensors, to_tensors
-from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
+from bert_jax.artefacts.formats.huggingface_files import HEAD_FIELDS, MAX_CONFIG_BYTES, model_class
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
@@ -40,8 +40,10 @@ TASKS = {
 _UPDATE = re.compile(r"(.+)\.lora_([AB])\.weight")
 _COUNTED = re.compile(r"classifier\.(?:out_proj\.)?bias")
 _PLAIN = {"fan_in_fan_out": False, "use_dora": False, "lora_bias": False, "use_bdlora": None,
-          "layer_replication": None, "arrow_config": None}  # fmt: skip
+          "layer_replication": None, "arrow_config": None, "alora_invocation_tokens": None,
+          "trainable_token_indices": None}  # fmt: skip
 """Fields that would change what an adapter computes, with their values in plain LoRA."""
+_CHANGE_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")  # values of init_lora_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Adapter:
     base: Path
     """Directory of the base model, in Hugging Face's format."""
     config: dict[str, Any]
-    """`config.json` of the base, with the class and the labels of the adapter."""
+    """`config.json` of the base, with the adapter's class and labels, and without `HEAD_FIELDS`."""
     updates: Mapping[str, tuple[np.ndarray, np.ndarray, float]]
     """Matrices A (r, in), B (out, r) and a factor, by weight name; the update is factor x (B A)."""
     tensors: Mapping[str, np.ndarray]
@@ -87,9 +89,15 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
     for name, plain in _PLAIN.items():
         if (given.get(name) or None) != (plain or None):
             raise UserError(f"{path}: {name} is {given[name]!r:.40}; only plain LoRA is read")
+    if f"{(begun := given.get('init_lora_weights'))}".lower().startswith(_CHANGE_BASE):
+        raise UserError(
+            f"{path}: init_lora_weights is {begun!r:.40}, with which PEFT also changes the base; "
+            "in PEFT, merge the adapter with merge_and_unload"
+        )
     base = _base(path, given) if base is None else base
     updates, tensors = _tensors(directory / WEIGHTS, path, given)
-    config = read_json_object(base / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    found = read_json_object(base / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    config = {name: value for name, value in found.items() if name not in HEAD_FIELDS}
     task = given.get("task_type")
     if isinstance(task, str) and task in TASKS:
         family = re.sub(r"(For[A-Z]\w*|Model)$", "", model_class(config))
@@ -124,7 +132,7 @@ def _tensors(
     pairs: dict[str, dict[str, np.ndarray]] = {}
     tensors: dict[str, np.ndarray] = {}
     for name, array in read_safetensors(weights).items():
-        name = name.removeprefix(PREFIX)
+        name = name.removeprefix(PREFIX).replace(".base_layer.bias", ".bias")
         if match := _UPDATE.fullmatch(name):
             pairs.setdefault(match[1], {})[match[2]] = array
         elif "lora_" in name:

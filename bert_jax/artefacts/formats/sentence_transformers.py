@@ -160,10 +160,9 @@ def read_sentence_files(directory: Path) -> SentenceForm:
         routed = f"SparseStaticEmbedding {_SPARSE}"
         (_, queries), *modules = _modules(directory, routed, _READ, _routed(directory / ROUTES))
     (_, model), (kind, pooling), *after = modules
-    settings = _read(
-        directory / SETTINGS, {"truncate_dim": None, "default_prompt_name": None},
-        ". Remove it, and call embed with dimensions=N or kind='query'",
-    )  # fmt: skip
+    hint = ". Remove it, and call embed with dimensions=N or kind='query'"
+    lacks = dict.fromkeys(["truncate_dim", "default_prompt_name"])
+    settings = _read(directory / SETTINGS, lacks, hint)
     sparse = kind == "SpladePooling"
     prompts, notes = _prompts(settings, directory / SETTINGS, "dot" if sparse else "cosine")
     if sparse:
@@ -189,9 +188,8 @@ def read_sentence_files(directory: Path) -> SentenceForm:
             activation, dense = _dense(folder, fields, inputs)
             maps[f"{n}_{activation}"], inputs = dense, dense["kernel"].shape[1]
     vectors = {
-        "pooling": POOLINGS[modes[0]], "normalize": len(after) > len(maps),
-        "query_prefix": prompts[0], "document_prefix": prompts[1],
-        "dimensions": settings.get(DIMENSIONS, []),
+        "pooling": POOLINGS[modes[0]], "query_prefix": prompts[0], "document_prefix": prompts[1],
+        "normalize": len(after) > len(maps), "dimensions": settings.get(DIMENSIONS, []),
     }  # fmt: skip
     embedding = build(EmbeddingConfig, vectors, f"{directory / SETTINGS}")
     return SentenceForm(embedding, model, width, _max_length(model), notes, maps)
@@ -293,9 +291,14 @@ def _prompts(
 def _max_length(model: Path, task: str = "feature-extraction") -> int | None:
     """Return the token limit of the encoder's module or else the tokenizer; None means no limit."""
     named = [*sorted(model.glob("sentence_*_config.json")), model / "sentence_bert_config.json"]
-    lacks = ["processing_kwargs", "query_length", "document_length", "query_expansion"]
+    lacks = ["processing_kwargs", "query_length", "document_length", "query_expansion",
+             "config_kwargs", "config_args", "processor_kwargs", "tokenizer_args"]  # fmt: skip
     only = {"do_lower_case": False, "transformer_task": task, **dict.fromkeys(lacks)}
     fields = _read(named[0], only)
+    output = "last_hidden_state" if task == "feature-extraction" else "logits"
+    reads = {"text": {"method": "forward", "method_output_name": output}}
+    if (given := fields.get("modality_config", reads)) != reads:
+        raise UserError(f"{named[0]}: modality_config is {given!r:.200}; it must be {reads}")
     if fields.get("max_seq_length") is None:
         return model_max_length(model)
     return row_length(fields, "max_seq_length", model)

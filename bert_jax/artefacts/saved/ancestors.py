@@ -6,7 +6,7 @@ A record has names, steps and digests, recursively, but no paths.
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -66,11 +66,12 @@ class Ancestor:
         }
         return {name: value for name, value in values.items() if value not in ("", None, [])}
 
-    def walk(self) -> Iterator["Ancestor"]:
-        """Yield this ancestor and all of its own ancestors, depth first."""
+    def walk(self, without: Collection[str] = ()) -> Iterator["Ancestor"]:
+        """Yield this ancestor and all above it, depth first; leave out roles in `without`."""
         yield self
         for each in self.parents:
-            yield from each.walk()
+            if each.role not in without:
+                yield from each.walk(without)
 
 
 def corpus_entry(role: str, place: str, store: TokenStore) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from bert_jax.tasks.config import TaskConfig
 
 RUNS = ("pretraining", "fine-tuning", "average")
 """Kinds of ancestors with checkpoints."""
+_OTHERS = ("sweep.baseline", "distil.teacher")  # roles whose corpora do not count as the model's
 _MAX_DEPTH = 20  # each ancestor takes two of the 64 levels that a JSON file may have
 
 
@@ -181,9 +182,12 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
     if "branch" in record:
         yield _checkpoint("branch", record["branch"], file)
     config = record.get("config")
-    texts = {name: text for name, text in leaves(config) if isinstance(text, str) and text}
-    for role in ("init", "sweep.baseline"):
+    values = dict(leaves(config))
+    texts = {name: text for name, text in values.items() if isinstance(text, str) and text}
+    for role in ("init", *_OTHERS):
         place = texts.get(role, "random")
+        if role == "distil.teacher" and values.get("distil.from_teacher"):
+            role = "distil.from_teacher"
         if place != "random" and not (role == "init" and "branch" in record):
             yield Ancestor(role, "model", last_part(place)), place
     if record.get("kind") == "finetune":
@@ -240,13 +244,13 @@ def _found(
 
 
 def reports_on_ancestors(place: str | Path) -> list[Report]:
-    """Return the contamination reports on the corpora among the ancestors of `place`.
+    """Return the contamination reports on the corpora from which the model at `place` learned.
 
-    Corpora that are not on this machine, or differ from their recorded content, are left out. If
-    the lineage of `place` cannot be read, the list is empty.
+    Left out are corpora of baselines and of teachers that gave no weights, corpora that are not on
+    this machine or differ from their recorded content. Without a lineage, the list is empty.
     """
     try:
-        ancestors = list(trace(place).walk())
+        ancestors = list(trace(place).walk(without=_OTHERS))
     except (UserError, OSError, RecursionError):
         return []
     found: dict[tuple[str, str], Report] = {}

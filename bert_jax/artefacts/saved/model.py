@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from bert_jax.artefacts.formats.families import known_family
-from bert_jax.artefacts.formats.huggingface_files import TaskOutputs
+from bert_jax.artefacts.formats.huggingface_files import CONSTANT, TaskOutputs
 from bert_jax.artefacts.formats.model_config import kind_of
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
-from bert_jax.model.embedding import EmbeddingConfig, Pooled
+from bert_jax.model.embedding import PLAIN, EmbeddingConfig, Pooled, Pooling
 from bert_jax.model.heads import MASKED_LM, Params, init_params
 from bert_jax.model.lora import LoraConfig, merged
 from bert_jax.model.seq2seq.network import Network
@@ -30,8 +30,6 @@ _VERBS = {
     "tags": "tag", "span": "answer",
 }  # fmt: skip
 """Verb for each objective of a head; only `bert-jax predict` supports other objectives."""
-CONSTANT = "no_better_than_constant"
-"""Field of an exported config.json that holds `Origin.unlearned`."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,10 @@ class Origin:
         if self.task is not None and self.reports:
             dev = next(iter(self.reports.values()))
             found = [dev["scores"].get(self.task.metric), dev.get("constant")]
-        if not isinstance(found, list) or len(found) != 2:
-            return None
-        score, constant = found
-        known = all(isinstance(each, int | float) for each in found)
-        return (score, constant) if known and score <= constant else None
+        match found:
+            case [int() | float() as score, int() | float() as constant] if score <= constant:
+                return score, constant
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +120,9 @@ class SavedModel:
         """Whether the source has a pooler, which classification and regression read."""
         return "pooler" in self.params["encoder"]
 
-    @property
-    def vector_width(self) -> int:
-        """Width of text vectors."""
-        if self.embedding is not None and self.embedding.is_sparse:
+    def vector_width(self, pooling: Pooling | None = None) -> int:
+        """Return the width of vectors pooled by `pooling` (None: the model's own pooling)."""
+        if (pooling or (self.embedding or PLAIN).pooling) == "splade":
             return self.config.vocab_size
         maps = self.params.get("pooling", {}).get("maps", {})
         return maps[max(maps)]["kernel"].shape[1] if maps else self.config.hidden_dim

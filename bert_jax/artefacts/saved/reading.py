@@ -15,6 +15,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     WEIGHTS,
     Reading,
     TaskOutputs,
+    marks_second,
     model_class,
     model_max_length,
     read_weights,
@@ -223,7 +224,7 @@ def _from_huggingface(
     tokenizer = load_tokenizer(directory)
     arrays = read_weights(directory, made_by)
     arrays = arrays if adapter is None else adapter.applied(arrays)
-    form = form_of(found, arrays, where=where)
+    form = form_of(found, arrays, where=where, marked=marks_second(directory, found))
     name = f"{directory if adapter is None else adapter.directory}, {made_by}"
     return saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
 
@@ -245,7 +246,7 @@ def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
         params["queries"] = weight.astype(np.float32)
     length = min(form.max_length or config.num_positions, config.num_positions)
     saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
-    form.embedding.check_width(saved.vector_width)
+    form.embedding.check_width(saved.vector_width())
     return saved
 
 
@@ -299,8 +300,9 @@ def saved_from(
     length = min(model_max_length(files) or config.num_positions, config.num_positions)
     origin = Origin("huggingface", config=form.config)
     saved = SavedModel(config, params, outputs, tokenizer, files, length, name, origin)
-    untrained = form.config.get(UNTRAINED)
-    marked = isinstance(untrained, list) and "pooler" in untrained
+    # Transformers keeps the field after it adds and trains a head, so it counts only without one.
+    untrained, bare = form.config.get(UNTRAINED), form.family.task_of(form.config) == "Model"
+    marked = bare and isinstance(untrained, list) and "pooler" in untrained
     return saved.without({"pooler"}) if marked else saved
 
 

@@ -224,8 +224,6 @@ def staged(out: str | Path) -> Iterator[Path]:
     next call for the same `out` removes a directory that a killed process left behind. Raise a
     UserError if `out` exists and is not an empty directory, is in a bucket, or is not writable.
     """
-    if scheme(out) is not None:
-        raise UserError(f"{out} is in a bucket; name a local directory, then copy the result there")
     before = {*threading.enumerate()}
     with StagedDirectory(out, lambda _: False) as directory:
         try:
@@ -293,9 +291,13 @@ def spent(path: Path) -> dict[str, Any]:
     """Return the hours, the operations and the devices of a run; {} if a start recorded none."""
     if not (starts := read_starts(path)) or not all(start.devices for start in starts):
         return {}
-    hours = sum(total_seconds(starts).values()) / 3600
     flops = sum(start.flops for start in starts)
-    return {"hours": hours, "flops": flops, "devices": starts[-1].devices}
+    return {"hours": total_hours(starts), "flops": flops, "devices": starts[-1].devices}
+
+
+def total_hours(starts: Sequence[Start]) -> float:
+    """Return the hours of all starts of a run."""
+    return sum(total_seconds(starts).values()) / 3600
 
 
 def time_shares(starts: Sequence[Start]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from bert_jax.config.command_line import load_config, overridden
 from bert_jax.data.corpus.build import iter_texts
 from bert_jax.data.corpus.kinds.pydocs import PythonDocs
 from bert_jax.data.store import TokenStore, open_store
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, signal_code
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.config import ModelConfig
@@ -31,6 +31,8 @@ from bert_jax.training.steps.optim import OptimizerConfig
 VOCAB_SIZE = 4096
 HELDOUT_RATE = 0.03
 NUM_SENTENCES = 6
+_PAIRS = next(metric for metric in MaskedLM.metrics_of(pairs=True) if metric.floor)
+"""Metric of sentence pairs; its floor is the share of the more frequent answer."""
 
 
 class Recipe(NamedTuple):
@@ -59,6 +61,12 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, recipe.config), workdir / "run"
+    if _PAIRS not in config.metrics:
+        raise UserError(
+            f"{recipe.config}: data.pairing is {config.data.pairing!r} and objective.name is "
+            f"{config.objective.name!r}, but the demo judges masked words and pairs of sentences; "
+            "set data.pairing to 'nsp' or 'sop', and objective.name to 'masked_lm'"
+        )
     _refuse_other_recipe(config, run)
     heading(1, "A corpus from the documentation of Python and the installed packages")
     text, vocabulary, corpus = workdir / "text.txt", workdir / "tokenizer", workdir / "corpus"
@@ -73,7 +81,7 @@ def run_demo(recipe: Recipe, workdir: Path) -> int:
     heading(3, "Pretraining: masked words and next sentences")
     result = train(overridden(config, [f"--config.data.corpus={corpus}"]), run)
     if not result.finished:
-        return 130 if result.stopped_by == "SIGINT" else 0
+        return signal_code(result.stopped_by)
 
     heading(4, "Held-out sentences with one word masked")
     heldout = open_store(corpus / "heldout", tokenizer)
@@ -149,8 +157,7 @@ def _verdict(result: Result, corpus: Path, recipe: Recipe) -> int:
             f"{result.workdir} and run the demo again"
         )
     gain = values["eval/nats_below_unigram"]
-    (pairs,) = (metric for metric in MaskedLM.metrics_of(pairs=True) if metric.floor)
-    accuracy, majority = values[f"eval/{pairs.name}"], values[f"eval/{pairs.floor}"]
+    accuracy, majority = values[f"eval/{_PAIRS.name}"], values[f"eval/{_PAIRS.floor}"]
     print(
         f"held-out masked-LM loss {gain:.2f} nats below the unigram baseline (at least "
         f"{recipe.least_gain})\nnext-sentence accuracy {accuracy:.2f} (at least "

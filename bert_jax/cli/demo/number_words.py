@@ -13,6 +13,7 @@ from bert_jax.data.corpus.build import is_corpus
 from bert_jax.data.corpus.build_pairs import build_pairs
 from bert_jax.data.corpus.numbers import draw_numbers, french_words
 from bert_jax.data.corpus.pairs import open_pairs
+from bert_jax.errors import signal_code
 from bert_jax.files.staging import staged_file
 from bert_jax.infer.attend import attention
 from bert_jax.infer.loaded import LoadedModel
@@ -50,8 +51,8 @@ def run_demo(config_name: str, workdir: Path) -> int:
     """Run the demo in `workdir`. A second call continues an unfinished run.
 
     Return 0 if at least `LEAST_EXACT` of the unseen numbers are right, and 1 if fewer are right. If
-    a signal stops the training, save the run and return 0. Raise a `UserError` if `workdir` cannot
-    be used, or holds a run of another configuration.
+    a signal stops the training, save the run, and return 130 after Ctrl-C or 0 after SIGTERM.
+    Raise a `UserError` if `workdir` cannot be used, or holds a run of another configuration.
     """
     began = time.perf_counter()
     config, run = load_config(PretrainConfig, config_name), workdir / "run"
@@ -76,8 +77,9 @@ def run_demo(config_name: str, workdir: Path) -> int:
     make_once(corpus, build, is_corpus)
 
     heading(3, "Training: the next digit, from the words and the digits before")
-    if not train(overridden(config, [f"--config.data.corpus={corpus}"]), run).finished:
-        return 0
+    result = train(overridden(config, [f"--config.data.corpus={corpus}"]), run)
+    if not result.finished:
+        return signal_code(result.stopped_by)
 
     heading(4, "Numbers that were not in the training, translated by greedy search")
     saved = read_model(run)
@@ -137,7 +139,7 @@ def _verdict(share: float, count: int, workdir: Path) -> int:
 
 
 def _next_commands(workdir: Path) -> list[list[str]]:
-    run, recurrent = str(workdir / "run"), workdir.with_name(f"{workdir.name}_recurrent")
+    run, recurrent = str(workdir / "run"), workdir / "recurrent"
     return [
         ["translate", run, french_words(_SHOWN), "--top", "3", "--alignments"],
         ["replay", run, "--step", "0", "--rows", "2"],

@@ -11,7 +11,6 @@ from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import place_batch
 from bert_jax.errors import UserError
 from bert_jax.objectives.masked_lm import MaskedLM, MaskedLMByPosition
-from bert_jax.objectives.objective import Batch
 from bert_jax.terminal import progress_bar
 from bert_jax.training.pretrain.evaluate import EVAL_SEED
 from bert_jax.training.steps.step import make_eval_step
@@ -90,8 +89,7 @@ def measure(run: HeldOutRun, edges: Sequence[int], rates: Sequence[float]) -> Po
                 yield number, {**batch, "masking_rates": shares}
 
     def dispatch(item: tuple[int, Mapping[str, np.ndarray]]) -> Any:
-        placed: Batch = place_batch(item[1], run.mesh)
-        return step(run.params, placed).outputs
+        return step(run.params, place_batch(item[1], run.mesh)).outputs
 
     for (number, _), found in in_flight(dispatch, items()):
         for name, total in sums.items():

@@ -15,7 +15,7 @@ from bert_jax.data.corpus.datasheet import scripts_as_json, vocabulary_scripts
 from bert_jax.data.corpus.overlap.equal import measure
 from bert_jax.data.corpus.overlap.search import Mapper, map_spans, opened, store_spans
 from bert_jax.data.corpus.sharded.engine import Engine
-from bert_jax.data.pairings import PAIRINGS, DataConfig
+from bert_jax.data.pairings import DataConfig
 from bert_jax.data.phases import Phase
 from bert_jax.data.pipeline import ExampleStream
 from bert_jax.errors import UserError
@@ -99,10 +99,7 @@ def inspect_corpus(
         raise UserError(f"{path} has no store {part}; use --part train")
     store, tokenizer = opened(opens)
     pairing = pairing or ("translation" if store.is_pairs else "none")
-    if pairing not in PAIRINGS:
-        raise UserError(f"--pairing is {pairing!r}; it must be one of {', '.join(PAIRINGS)}")
-    most = store.num_tokens if full else SAMPLE_TOKENS
-    spans, stride = store_spans(store), -(-store.num_tokens // most)
+    spans, stride = store_spans(store), 1 if full else -(-store.num_tokens // SAMPLE_TOKENS)
     if len(store.counts) >= 2 * stride:
         spans = [span for span in spans if span[0] % stride == 0]
     else:

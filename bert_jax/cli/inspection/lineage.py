@@ -122,9 +122,7 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
             check_recorded(Path(ancestor.place), "sha256", DIGESTS)
         elif ancestor.kind == "file":
             digest = file_digest(Path(ancestor.place), ancestor.part)
-            if not digest:
-                return "unread", "it cannot be read"
-            return "verified", digest
+            return ("verified", digest) if digest else ("unread", "it cannot be read")
         else:
             return "verified", ""  # `trace` has computed the digest from the weights
     except (UserError, OSError) as error:

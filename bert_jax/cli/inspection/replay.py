@@ -285,7 +285,7 @@ def label_texts(
         "tags": lambda row, _: f"tags {' '.join(names[row[row != NO_LABEL]])}",
         "arcs": lambda row, _: f"heads {' '.join(arcs(row))}",
     }
-    one = say.get(objective, lambda label, _: f"label {label:g}")
+    one = say.get(objective, lambda given, _: f"label {' '.join(f'{n:g}' for n in given.ravel())}")
     return list(map(one, labels, batch["tokens"]))
 
 

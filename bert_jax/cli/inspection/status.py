@@ -8,7 +8,7 @@ import datetime
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -28,6 +28,7 @@ from bert_jax.distributed.checkpoint.retention import branches_of
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.checkpoint.verify import verified_steps
 from bert_jax.errors import UserError
+from bert_jax.files.bucket import BucketAwayError
 from bert_jax.files.remote import WorkDir
 from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -49,10 +50,11 @@ _ENDS: dict[str, State] = {
     "error": "failed",
     "stalled": "failed",
 }
-_NO_ERRORS = ("start", "saved", "finished", "stopped")
+_NO_ERRORS = ("start", "saved", "early_stop", "finished", "stopped")
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
 _SOON = 60.0  # seconds; signs of life come every 10 s, or every step if steps take longer
+_ANSWER = 5.0  # seconds until a bucket that does not answer counts as out of reach
 _LONG = 1800.0  # seconds of silence until a run without `stall_seconds` counts as killed
 
 
@@ -190,7 +192,6 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     record = read_record(workdir, "finetune")
     config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
     rows = read_metrics(workdir / "metrics.jsonl")
-    task = config.task
     finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
@@ -199,7 +200,7 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     values = _run_values(work, record, config, rows, newest, num_steps, saved)
     return FinetuneStatus(
         **values | {"damaged": []} | ({"state": "finished"} if finished else {}),
-        task=" ".join([task.kind, getattr(task, "name", "")]).rstrip(),
+        task=" ".join([config.task.kind, getattr(config.task, "name", "")]).rstrip(),
         init=config.init,
         runs=config.num_trials,
         num_epochs=config.training.num_epochs,
@@ -237,13 +238,15 @@ def _run_values(
     turns = [event["kind"] for event in events if event["kind"] in ("start", *_ENDS)]
     known = silent if rows or starts or turns else None
     soon, long = max(_SOON, 5 / rate if rate else 0.0), config.training.stall_seconds or _LONG
-    left = None if rate is None or num_steps is None else max(0, num_steps - step) / rate
+    state = _state(turns, known, soon=soon, long=long, ended=ended)
+    end = step if state == "finished" else num_steps  # `training.patience` may end a run
+    left = None if rate is None or end is None else max(0, end - step) / rate
     return {
         "workdir": work.name,
         "version": str(record.get("bert_jax", "")),
         "num_steps": num_steps,
         "step": step,
-        "state": _state(turns, known, soon=soon, long=long, ended=ended),
+        "state": state,
         "heard": heard,
         "silent_seconds": silent,
         "steps_per_second": rate,
@@ -284,9 +287,9 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
     """Return the corpus's number of tokens and the metric's baseline, each None if unknown."""
-    metric = config.metrics[0]
-    with contextlib.suppress(UserError, OSError):
-        store = open_corpus(config.data.corpus).train
+    metric, data = config.metrics[0], replace(config.data, read_timeout=_ANSWER)
+    with contextlib.suppress(UserError, OSError, BucketAwayError):
+        store = open_corpus(config.data.corpus, data).train
         return store.num_tokens, config.objective.baseline(store) if metric.baseline else None
     loss = evaluation.get(f"eval/{metric.name}")
     below = evaluation.get("eval/nats_below_unigram")

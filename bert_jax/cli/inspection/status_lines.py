@@ -160,8 +160,7 @@ def _steps(steps: list[int]) -> str:
 
 
 def _time(status: RunStatus) -> list[str]:
-    whole = sum(status.seconds.values())
-    if not whole:
+    if not (whole := sum(status.seconds.values())):
         return []
     noun = "start" if status.num_starts == 1 else "starts"
     title = f"time of {status.num_starts} {noun}: {duration(whole)}"

@@ -28,6 +28,7 @@ from bert_jax.terminal import progress_bar
 from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.evaluate import Scored, check_runs, differences
 from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.start import check_tokenizer
 
 LEAST_GAP = 0.1
 """Loss increase with wrong sources, in nats per token, below which a decoder ignores sources."""
@@ -82,19 +83,14 @@ def evaluate_pairs(
         )
         found["differences"] = differences(mine, other, "seeds" if more else "sentences")
     found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
-    captions = _training_targets(saved, corpus)
-    constant = best_constant(references, captions) if captions else None
-    found["floors"] = {
-        "copy": quality(sources, references).values["bleu"],
-        "constant": None if constant is None else constant.bleu,
-        "constant_text": None if constant is None else constant.text,
-    }
+    captions = _training_targets(saved, corpus, f"{workdir}")
+    text, constant = best_constant(references, captions) if captions else (None, None)
+    copied = quality(sources, references).values["bleu"]
+    found["floors"] = {"copy": copied, "constant": constant, "constant_text": text}
     spelled = [decoded(saved.tokenizer, each) for each in ids]
     found["ceiling"] = quality(spelled, references).values["bleu"]
     found["loss"], found["loss_swapped"] = losses(saved, sources, ids)
-    found["cut"] = num_cut
-    found["by_length"] = by_length(sources, hypotheses, references)
-    return found
+    return found | {"cut": num_cut, "by_length": by_length(sources, hypotheses, references)}
 
 
 def _translated(
@@ -121,13 +117,12 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     floors = found["floors"]
     copied = f"{floors['copy']:.1f} for copies of the sources"
     if floors["constant"] is None:
-        fixed = "no constant translation is known: the corpus is missing (give --corpus)"
+        fixed = "no constant translation is known: no corpus with this tokenizer (give --corpus)"
     else:
         fixed = f"{floors['constant']:.1f} for one text for all: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
-    lines.append(
-        f"{'ceiling':13} {found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
-    )
+    known = f"{found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
+    lines.append(f"{'ceiling':13} {known}")
     if not found["ceiling"]:
         lines.append(
             "Note: BLEU needs texts of at least four words, but no reference has four; look at "
@@ -175,7 +170,8 @@ def losses(
 ) -> tuple[float, float | None]:
     """Compute the mean loss of target tokens in nats, with end tokens and without label smoothing.
 
-    `saved` must be on a device. `targets` are token ids without special tokens.
+    `saved` must be on a device. `targets` are token ids without special tokens. Sources and targets
+    are cut to the length that the model takes; a target that is cut has no end token.
 
     Returns:
         The loss, and the loss if each target gets the source of another pair (None if there is only
@@ -184,7 +180,8 @@ def losses(
     tokenizer, limit = saved.tokenizer, saved.max_length
     room, begin = limit - num_special(tokenizer, pair=False), tokenizer.special_ids.cls
     rows = [make_row(tokenizer, ids[:room]).ids.tolist() for ids in tokenizer.encode_batch(sources)]
-    inputs = [[begin, *ids[: limit - 1].tolist()] for ids in targets]
+    # The longest inputs have one place more than the model takes: the last id is only a label.
+    inputs = [[begin, *ids[:limit].tolist()] for ids in targets]
     own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:
         return own, None
@@ -206,8 +203,8 @@ def _mean_loss(
         size, length = shape_for(longest[order[at]], len(order) - at, saved.max_length)
         index = order[at : at + size]
         source, target = (
-            batch_of(saved, [*(side[n] for n in index), *[[]] * (size - len(index))], length)
-            for side in (sources, inputs)
+            batch_of(saved, [*(side[n] for n in index), *[[]] * (size - len(index))], places)
+            for side, places in ((sources, length), (inputs, length + 1))
         )
         rows = {**source._asdict(), "target_tokens": target.tokens}
         rows["target_segment_ids"] = target.segment_ids
@@ -219,14 +216,23 @@ def _mean_loss(
 
 @partial(jax.jit, static_argnums=0)
 def _sums(objective: Translation, params: Tree, rows: Batch) -> Scalars:
-    return objective.forward(params, objective.prepare(rows, 0), None, None).sums
+    """Return the sums of metrics; `rows` has one place more for targets than for sources."""
+    length = rows["tokens"].shape[1]
+    labels = objective.prepare(rows, 0)["labels"][:, :length]  # of the last place, too
+    inputs = objective.prepare({name: array[:, :length] for name, array in rows.items()}, 0)
+    return objective.forward(params, {**inputs, "labels": labels}, None, None).sums
 
 
-def _training_targets(saved: SavedModel, corpus: str | None) -> list[str]:
-    """Return some of the run's training targets, or an empty list if its corpus is missing."""
+def _training_targets(saved: SavedModel, corpus: str | None, directory: str) -> list[str]:
+    """Return some targets of `corpus`, by default of the corpus on which the run was trained.
+
+    Return [] if the corpus of the run is missing or has another tokenizer. If `corpus` is missing
+    or has another tokenizer, raise a UserError.
+    """
     name = corpus or saved.origin.config.get("data", {}).get("corpus", "")
     try:
         store = open_corpus(name).train
+        check_tokenizer(saved, store.tokenizer_fingerprint, "--corpus", directory)
     except UserError:
         if corpus is not None:
             raise

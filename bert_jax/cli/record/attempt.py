@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 
+from bert_jax.artefacts.saved.runs import read_starts, total_hours
 from bert_jax.cli.record.track import Track, prepare
 from bert_jax.config.command_line import find_config, load_config, overridden
 from bert_jax.errors import UserError
+from bert_jax.files.checks import json_crc
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -46,25 +48,29 @@ def attempt(
 
     The speed of a step, measured once per recipe and kept in `runs`, converts the time to a number
     of steps. With `steps`, nothing is measured. The corpus is kept in `home`. A finished run in
-    `runs` is not trained again. Raise a UserError if the texts or the machine are not the track's,
-    or the recipe is wrong.
+    `runs` with the same recipe, code, versions and device is not trained again. Raise a UserError
+    if the texts or the machine are not the track's, or the recipe is wrong.
     """
     device = check_device(track)
     corpus = prepare(track, texts, home)
-    path = find_config(recipe.partition(":")[0])[0]
+    path, argument = find_config(recipe)
     name = path.stem if path.stem != "recipe" else path.parent.name
-    if argument := recipe.partition(":")[2]:
+    if argument:
         name += f"-{argument}"
-    digests = {
-        "recipe": _code_digest(path.parent),
-        "code": _code_digest(Path(__file__).parents[2]),
-    }
-    run = runs / f"{name}-{digests['recipe'][:8]}"
+    packages = {name: metadata.version(name) for name in _PACKAGES}
+    package = Path(__file__).parents[2]  # in a clone, the shipped recipes lie beside the package
+    origin = {  # what the loss depends on, so that another origin means another run
+        "device": device, "versions": {"python": platform.python_version(), **packages},
+        "corpus": corpus.train.fingerprint, "recipe": _code_digest(path.parent),
+        "code": _code_digest(package, package.parent / "configs"),
+    }  # fmt: skip
+    run = runs / f"{name}-{json_crc(origin):08x}"
     fields = [f"--config.{field}" for field in (*track.fields(home / "corpus"), f"seed={seed}")]
     config = load_config(PretrainConfig, recipe, fields)
     timed = {"steps": steps, "step_seconds": None} if steps else _timed(track, config, corpus, run)
     config = overridden(config, [f"--config.training.num_steps={timed['steps']}"])
-    result = train(config, run / f"seed{seed}-{timed['steps']}")
+    place = run / f"seed{seed}-{timed['steps']}"
+    result = train(config, place)
     if not result.finished:
         raise KeyboardInterrupt
     if LOSS not in result.eval_metrics:
@@ -72,14 +78,13 @@ def attempt(
             f"{recipe}: objective.name is {config.objective.name!r}, whose evaluation has no "
             f"masked-LM loss ({LOSS}); a record needs an objective that masks words"
         )
-    packages = {name: metadata.version(name) for name in _PACKAGES}
-    versions = {"python": platform.python_version(), **packages}
     return {
         "name": name, "what": _first_line(path), "seed": seed, **timed,
         "loss": result.eval_metrics[LOSS],
         "nats_below_unigram": result.eval_metrics["eval/nats_below_unigram"],
-        "hours": round(result.seconds / 3600, 4), "mfu": result.train_metrics.get("mfu"),
-        "device": device, "versions": versions, "corpus": corpus.train.fingerprint, **digests,
+        "hours": round(total_hours(read_starts(place / "goodput.json")), 4),
+        "mfu": result.train_metrics.get("perf/mfu"),  # None where no peak is known, as on a CPU
+        **origin,
     }  # fmt: skip
 
 
@@ -103,11 +108,12 @@ def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> d
     return read_json_object(path, max_bytes=1 << 16)
 
 
-def _code_digest(directory: Path) -> str:
-    """Return the SHA-256 digest of the names and contents of all Python files in a directory."""
+def _code_digest(*directories: Path) -> str:
+    """Return the SHA-256 digest of the names and contents of all Python files in `directories`."""
     digest = hashlib.sha256()
-    for path in sorted(directory.rglob("*.py")):
-        digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
+    for directory in directories:
+        for path in sorted(directory.rglob("*.py")):
+            digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -80,22 +81,27 @@ def begin(asked: Asked, home: Path) -> Promise:
     place = parse_topology(asked.topology) if asked.topology else None
     mine = {"files": list(asked.files), "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
-    # Until the choice is made, only vocabulary and corpus depend on the arguments.
-    fixed = list(mine) if "promise" in known else ["files"]
+    names = "tokenizer", "corpus", RECIPE, CHOICES
+    made = [home / name for name in names if (home / name).exists()]
+    if made and not path.exists():
+        raise UserError(f"`bert-jax start` did not make {made[0]}; give another --workdir")
+    begun = ["files"] if made else []  # vocabulary and corpus depend only on the files
+    fixed = list(mine) if "promise" in known else begun
     was = known["asked"]
-    differ = [f"{name} {was.get(name)!r}" for name in fixed if mine[name] != was.get(name)]
-    if differ:
+    if differ := [f"{name} {was.get(name)!r}" for name in fixed if mine[name] != was.get(name)]:
         raise UserError(
             f"{home} was started with {', '.join(differ)}; give the same again, or another "
             "--workdir"
         )
     if "promise" in known:
+        if asked.labels:  # a mistake in the tables shows before hours of pretraining
+            open_labels(asked, home).test_splits()
         print((home / CHOICES).read_text("utf-8"), end="")
         return Promise(*known["promise"])
     sources = resolve_sources(asked.files)
     replace_file(path, json.dumps({"asked": mine}).encode())
     corpus = prepare(sources, home)
-    if asked.labels:  # a mistake in the tables shows before hours of pretraining
+    if asked.labels:
         open_labels(asked, home).test_splits()
     measure, speeds = partial(_measured, corpus), dict[Size, Speed]()
     if place:
@@ -110,10 +116,10 @@ def begin(asked: Asked, home: Path) -> Promise:
     twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
     lines = list(_lines(asked, found, off))
     lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} h: {twice:.2f} nats"]
-    config = recipe(
-        found[0].size, found[0].num_steps, str(home / "corpus"), place.num_chips if place else 1
-    )
-    command = f"bert-jax pretrain --config={home / RECIPE} --workdir={home / 'run'}"
+    chips = place.num_chips if place else 1
+    config = recipe(found[0].size, found[0].num_steps, str(home / "corpus"), chips)
+    options = [f"--config={home / RECIPE}", f"--workdir={home / 'run'}"]
+    command = shlex.join(["bert-jax", "pretrain", *options])
     title = f"Chosen by `bert-jax start` for {asked.hours:g} h.\n\n    {command}\n\n"
     replace_file(home / RECIPE, as_file(config, title + "\n".join(lines) + "\n").encode())
     replace_file(home / CHOICES, ("\n".join(lines) + "\n").encode())

@@ -122,5 +122,5 @@ def _write_page(
     choices = html.escape((home / CHOICES).read_text("utf-8"))
     parts.append(f"<h2>Choices</h2><pre>{choices}</pre>")
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{names}</title>'
-    head += '<meta name="viewport" content="width=device-width">'
-    replace_file(home / PAGE, f"{head}<style>{_STYLE}</style>{''.join(parts)}".encode())
+    head += f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+    replace_file(home / PAGE, "".join([head, *parts]).encode(errors="backslashreplace"))

@@ -11,11 +11,11 @@ import math
 from bert_jax.data.bigrams import bigram_gain, first_tokens
 from bert_jax.data.store import TokenStore
 
-REPEATS = 11.7
+REPEATS = 9.0
 """Number of epochs beyond the first after which repeated text has taught most of what it can."""
 MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
-_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 25.7, 0.35, 444.0, 0.372
+_LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 28.3, 0.35, 289.6, 0.3517
 _BIGRAM, _BIGRAM_SIZE, _BIGRAM_POWER = 1.95, 64.4, 0.35
 """Constants of the expected gain of a bigram model, in nats, for a number of training tokens."""
 _READ_TOKENS = 10_000_000

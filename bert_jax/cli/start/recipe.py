@@ -40,7 +40,7 @@ SIZES = tuple(
 
 def recipe(size: Size, num_steps: int = 1000, corpus: str = "", chips: int = 1) -> PretrainConfig:
     """Return the configuration of a run; each chip gets the default number of rows."""
-    config = load_config(PretrainConfig, f"start:{size}")
+    config = load_config(PretrainConfig, f"configs/pretrain/start.py:{size}")
     (phase,) = config.training.phases
     every = max(1, -(-num_steps // _EVALUATIONS))
     training = replace(

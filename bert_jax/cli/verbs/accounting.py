@@ -61,7 +61,7 @@ class Inspect(groups.Rows, groups.Seed, groups.Plot, groups.OnEngine, groups.Jso
     """Part of the corpus to look at."""
     pairing: Literal["nsp", "sop", "none", "translation"] | None = None
     """Pairing of texts in a row, as in data.pairing (default: translation for pairs, else none)."""
-    length: Count = 128
+    length: Annotated[int, AtLeast(8), AtMost(65_535)] = 128
     """Number of tokens in a row."""
     documents: Count = 5
     """Number of longest documents, and of shortest documents, to print."""
@@ -123,8 +123,10 @@ class Contamination(groups.OnEngine, groups.Json):
                 f"--out names one file, but there are {len(specs)} reports; run the verb once for "
                 "each --against"
             )
+        self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
         corpus = self.corpus.rstrip("/")
-        corpus = "." if corpus == "train" else corpus.removesuffix("/train")
+        if "train" not in store_openers(corpus):  # a corpus may itself be named train
+            corpus = "." if corpus == "train" else corpus.removesuffix("/train")
         name, opens = Path(corpus).resolve().name, store_openers(corpus)
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs and not opens:

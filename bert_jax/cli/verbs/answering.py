@@ -47,6 +47,7 @@ def run_verb(
         texts, inputs = (), (*inputs, STDIN)
     if texts and inputs:
         raise UserError("give texts or --input FILE, not both")
+    asked.only_with("--input or standard input", not texts, "--columns", "--format")
     if not texts and not inputs:
         if sys.stdin.isatty():
             raise UserError("there is nothing to read: give texts, --input FILE, or pipe lines in")

@@ -119,8 +119,8 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
         given = {name: value for name, value in values if not (value is None or value is False)}
         if self.memory is not None and self.kind != "wordpiece":
             raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
-        if not self.engine and self.num_workers is not None:
-            raise UserError("--num-workers needs --engine; without it, one process reads a sample")
+        needed = "--engine; without --engine, one process reads a sample"
+        self.only_with(needed, self.engine, "--num-workers")
         if self.engine and self.kind != "wordpiece":
             why = f"the trainer of {self.kind} reads the text itself, in one process"
             raise UserError(f"--engine counts words for --kind wordpiece; {why}")
@@ -206,11 +206,8 @@ class Cleaning(Verb):
         config = CleaningConfig(
             filters=self.filter, language=language, without=self.without, **given
         )
-        if self.keep_dropped is not None and config.is_empty:
-            raise UserError(
-                "--keep-dropped has nothing to write: no document is dropped without --filter, "
-                "--language, --drop-duplicates or --without"
-            )
+        needed = "an option that drops text: --filter, --language, --drop-duplicates, --without"
+        self.only_with(needed, not config.is_empty, "--keep-dropped")
         return config
 
 
@@ -257,7 +254,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
     tokenizer: Annotated[Path, "TOKENIZER"]
     """Output of `bert-jax tokenizer`, or a vocab.txt, tokenizer.json or SentencePiece model."""
     out: Annotated[str | None, "CORPUS"] = None
-    """Directory to write, or gs:// or s3://BUCKET/DIRECTORY."""
+    """Directory to write or, with --input, gs:// or s3://BUCKET/DIRECTORY."""
     heldout_rate: Annotated[float | None, "SHARE"] = None
     """Share of the documents, or of the pairs, to hold out for evaluation (default: 0.01)."""
     overwrite: bool = False
@@ -339,9 +336,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
         if self.pairs:
             form, other, wrong = "--pairs", "--input", self.given(OfText)
             wrong = [each for each in wrong if each != "--drop-duplicates"]
-            wrong += ["--line-documents"] * self.line_documents
-            wrong += ["--on-bad"] * (self.on_bad != "stop")
-            wrong += ["--engine"] * bool(self.engine)
+            for_text = "--line-documents", "--on-bad", "--engine"
+            wrong += [each for each in self.given(type(self)) if each in for_text]
             wrong += ["--columns text"] * ("text" in self._columns())
             wrong += [f"--drop-duplicates {k}" for k in self.drop_duplicates if k != "exact"]
         else:

@@ -70,8 +70,8 @@ class Vectors(groups.Rerank):
     """Directory in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or a file in its
     qrels. Prints nDCG@10, MRR@10, recall@100 and MAP of the vectors and, to compare, of BM25."""
     sts: Annotated[str | None, "FILE"] = None
-    """Table of text pairs with scores (columns query, document, score). Prints Spearman's
-    correlation between these scores and the cosines of the vectors."""
+    """Table of text pairs with scores (columns query, document, score). Prints Spearman's and
+    Pearson's correlations between these scores and the cosines of the vectors."""
     clustering: Annotated[str | None, "FILE"] = None
     """Table with columns text and label (class). Prints the mean V-measure of 10 k-means runs."""
     dimensions: Commas[int] = ()
@@ -104,9 +104,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
                       if getattr(self, name) is not None]  # fmt: skip
             if len(chosen) != 1:
                 options = " and ".join(chosen or self.given(Vectors))
-                raise UserError(
-                    f"{options}: give exactly one of --retrieval, --sts and --clustering"
-                )
+                raise UserError(f"{options}: give exactly one of --retrieval, --sts, --clustering")
             self._refuse(f"cannot be used with {chosen[0]}", Heldout, Labelled, Pairs)
             return self._vectors(chosen[0])
         from bert_jax.artefacts.saved.runs import is_finetuning, is_run
@@ -147,10 +145,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
 
         title = Path(self.model).name
         ours, (names, written) = (self.model, *self.other_seed), self.named()
-        if self.columns and self.data is None:
-            raise UserError(
-                "--columns needs --data, since the run knows the columns of its own data"
-            )
+        whose = "--data, since the run knows the columns of its own data"
+        self.only_with(whose, self.data is not None, "--columns")
         found = evaluate_finetuned(
             self.model, self.data, self.contamination, self.versus, {**names, **written},
             self.other_seed,
@@ -166,7 +162,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
             for path in write_reports(self.report, found.reports, more, title=title):
                 print(f"report  {path}", file=sys.stderr)
         scores = (f"{name:28} {value:.6g}" for name, value in found.scores.items())
-        self.show(found.as_json(), scores, allow_nan=False)
+        self.show(found.as_json(), scores)
         return 0
 
     def _by_position(self) -> int:
@@ -177,11 +173,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.files.remote import open_workdir
         from bert_jax.objectives.masked_lm import position_buckets
 
-        if self.step is not None:
-            raise UserError(
-                f"--step is {self.step}, but --by-position evaluates the newest checkpoint; leave "
-                "--step out"
-            )
+        why = "cannot be used with --by-position, which evaluates the newest checkpoint"
+        self._refuse(why, groups.Checkpoint)
         rates = [each / 100 for each in self.masking_rates or (5, 15, 30)]
         if len(set(rates)) < len(rates):
             raise UserError("--masking-rates must name each rate once, such as 5,15,30")
@@ -230,12 +223,10 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.infer.search.index import Reranker
         from bert_jax.tasks.retrieval.collection import read_collection
 
-        if self.rerank and not self.retrieval:
-            raise UserError(f"--rerank works only with --retrieval, not with {chosen}")
-        if self.columns and self.retrieval:
-            raise UserError(
-                "--columns cannot be used with --retrieval, whose columns have fixed names"
-            )
+        self.only_with(f"--retrieval, not with {chosen}", self.retrieval, "--rerank")
+        self.only_with("--rerank", self.rerank, "--candidates")
+        fixed = "--sts or --clustering; the columns of --retrieval have fixed names"
+        self.only_with(fixed, not self.retrieval, "--columns")
         fields = ("query", "document", "score") if self.sts else ("text", "label")
         names, written = self.named(*fields)
         columns = [names.get(field, field) for field in fields]

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import File, Given, ModelPlace, Text
-from bert_jax.errors import UserError
 
 
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
@@ -97,9 +96,8 @@ class Average(groups.IntoDirectory, groups.StoreRows):
         from bert_jax.artefacts.saved.average import average
         from bert_jax.cli.inspection.evaluate import compared_lines
 
+        self.only_with("--evaluate", self.evaluate, "--rows", "--corpus")
         rows, corpus = self.rows, self.corpus
-        if not self.evaluate and (rows is not None or corpus is not None):
-            raise UserError("--rows and --corpus work only with --evaluate")
         made = average(
             self.checkpoints, self.out, method=self.method, decay=self.decay,
             last=self.last, progress=True,
@@ -191,6 +189,8 @@ class Grow(groups.OfModel, groups.IntoDirectory, groups.StoreRows, groups.Seed):
             config = load_config(PretrainConfig, self.config, self.overrides)
             return config.with_vocabulary(config.model.vocab_size or small.vocab_size).model
 
+        self.only_with("--corpus", self.corpus, "--rows")
+        self.only_with("--preserve", self.preserve, "--seed")
         report = grow_model(
             self.model, self.out, wanted, preserve=self.preserve, seed=self.seed,
             corpus=self.corpus, max_rows=self.rows or 1024,

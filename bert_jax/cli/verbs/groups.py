@@ -42,7 +42,12 @@ class Json(Verb):
 
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
         """Print `found` as JSON if --json is given, else `lines`; `how` goes to `json.dumps`."""
-        print(json.dumps(found, **{"indent": 2, **how}) if self.json else "\n".join(lines))
+        if not self.json:
+            print("\n".join(lines))
+            return
+        # JSON has no NaN and no infinity; they become null.
+        found = json.loads(json.dumps(found), parse_constant=lambda _: None)
+        print(json.dumps(found, **{"indent": 2, **how}))
 
 
 class Rows(Verb):

@@ -124,13 +124,10 @@ class Translate(groups.Asking, groups.Beams, groups.Top):
         top = self.top or 1
         if top > self.num_beams:
             raise UserError(f"--top is {top}; it must be at most --num-beams, {self.num_beams}")
-        if answer_form(self) == "plain":
-            for option, given in (("--top", top > 1), ("--alignments", self.alignments)):
-                if given:
-                    raise UserError(
-                        f"{option} needs JSON output, but the output is one line per text: add "
-                        "--json, or name a .jsonl file as --out"
-                    )
+        is_json = answer_form(self) != "plain"
+        needed = "JSON output: add --json, or name a .jsonl file as --out"
+        self.only_with(needed, is_json or top == 1, "--top")
+        self.only_with(needed, is_json, "--alignments")
         make = partial(Translator, search=self.settings(top), alignments=self.alignments)
         return run_verb(self, make, prefix=self.prefix)
 

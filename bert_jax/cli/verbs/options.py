@@ -87,6 +87,14 @@ class Verb:
         found = (option for group in groups for option in options(group))
         return [each.flag for each in found if getattr(self, each.name) != each.default]
 
+    def only_with(self, needed: str, there: object, *flags: str) -> None:
+        """Raise a UserError if an option of `flags` is given, but its requirement is not met.
+
+        `needed` names the requirement in the message. `there` is true if the requirement is met.
+        """
+        if not there and (wrong := [each for each in self.given(type(self)) if each in flags]):
+            raise UserError(f"{wrong[0]} works only with {needed}")
+
 
 class Option(NamedTuple):
     """An option or positional argument of a verb."""

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,9 +39,13 @@ class Record(Verb):
     def __call__(self) -> int:
         from bert_jax.cli.record.attempt import attempt, differences
         from bert_jax.cli.record.track import read_track
+        from bert_jax.files.checks import json_crc
 
-        track, home = read_track(self.track), self.workdir / self.track.stem
-        if ".jsonl" in self.recipe:
+        track = read_track(self.track)
+        home = self.workdir / f"{self.track.stem}-{json_crc(asdict(track)):08x}"
+        is_line = ".jsonl" in self.recipe
+        self.only_with("a recipe, not with a line of a record", not is_line, "--seeds", "--out")
+        if is_line:
             line = _line(self.recipe)
             home.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home, prefix="again") as runs:
@@ -66,7 +71,9 @@ class Record(Verb):
 def _line(place: str) -> dict[str, Any]:
     name, _, number = place.rpartition(":")
     try:
-        found = json.loads(Path(name).read_text("utf-8").splitlines()[int(number) - 1])
+        if (at := int(number)) < 1:
+            raise IndexError(f"lines count from 1, not from {at}")
+        found = json.loads(Path(name).read_text("utf-8").splitlines()[at - 1])
         return {each: found[each] for each in ("path", "seed", "steps", "loss", *found)}
     except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
         raise UserError(

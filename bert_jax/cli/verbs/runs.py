@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Directory, RunPlace, Verb
-from bert_jax.errors import UserError, report_error
+from bert_jax.errors import UserError, report_error, signal_code
 
 if TYPE_CHECKING:
     from bert_jax.planning.profile import Profile
@@ -80,7 +80,7 @@ class Run(Configured):
     """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
     WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
     profile: Annotated[str, "FIRST:LAST"] = ""
-    """Steps to trace, such as 20:25, into WORKDIR/profile, with the time of each source line."""
+    """Steps to trace, such as 20:25; FIRST is at least 2. WORKDIR/profile gets each line's time."""
 
     @property
     def profiler(self) -> "Profile | None":
@@ -137,8 +137,7 @@ class Run(Configured):
         if stopped_by == "SIGINT":  # Ctrl-C; with several processes it acts as SIGTERM
             saved = f"interrupted, saved. To continue:\n  {self.command_line}"
             print(f"bert-jax {name}: {saved}", file=sys.stderr)
-            return 130
-        return self.stopped_code if stopped_by else 0
+        return signal_code(stopped_by, self.stopped_code) if stopped_by else 0
 
 
 class Pretrain(Run):
@@ -372,11 +371,10 @@ class Replay(groups.OfRun, groups.StoreRows):
         from bert_jax.cli.inspection.replay import replay_batch, replay_task
         from bert_jax.files.remote import open_workdir
 
-        if is_finetuning(open_workdir(self.workdir).local):
-            if self.corpus is not None:
-                raise UserError(
-                    f"--corpus is for pretraining, but {self.workdir} holds a fine-tuning run"
-                )
+        finetunes = is_finetuning(open_workdir(self.workdir).local)
+        needed = f"a run of pretraining, but {self.workdir} is a fine-tuning run"
+        self.only_with(needed, not finetunes, "--corpus")
+        if finetunes:
             print(replay_task(self.workdir, self.step, max_rows=self.rows))
             return 0
         print(replay_batch(self.workdir, self.step, corpus=self.corpus, max_rows=self.rows))

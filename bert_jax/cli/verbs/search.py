@@ -49,7 +49,12 @@ class Index(groups.OfModel, groups.IntoDirectory, groups.Columns, groups.Dimensi
 
         if not self.files:
             raise UserError("there is nothing to index: name files, a directory or a glob")
-        names, _ = self.named("text")
+        names, written = self.named("text")
+        if written:
+            raise UserError(
+                f"--columns has {', '.join(written)}, but the index takes only text=COLUMN; leave "
+                f"{' and '.join(written)} out"
+            )
         sources, passed = found_sources(self.files, names.get("text", "text"))
         model = self.opened(self.model)
         Embedder(model, kind="document", dimensions=self.dimensions)  # checks --dimensions
@@ -115,6 +120,8 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
         from bert_jax.infer.embed import text_vectors
         from bert_jax.infer.search.index import Index, Reranker
 
+        self.only_with("--rerank", self.rerank, "--candidates")
+        self.only_with("--method=vector or hybrid", self.method != "words", "--model")
         top, opened, model = self.top or 10, Index(self.index), None
         if self.method != "words":
             place = self.model or f"{opened.link}"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Directory, Given, Verb
 from bert_jax.config.bounds import Above
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, signal_code
 
 
 class Start(groups.Columns):
@@ -44,8 +44,7 @@ class Start(groups.Columns):
                 "--go trains on this machine, and --topology chooses for another; leave one out, "
                 "and run the recipe on the slice with launch/tpu_vm.sh"
             )
-        if self.test and not self.labels:
-            raise UserError("--test scores a classifier; give --labels too")
+        self.only_with("--labels", self.labels, "--test", "--columns")
         names, written = self.named("text", "text_pair", "label")
         columns = tuple(sorted((names | written).items()))
         asked = Asked(self.files, self.hours, self.topology, self.labels, self.test, columns)
@@ -55,7 +54,7 @@ class Start(groups.Columns):
             return 0
         from bert_jax.cli.start.finish import finish
 
-        return 130 if finish(asked, promise, self.workdir) == "SIGINT" else 0
+        return signal_code(finish(asked, promise, self.workdir))
 
 
 class Demo(Verb):

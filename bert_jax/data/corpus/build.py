@@ -7,6 +7,7 @@ the process appends the results in order. The number of workers does not change 
 
 import contextlib
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,9 @@ from typing import Any
 from bert_jax.data.corpus.cleaning.clean import SAMPLES
 from bert_jax.data.corpus.datasheet import FIELDS, Provenance
 from bert_jax.data.corpus.documents import ReadOptions, Source
-from bert_jax.data.corpus.intake import DropReport
-from bert_jax.data.corpus.passes import Recipe, Written
+from bert_jax.data.corpus.intake import DUPLICATES, DropReport
+from bert_jax.data.corpus.overlap.ngrams import hash_text
+from bert_jax.data.corpus.passes import PARTS, Recipe, Written
 from bert_jax.data.corpus.sentences import get_splitter
 from bert_jax.data.corpus.sharded.build import build_shards, find_drops
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
@@ -47,7 +49,7 @@ class BuiltCorpus:
     path: str | Path
     """Directory, or URL in a bucket."""
     train: TokenStore | None
-    """Training store; None in a bucket."""
+    """Training store; None in a bucket, or if no document is left to train on."""
     heldout: TokenStore | None
     """Held-out store; None in a bucket, for rate 0, or with fewer than four distinct documents."""
     written: Written
@@ -56,13 +58,13 @@ class BuiltCorpus:
     """Bad records, which were left out."""
 
     @classmethod
-    def open(cls, out: str | Path, name: str, *given: Any) -> "BuiltCorpus":
+    def open(cls, out: str | Path, name: str, written: Written, *given: Any) -> "BuiltCorpus":
         """Open the stores of the corpus in `out`, or of the corpus `name` if `out` has several."""
         if is_url(out):
-            return cls("/".join(filter(None, [str(out), name])), None, None, *given)
+            return cls("/".join(filter(None, [str(out), name])), None, None, written, *given)
         path = Path(out) / name
-        heldout = open_store(path / "heldout") if is_store(path / "heldout") else None
-        return cls(path, open_store(path / "train"), heldout, *given)
+        train, heldout = (open_store(path / p) if getattr(written, p) else None for p in PARTS)
+        return cls(path, train, heldout, written, *given)
 
     def summary(self) -> str:
         """Return a readable summary: counts, speed, and the text that sentence pairs leave out."""
@@ -106,15 +108,10 @@ def is_corpus(path: Path) -> bool:
 
 
 def build_corpus(
-    sources: Sequence[str | Source],
-    tokenizer: Tokenizer,
-    out: str | Path,
-    *,
-    heldout_rate: float = 0.01,
-    splitter: str = "fast",
-    num_workers: int | None = None,
+    sources: Sequence[str | Source], tokenizer: Tokenizer, out: str | Path, *,
+    heldout_rate: float = 0.01, splitter: str = "fast", num_workers: int | None = None,
     **options: Any,
-) -> BuiltCorpus:
+) -> BuiltCorpus:  # fmt: skip
     """Build one corpus in local processes; see `build_corpora` for `options` and the errors.
 
     `tokenizer`, `heldout_rate` and `splitter` are fields of `Recipe`. `num_workers` is the number
@@ -126,19 +123,12 @@ def build_corpus(
 
 
 def build_corpora(
-    sources: Sequence[str | Source],
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    engine: Engine | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    options: ReadOptions | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    keep_dropped: Path | None = None,
-    scratch: str | Path | None = None,
+    sources: Sequence[str | Source], recipe: Recipe, out: str | Path, *,
+    engine: Engine | None = None, shard_bytes: int = SHARD_BYTES,
+    options: ReadOptions | None = None, overwrite: bool = False, progress: bool = True,
+    keep_dropped: Path | None = None, scratch: str | Path | None = None,
     provenance: Provenance | None = None,
-) -> list[BuiltCorpus]:
+) -> list[BuiltCorpus]:  # fmt: skip
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
 
     A hash of the text decides whether a document is held out. Equal documents are therefore always
@@ -183,7 +173,8 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            drops = Workspace(f"{scratch or space.place}/duplicates")
+            name = hash_text(str(out).rstrip("/") if is_url(out) else os.path.abspath(out))
+            drops = Workspace(f"{scratch or space.place}/{DUPLICATES}-{name:016x}")
             find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
             recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
@@ -202,17 +193,16 @@ def build_corpora(
 
 
 def iter_texts(
-    sources: Sequence[str | Source],
-    *,
-    max_bytes: int | None = None,
+    sources: Sequence[str | Source], *, max_bytes: int | None = None,
     options: ReadOptions | None = None,
-) -> Iterator[str]:
+) -> Iterator[str]:  # fmt: skip
     """Yield paragraphs of the sources, for training a tokenizer.
 
-    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources. The
-    sources are read once, and a temporary file holds the sample.
+    With `max_bytes`, yield a sample of at most about this size, evenly spread over all sources; a
+    temporary file holds the sample. Raise a UserError if the sources have too many bad records.
     """
-    texts = (text for source in resolve_sources(sources, options) for text in source.texts())
+    most = (options or ReadOptions()).most_bad
+    texts = _texts(resolve_sources(sources, options), DropReport(), most)
     paragraphs = itertools.chain.from_iterable(text.split("\n") for text in texts)
     if max_bytes is None:
         yield from paragraphs
@@ -234,6 +224,14 @@ def iter_texts(
         for begin, size in kept:
             spool.seek(begin)
             yield from spool.read(size).decode().split("\n")[:-1]
+
+
+def _texts(sources: Sequence[Source], bad: DropReport, most: float = 1.0) -> Iterator[str]:
+    """Yield all texts, count bad records in `bad`, and check that their share is at most `most`."""
+    for source in sources:
+        yield from source.texts()
+        bad.merge(vars(source.bad))
+    bad.check(most, sum(source.size for source in sources))
 
 
 _COUNTED_BYTES = 64 << 20
@@ -264,8 +262,5 @@ def counted_texts(
 def _count_task(
     form: WordPieceOptions, memory: float, task: Task
 ) -> tuple[CountedWords, dict[str, Any]]:
-    texts = (text for source in task.sources for text in source.texts())
-    words, bad = count_words(texts, form, memory), DropReport()
-    for source in task.sources:
-        bad.merge(vars(source.bad))
-    return words, vars(bad)
+    bad = DropReport()
+    return count_words(_texts(task.sources, bad), form, memory), vars(bad)

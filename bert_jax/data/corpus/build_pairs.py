@@ -115,18 +115,11 @@ _RECENT = 1 << 20  # number of new hashes that `_Seen` collects before merging t
 
 
 def build_pairs(
-    sources: Sequence[PairSource],
-    tokenizer: Tokenizer,
-    out: str | Path,
-    *,
-    heldout: Sequence[PairSource] = (),
-    heldout_rate: float = 0.01,
-    drop_duplicates: bool = False,
-    num_workers: int | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
+    sources: Sequence[PairSource], tokenizer: Tokenizer, out: str | Path, *,
+    heldout: Sequence[PairSource] = (), heldout_rate: float = 0.01, drop_duplicates: bool = False,
+    num_workers: int | None = None, overwrite: bool = False, progress: bool = True,
     provenance: Provenance | None = None,
-) -> BuiltPairs:
+) -> BuiltPairs:  # fmt: skip
     """Build a corpus of pairs: the directory `out` with the token stores `train` and `heldout`.
 
     The held-out pairs come from `heldout`. If `heldout` is empty, a hash of the source text decides
@@ -136,8 +129,8 @@ def build_pairs(
     `build.build_corpora`.
 
     Raises:
-        UserError: The input is bad (see `pairs`) or has no pair, `out` exists, the disk is full, or
-            a worker was killed. No unfinished files are left.
+        UserError: The input is bad (see `pairs`) or has no pair, `out` exists or is in a bucket,
+            the disk is full, or a worker was killed. No unfinished files are left.
     """
     check_rate(heldout_rate)
     workers, begin = worker_count(num_workers), time.perf_counter()
@@ -162,8 +155,10 @@ def build_pairs(
                 text_bytes += block.text_bytes
         for part, read in ((held, heldout), (train, sources)):
             if read and not part.writer.num_documents:
-                names = ", ".join(source.name for source in read)
-                raise UserError(f"{names}: no pair has text on both sides.")
+                why = "no pair has text on both sides."
+                if held.writer.num_documents and not heldout:
+                    why = f"all pairs are held out; lower heldout_rate, which is {heldout_rate:g}."
+                raise UserError(f"{', '.join(source.name for source in read)}: {why}")
         tally = Tally(tokenizer.target)
         for text in sample:
             tally.measure(text)

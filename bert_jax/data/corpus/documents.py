@@ -67,8 +67,11 @@ class ReadOptions:
             )
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that `keep` selects."""
-        return {name: row[name] for name in self.kept_names(row)} if self.keep else NO_FIELDS
+        """Return the fields of a row that `keep` selects; TFDS has texts as bytes."""
+        if not self.keep:
+            return NO_FIELDS
+        kept = ((name, row[name]) for name in self.kept_names(row))
+        return {k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in kept}
 
     def kept_names(self, present: Iterable[str]) -> list[str]:
         """Return the names that `keep` selects from `present`; * selects all but the text."""
@@ -227,9 +230,9 @@ class Head(Source):
         with contextlib.closing(self._source.documents()) as documents:
             for document in documents:
                 if self._source.bytes_read != complete:
+                    self.bytes_read, complete = complete, self._source.bytes_read
                     if self.bytes_read >= self._limit:
                         return
-                    self.bytes_read, complete = complete, self._source.bytes_read
                 yield document.text, document.fields
         self.bytes_read = self._source.bytes_read
 

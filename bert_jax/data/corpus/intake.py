@@ -13,6 +13,12 @@ from bert_jax.files.staging import replace_file
 
 QUARANTINE = "quarantine"
 """Reaction that leaves bad records out but saves them in a directory of this name."""
+MARKS = "tasks"
+"""Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
+DUPLICATES = "duplicates"
+"""Beginning of the name of a search's directory, before a hash of OUT: others may use the place."""
+OWN_NAMES = (MARKS, DUPLICATES, QUARANTINE)
+"""Names of a build's own directories, which no corpus can have."""
 ON_BAD = ("stop", "skip", QUARANTINE)
 """Reactions to a bad record: raise an error, leave it out, or leave it out and save a copy."""
 MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
@@ -100,4 +106,4 @@ class DropReport:
         """Write the samples of each reason to a JSON lines file."""
         for reason, samples in self.samples.items():
             lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in samples]
-            replace_file(directory / f"{reason}.jsonl", "".join(lines).encode())
+            replace_file(directory / f"{reason}.jsonl", "".join(lines).encode(errors="replace"))

@@ -16,6 +16,7 @@ from bert_jax.data.corpus.sources import DELIMITED, match_files, resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.files.checks import digest_of
 from bert_jax.files.untrusted.compressed import plain_suffix
+from bert_jax.files.urls import is_url
 from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tokenization.tokenizer import replace_surrogates
 
@@ -91,11 +92,16 @@ class PairTable(PairSource):
     """Two columns of a table: CSV, TSV, JSON lines, parquet, or a prepared TFDS data set."""
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
-        self._is_tfds = name.startswith("tfds:")
+        self._is_tfds, size = name.startswith("tfds:"), 0
         if self._is_tfds:
             self.unit = "examples"
             name += ":train" * (name.count(":") == 1)
-        super().__init__(name, 0 if self._is_tfds else Path(_one_file(name)).stat().st_size)
+        else:
+            name = _one_file(name)
+            if is_url(name):
+                raise UserError(f"{name}: a table of pairs must be local; copy it to this machine.")
+            size = Path(name).stat().st_size
+        super().__init__(name, size)
         self._columns = tuple(columns)
         self._details = {"columns": list(columns)}
 
@@ -144,10 +150,8 @@ def _one_file(name: str) -> str:
 def _text_file(name: str) -> FileSource:
     (source,) = resolve_sources([_one_file(name)], ReadOptions(newline_only=True))
     if not isinstance(source, FileSource) or not source.is_prose:
-        raise UserError(
-            f"{name} is not a text file with one text per line. To read two columns of a table, "
-            "give --pairs FILE --columns source=COLUMN,target=COLUMN."
-        )
+        how = "To read columns of a table, give --pairs FILE --columns source=COLUMN,target=COLUMN."
+        raise UserError(f"{name} is not a text file with one text per line. {how}")
     return source
 
 

@@ -13,7 +13,7 @@ from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Drops
 from bert_jax.data.corpus.datasheet import Tally
 from bert_jax.data.corpus.documents import Document, Source
 from bert_jax.data.corpus.encode import Block, EncodedBlock, clean_and_encode, start_worker
-from bert_jax.data.corpus.intake import BAD_SAMPLES, DropReport
+from bert_jax.data.corpus.intake import BAD_SAMPLES, OWN_NAMES, DropReport
 from bert_jax.data.corpus.workers import map_ordered
 from bert_jax.data.store import ShardEntry
 from bert_jax.data.store_writer import ShardWriter
@@ -92,7 +92,8 @@ def better_thresholds(
     better = {}
     for name, each in found.items() if recipe.heldout_rate else ():
         is_few = len(each.smallest) < _MIN_DOCUMENTS
-        if each.heldout > 0 if is_few else each.heldout < MIN_HELDOUT_DOCUMENTS:
+        is_uneven = not each.train or each.heldout < MIN_HELDOUT_DOCUMENTS
+        if each.heldout > 0 if is_few else is_uneven:
             better[name] = 0 if is_few else each.smallest[MIN_HELDOUT_DOCUMENTS - 1] + 1
     return {name: value for name, value in better.items() if name not in thresholds}
 
@@ -205,12 +206,13 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             return Block(corpus, source, list(numbers), b"\n\n".join(texts))
 
         for source in sources:
-            first = number
+            documents = 0
             name = source.name if cleaned else ""
             for document in source.documents(gaps=True):
                 number += 1
                 if not document.text:
                     continue
+                documents += 1
                 corpus, data = self._corpus(document), document.text.encode()
                 if corpus not in self.tallies:
                     self.tallies[corpus] = Tally(self._recipe.tokenizer)
@@ -223,7 +225,6 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
                     yield block(max(sizes, key=lambda each: sizes[each]), name)
             if cleaned:  # a block has one source, which the samples of dropped documents name
                 yield from (block(corpus, name) for corpus in list(waiting))
-            documents = number - first - source.bad.documents.total()
             self.sources.append({**source.record(), "documents": documents})
             self.bad.merge(vars(source.bad))
             if source.options is not None:
@@ -236,16 +237,15 @@ class Pass(contextlib.AbstractContextManager["Pass"]):
             return ""
         where = f"{document.source}, document {document.number}"
         if field not in document.fields:
-            raise UserError(
-                f"{where}: no field {field!r}, which --by-column names. Name a column of the table "
-                "or a member of the JSON objects."
-            )
+            how = "Name a column of the table or a member of the JSON objects."
+            raise UserError(f"{where}: no field {field!r}, which --by-column names. {how}")
         value = document.fields[field]
         name = "unknown" if value is None else str(value)
-        if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 64:
+        is_sound = name.replace("-", "").replace("_", "").isalnum() and len(name) <= 64
+        if not is_sound or name in OWN_NAMES:
             raise UserError(
                 f"{where}: the field {field!r} is {name[:80]!r}, which cannot name a corpus. Use "
-                "at most 64 letters, digits, - and _."
+                f"at most 64 letters, digits, - and _, and none of {', '.join(OWN_NAMES)}."
             )
         return name
 

@@ -39,10 +39,8 @@ def match_hub(spec: str) -> list[str]:
     UserError if the data set, configuration or split is missing, or has no readable file.
     """
     if (match := _NAME.fullmatch(spec)) is None:
-        raise UserError(
-            f"{spec!r} names no data set of the Hugging Face Hub; write hf:OWNER/NAME, "
-            "hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT."
-        )
+        how = "write hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT."
+        raise UserError(f"{spec!r} names no data set of the Hugging Face Hub; {how}")
     repo, config, split = match["repo"], match["config"] or "", match["split"] or "train"
     info = _info(spec, repo, match["revision"])
     present = sorted(file.rfilename for file in info.siblings or [])
@@ -182,7 +180,7 @@ def resolve_sources(
             is_hub = spec.startswith("hf:") and not is_url(spec)
             found = list_states(match_hub(spec)) if is_hub else match_files(spec)
         for name, state in found.items():
-            key = name if name == spec or is_url(name) else str(Path(name).resolve())
+            key = name if is_url(name) else str(Path(name).resolve())
             if key not in seen:
                 seen.add(key)
                 sources.append(_open(name, options, state))

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.counter_hash import hash_u32
 
@@ -34,8 +34,7 @@ def leaf_digests(leaves: dict[str, jax.Array]) -> dict[str, str]:
     """Compute a digest of 8 hexadecimal digits for each named array. Collective and blocking."""
     by_mesh: dict[Mesh | None, dict[str, jax.Array]] = {}
     for name, leaf in leaves.items():
-        sharding = leaf.sharding
-        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        mesh = getattr(leaf.sharding, "mesh", None)
         by_mesh.setdefault(mesh if isinstance(mesh, Mesh) else None, {})[name] = leaf
     digests: dict[str, str] = {}
     for mesh, group in by_mesh.items():
@@ -65,14 +64,9 @@ def _host_sum(words: np.ndarray, offset: int, strides: Sequence[int]) -> int:
     if words.size > _PIECE // 8:  # smaller pieces stay in the cache
         axis = next(axis for axis, size in enumerate(words.shape) if size > 1)
         length = max(1, words.shape[axis] * (_PIECE // 8) // words.size)
-        return sum(
-            _host_sum(
-                words[(slice(None),) * axis + (slice(first, first + length),)],
-                offset + first * strides[axis],
-                strides,
-            )
-            for first in range(0, words.shape[axis], length)
-        )
+        pieces = np.split(words, range(length, words.shape[axis], length), axis)
+        step = length * strides[axis]
+        return sum(_host_sum(piece, offset + n * step, strides) for n, piece in enumerate(pieces))
     index = np.full((1,) * words.ndim, offset & 0xFFFFFFFF, np.uint32)
     for axis, size in enumerate(words.shape):
         along = np.arange(size, dtype=np.uint32) * np.uint32(strides[axis] & 0xFFFFFFFF)
@@ -121,9 +115,8 @@ def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
     # For one large sum, XLA's CPU backend first writes all hashes to memory, which takes ten times
     # as long (measured). It fuses a sum of pieces, and the result is a fraction of the array.
     pieces = min(_MAX_PIECES, max(1, words.size // _PIECE))
-    axis = next((a for a, size in enumerate(words.shape) if size >= pieces), None)
-    if axis is None:
-        axis = max(range(words.ndim), key=lambda a: words.shape[a])
+    longest = int(np.argmax(words.shape))
+    axis = next((a for a, size in enumerate(words.shape) if size >= pieces), longest)
     length = max(1, words.shape[axis] // pieces)
     ends = [min((n + 1) * length, words.shape[axis]) for n in range(pieces)]
 

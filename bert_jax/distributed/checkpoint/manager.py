@@ -59,13 +59,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        directory: AnyPath,
-        retention: Retention | None = None,
-        *,
-        max_failed_saves: int = 3,
+        self, directory: AnyPath, retention: Retention | None = None, *, max_failed_saves: int = 3,
         report: Report = lambda kind, step, message: None,
-    ):
+    ):  # fmt: skip
         """Open `directory`, and remove files that interrupted saves left in it.
 
         The first save creates `directory`. Damaged checkpoints move to `damaged` beside it.
@@ -100,14 +96,9 @@ class Checkpoints:
         return restored
 
     def save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        config: dict[str, Any],
-        extra: dict[str, Any],
+        self, step: int, state: Any, *, config: dict[str, Any], extra: dict[str, Any],
         metrics: dict[str, float] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start a save, and return when the arrays are copied. From then on they may be donated.
 
         `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
@@ -115,17 +106,14 @@ class Checkpoints:
         uses `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
         """
         self.wait()
-        if by_first(lambda: (self._directory / str(step)).exists()):
+        if by_first(lambda: step in saved_steps(self._directory)):
             return
         pending, fault = None, None
         try:
             by_first(self._make_directory)  # if this failed in Orbax, other processes would wait
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)
-            arrays = {
-                name: [list(leaf.shape), str(leaf.dtype), digests[name]]
-                for name, leaf in leaves.items()
-            }
+            arrays = {n: [list(x.shape), str(x.dtype), digests[n]] for n, x in leaves.items()}
             record = Record(step, config, extra, metrics or {}, arrays).to_json()
             pending = storage.write_async(self._directory / str(step), grouped(leaves), record)
         except Exception as error:  # Orbax raises many types of errors for a full disk
@@ -201,10 +189,9 @@ class Checkpoints:
         self._reader.stop()
 
     def _explained(self, step: int, reason: str) -> str:
-        try:
+        kept: list[int] = []
+        with contextlib.suppress(Exception):
             kept = saved_steps(self._directory)
-        except Exception:
-            kept = []
         there = f"The newest checkpoint is step {kept[-1]}" if kept else "No checkpoint exists yet"
         where = f"The checkpoint of step {step} could not be written to {self._directory}"
         return f"{where}: {reason}. {there}."

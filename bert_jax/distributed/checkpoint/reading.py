@@ -136,10 +136,9 @@ def _read(path: epath.Path, abstract: Any) -> Restored | str:
     leaves = ungrouped(loaded)
     digests = leaf_digests(leaves)
     wrong = [name for name, digest in digests.items() if digest != record.arrays[name][2]]
-    if wrong:
-        fault = f"{len(wrong)} of {len(digests)} arrays differ from their digest: "
-        fault += ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
-        return fault  # drop the arrays, since memory may not hold two checkpoints
+    if wrong:  # drop the arrays, since memory may not hold two checkpoints
+        some = ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+        return f"{len(wrong)} of {len(digests)} arrays differ from their digest: {some}"
     if abstract is None:
         return Restored(int(path.name), nested_params(leaves), record)
     state = jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in wanted])

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,9 @@ class Retention(Bounded, section="checkpoint"):
     otherwise higher. If empty, the first metric of the objective is used."""
 
     def superfluous(
-        self,
-        saved: Sequence[int],
-        verified: Sequence[int],
-        metrics: Mapping[int, Mapping[str, float]],
-        lowest_at: int | None = None,
-    ) -> list[int]:
+        self, saved: Sequence[int], verified: Sequence[int],
+        metrics: Mapping[int, Mapping[str, float]], lowest_at: int | None = None,
+    ) -> list[int]:  # fmt: skip
         """Return the `saved` steps to delete. The steps in `verified` were read back.
 
         A checkpoint may be deleted only after `keep` newer checkpoints were read back. `lowest_at`
@@ -59,7 +57,7 @@ class Retention(Bounded, section="checkpoint"):
         ranked = sorted(
             (sign * metrics[step][self.best_metric], -step)
             for step in verified
-            if self.best_metric in metrics.get(step, {})
+            if math.isfinite(metrics.get(step, {}).get(self.best_metric, math.nan))
         )
         best = {-negated for _, negated in ranked[: self.keep_best]}
         if lowest_at is not None:

@@ -17,7 +17,6 @@ from bert_jax.distributed.checkpoint.digest import block_digest, text
 from bert_jax.distributed.checkpoint.record import RecordFaultError, group_of, read_record
 from bert_jax.distributed.checkpoint.storage import AnyPath, as_path, damage, saved_steps
 from bert_jax.files.checks import json_crc
-from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import is_url
 from bert_jax.terminal import progress_bar
 
@@ -56,12 +55,9 @@ def verified_steps(directory: AnyPath) -> list[int]:
 
 
 def verify_checkpoint(
-    checkpoint: AnyPath,
-    *,
-    mark: bool = False,
+    checkpoint: AnyPath, *, mark: bool = False, stopped: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda num_bytes: None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Verdict:
+) -> Verdict:  # fmt: skip
     """Read every file and every array of a checkpoint, and compare them with their digests.
 
     If `mark` is set, an intact checkpoint gets `verified.json`, with which `file_fault` can later
@@ -147,8 +143,7 @@ def file_fault(
     if not is_verified(checkpoint):
         return ""
     try:
-        path = checkpoint / _MARK
-        content: dict[str, Any] = parse_json(path.read_bytes(), where=str(path))
+        content = storage.read_object(checkpoint / _MARK)
         files: dict[str, list[Any]] = content["files"]
         if content["crc32"] != json_crc(files):
             return f"{_MARK} does not match its CRC"

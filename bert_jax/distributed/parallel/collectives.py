@@ -6,7 +6,6 @@ only by the collectives of this module. Along `tensor`, the compiler derives the
 the shardings of the parameters (Shoeybi et al. 2019: two all-reduces per layer and direction).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.distributed.parallel.sharding import TRIAL, num_batch_shards, partition_spec
+from bert_jax.distributed.parallel.sharding import TRIAL, divisors, num_batch_shards, partition_spec
 from bert_jax.model.layers import differentiable
 from bert_jax.model.layout import Layout, without_axes
 
@@ -73,9 +72,8 @@ def local_layout(mesh: Mesh, specs: Any, dtype: Any) -> Layout:
     """Make a model's layout in `on_local_rows`. Specs in `layers` have the layer on axis 0."""
     gather_layer = None
     if mesh.shape["fsdp"] > 1 and "layers" in specs:
-        gather_layer = partial(
-            gather, specs=specs_of_one_layer(specs["layers"]), mesh=mesh, dtype=dtype
-        )
+        layer = specs_of_one_layer(specs["layers"])
+        gather_layer = partial(gather, specs=layer, mesh=mesh, dtype=dtype)
     inner = {
         name: local_layout(mesh, entry, dtype)
         for name, entry in specs.items()
@@ -161,7 +159,7 @@ def _reduce_scatter(x: jax.Array, axis: int, mesh: Mesh) -> jax.Array:
     which moves twice as many bytes. Two reduce-scatters over smaller groups of devices avoid this.
     """
     size = mesh.shape["fsdp"]
-    inner = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
+    inner = max(d for d in divisors(size) if d * d <= size)
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=0, tiled=True)
     # Scatter along the first axis: XLA also uses an all-reduce for parts of less than 128 lanes.
     x = jnp.moveaxis(x, axis, 0)
@@ -179,9 +177,8 @@ def reduce_gradients(
 ) -> Any:
     """Sum the gradients of local rows over the mesh; return each device's part of the sums.
 
-    Gradients are summed as `dtype`. `whole` means that each gradient is for a complete parameter.
-    Otherwise, the backward pass of `gather` has summed and cut the gradients of split parameters
-    over `fsdp`.
+    Gradients are summed as `dtype`. If `whole`, each gradient is for a complete parameter. If not,
+    the backward pass of `gather` has summed and cut the gradients of split parameters over `fsdp`.
     """
     leaves, tree = jax.tree.flatten(grads)
     specs = jax.tree.leaves(specs)
@@ -221,9 +218,6 @@ def over_tensor(f: Callable[..., Any], mesh: Mesh, specs: Any) -> Callable[..., 
     if mesh.shape["tensor"] == 1:
         return f
     return jax.shard_map(
-        f,
-        in_specs=specs if isinstance(specs, tuple) else (specs,),
-        out_specs=specs,
-        axis_names={"tensor"},
-        check_vma=False,
-    )
+        f, in_specs=specs if isinstance(specs, tuple) else (specs,), out_specs=specs,
+        axis_names={"tensor"}, check_vma=False,
+    )  # fmt: skip

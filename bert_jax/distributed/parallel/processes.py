@@ -69,9 +69,10 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
     slurm = all(name in environ for name in _SLURM)
     mpi = "OMPI_MCA_orte_hnp_uri" in environ and "OMPI_COMM_WORLD_SIZE" in environ
     given = [name for name in (ADDRESS, COUNT, INDEX) if environ.get(name)]
+    found: Cluster | None = None
     # If only the address is given, JAX uses it instead of the address that the cluster reports.
     if given and not (given == [ADDRESS] and (slurm or mpi or on_tpu)):
-        found: Cluster | None = _from_variables(environ, given)
+        found = _from_variables(environ, given)
     elif slurm:
         # A shell of `salloc` is a job step with one task, even if the job has several tasks.
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
@@ -82,8 +83,6 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
         found = Cluster("Open MPI", "ompi", count=_number(environ, "OMPI_COMM_WORLD_SIZE"))
     elif on_tpu:
         found = _from_tpu(environ)
-    else:
-        found = None
     return None if found is None or found.count == 1 else found
 
 

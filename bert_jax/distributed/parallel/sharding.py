@@ -32,11 +32,9 @@ RULES: dict[str, tuple[str, ...]] = {
 """Mesh axes that split each logical axis. All sharding in the package follows this table."""
 
 _SIZE_FIELDS = {
-    "embed": "model.hidden_dim",
-    "heads": "model.num_heads",
-    "mlp": "model.mlp_dim",
+    "embed": "model.hidden_dim", "heads": "model.num_heads", "mlp": "model.mlp_dim",
     "vocab": "the padded model.vocab_size",
-}
+}  # fmt: skip
 
 
 AxisSize = Annotated[int, AtLeast(1), Or(-1, "the devices that the other axes leave")]
@@ -165,12 +163,11 @@ def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSp
     position table) is not split over `fsdp`: that would save little memory, but cost a collective.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2
-    taken: set[str] = set()
+    taken = {"fsdp"} if is_vector else set[str]()
     entries: list[str | tuple[str, ...] | None] = []
     for axis in axes:
         names = RULES[axis] if axis is not None else ()
-        unused = {"fsdp"} | taken if is_vector else taken
-        mesh_axes = tuple(name for name in names if name not in unused)
+        mesh_axes = tuple(name for name in names if name not in taken)
         taken.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
     return PartitionSpec(*entries)
@@ -220,13 +217,10 @@ def opt_state_shardings(
         return isinstance(leaf, optax.MaskedNode)
 
     return optax.tree_map_params(
-        optimizer,
-        lambda leaf, sharding: leaf if is_hole(leaf) else sharding,
-        jax.eval_shape(optimizer.init, param_shapes),
-        shardings,
-        transform_non_params=lambda _: replicated(mesh),
-        is_leaf=is_hole,
-    )
+        optimizer, lambda leaf, sharding: leaf if is_hole(leaf) else sharding,
+        jax.eval_shape(optimizer.init, param_shapes), shardings,
+        transform_non_params=lambda _: replicated(mesh), is_leaf=is_hole,
+    )  # fmt: skip
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

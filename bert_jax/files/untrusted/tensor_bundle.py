@@ -27,12 +27,10 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.safetensors_file import MAX_DIMENSIONS, MAX_NAME, MAX_TENSORS
 from bert_jax.files.untrusted.whole_file import map_bytes, read_bytes
 
 MAX_INDEX_BYTES = 1 << 24
-MAX_TENSORS = 100_000
-MAX_NAME = 512
-MAX_DIMENSIONS = 32
 _MAX_SHARDS = 10_000
 _MAX_BYTES = (1 << 63) - 1
 _VERSION = 1

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.errors import UserError
-from bert_jax.infer.embed import Kind, text_vectors
+from bert_jax.infer.embed import Embedder, Kind, text_vectors
 from bert_jax.infer.exact_search import top_k
 from bert_jax.infer.predictor import Cuts
 from bert_jax.infer.search.index import Reranker, reranked
@@ -20,7 +20,7 @@ from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection
 from bert_jax.tasks.retrieval.metrics import DEPTH, k_means, ranking_scores, unit, v_measure
 from bert_jax.tasks.text.metrics import correlations
-from bert_jax.tasks.text.tables import read_labelled, read_texts
+from bert_jax.tasks.text.tables import class_name, read_labelled, read_texts
 from bert_jax.terminal import table_lines
 
 CLUSTERINGS = 10
@@ -42,12 +42,9 @@ class Evaluation:
     """Function that is called after each part of the texts with the number of texts in the part."""
 
     def __post_init__(self) -> None:
-        sparse, whole = (self.model.embedding or PLAIN).is_sparse, self.model.vector_width
-        self._unit = (lambda vectors: vectors) if sparse else unit
-        for width in self.dimensions:
-            if not 1 <= width <= whole:
-                raise UserError(f"--dimensions has {width}; it must be from 1 to {whole}")
-        self._widths = sorted({whole, *self.dimensions}, reverse=True)
+        self._unit = (lambda each: each) if (self.model.embedding or PLAIN).is_sparse else unit
+        asked = [Embedder(self.model, dimensions=each) for each in (None, *self.dimensions)]
+        self._widths = sorted({embedder.width for embedder in asked}, reverse=True)
         self._cuts, self._worse = Cuts(), ""
 
     def retrieval(
@@ -119,10 +116,12 @@ class Evaluation:
         cannot be read, or there is only one class.
         """
         text, label = columns
-        data = read_texts(source, TableConfig(text=text, label=label, empty="skip", **written))
-        classes = np.array([-1 if each.label is None else each.label for each in data.examples])
-        count = len(np.unique(classes))
-        if count < 2:
+        data = read_texts(
+            source, TableConfig(text=text, empty="skip", **written), labelled=False, more=[label],
+            texts_of=lambda origin, values: [class_name(origin, label, *values)],
+        )  # fmt: skip
+        names, classes = np.unique([each.more[0] for each in data.examples], return_inverse=True)
+        if (count := len(names)) < 2:
             raise UserError(
                 f"{source} has {count} class in column {label!r}; name a column with at least 2"
             )
@@ -157,9 +156,9 @@ def score_lines(result: Result) -> list[str]:
 
 
 def _named(collection: Collection, numbers: Iterable[np.ndarray]) -> dict[str, list[str]]:
-    """Return each query's ranking as document ids, without the id of the query."""
+    """Return the ids of each query's `DEPTH` best documents, without the id of the query."""
     ids = [*collection.documents]
     return {
-        query: [ids[number] for number in row if ids[number] != query]
+        query: [ids[number] for number in row if ids[number] != query][:DEPTH]
         for query, row in zip(collection.queries, numbers, strict=True)
     }

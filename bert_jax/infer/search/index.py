@@ -73,7 +73,7 @@ def write_index(
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
     rest, cuts, count = iter(passages), Cuts(), 0
     with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
-        text, width = pa.string(), dimensions or model.vector_width
+        text, width = pa.string(), dimensions or model.vector_width()
         kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text}
         schema = pa.schema([*kinds.items(), ("vector", pa.list_(pa.float32(), width))])
         with _errors_of(path):
@@ -200,7 +200,7 @@ class Reranker:
         reader, found = self._classifier, [np.zeros(0, np.float32)]
         pairs = {"text": queries, "text_b": passages}
         for part in reader.parts(pairs, what="pair", cuts=cuts, advance=advance):
-            logits = np.stack(reader.outputs(part.rows))
+            logits = reader.long.pooled(np.stack(reader.outputs(part.rows)), part.context)
             found.append(logits[:, 1] - logits[:, 0] if self._two else logits[:, 0])
         return np.concatenate(found)
 
@@ -248,8 +248,13 @@ def _columns(schema: Any, passages: Sequence[Passage]) -> Any:
     found = {}
     for name in dict.fromkeys(name for each in passages for name in each):
         kind = schema.field(name).type if name in schema.names else None
+        given = [each.get(name) for each in passages]
         try:
-            values = pa.array([each.get(name) for each in passages], kind)
+            values = pa.array(given, kind)
+            nested = kind is not None and pa.types.is_nested(kind)
+            if nested and (new := _keys(pa.array(given).type) - _keys(kind)):  # Arrow drops them
+                key = ".".join(min(new))
+                raise pa.ArrowInvalid(f"its key {key!r} first occurs after {BLOCK:,} passages")
         except (pa.ArrowException, OverflowError, UnicodeError) as error:
             raise UserError(
                 f"the column {name!r} cannot be indexed: {error}. Its values must have one type"
@@ -257,6 +262,12 @@ def _columns(schema: Any, passages: Sequence[Passage]) -> Any:
         if values.type != pa.null():  # a later value will show the type
             found[name] = values
     return pa.table(found)
+
+
+def _keys(kind: Any, above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Return the keys of all objects in an Arrow type, each after the keys above it."""
+    fields = [kind.field(n) for n in range(kind.num_fields)]
+    return {above}.union(*(_keys(each.type, (*above, each.name)) for each in fields))
 
 
 @contextlib.contextmanager

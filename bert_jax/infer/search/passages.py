@@ -101,19 +101,22 @@ def _packed(pieces: Iterable[_Piece], room: int) -> Iterator[str]:
 
 
 def _pieces(
-    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, room: int, level: int = 0
+    texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, room: int, level: int = 0
 ) -> Iterator[_Piece]:
     """Divide long texts by `_WAYS[level]`, then by later ways; `texts` are (separator, text)."""
-    separators, plain = zip(*texts, strict=True)
-    for before, text, ids in zip(separators, plain, tokenizer.encode_batch(plain), strict=True):
-        if len(ids) <= room:
-            yield before, text, len(ids)
+    counts = [len(ids) for ids in tokenizer.encode_batch([text for _, text in texts])]
+    short = [a + b for (a, b), count in zip(texts, counts, strict=True) if count <= room]
+    # In byte-level BPE, a separator is a token, too.
+    with_separators = map(len, tokenizer.encode_batch(short))
+    for (before, text), count in zip(texts, counts, strict=True):
+        if count <= room:
+            yield before, text, max(count, next(with_separators))
         elif level < len(_WAYS):
             starts = _WAYS[level](text)
             parts = [text[a:b] for a, b in pairwise([*starts, len(text)])]
             befores = (before, *(part[len(part.rstrip()) :][:1] for part in parts))
             yield from _pieces(
-                zip(befores, map(str.rstrip, parts), strict=False), tokenizer, room, level + 1
+                [*zip(befores, map(str.rstrip, parts), strict=False)], tokenizer, room, level + 1
             )
         else:
             for part, count in _cut(text, tokenizer, room):
@@ -145,13 +148,17 @@ def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, 
     """Cut a sentence between words into parts of at most `room` tokens; also cut longer words."""
     encoding = tokenizer.encode(sentence)
     whole = ~tokenizer.continues_word[encoding.ids]
-    begin = 0
+    begin, most = 0, room
     while begin < len(encoding.ids):
-        end = min(begin + room, len(encoding.ids))
+        end = min(begin + most, len(encoding.ids))
         if end < len(encoding.ids):
             words = begin + 1 + whole[begin + 1 : end + 1].nonzero()[0]
             end = int(words[-1]) if len(words) else end
         text = sentence[encoding.offsets[begin, 0] : encoding.offsets[end - 1, 1]].strip()
+        count = len(tokenizer.encode(text).ids)  # may be larger than inside the sentence
+        if count > room and most > 1:
+            most -= 1
+            continue
         if text:
-            yield text, end - begin
-        begin = end
+            yield text, count
+        begin, most = end, room

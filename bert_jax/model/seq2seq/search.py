@@ -56,7 +56,9 @@ class SearchConfig(Bounded):
         most = min(most, self.max_length or most)
         if not self.max_length_rate:
             return np.full_like(lengths, most)
-        return np.minimum(np.ceil(self.max_length_rate * np.asarray(lengths)), most).astype(int)
+        product = self.max_length_rate * np.asarray(lengths)
+        # Without the 1e-6, a product just above a whole number would be rounded up.
+        return np.minimum(np.ceil(product - 1e-6), most).astype(int)
 
     def penalty(self, length: Any) -> Any:
         """Return the divisor of a sum of log-probabilities over `length` tokens."""

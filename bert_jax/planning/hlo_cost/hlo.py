@@ -315,14 +315,13 @@ class _Walk:
         gathers = instruction.op_name.endswith("/gather")
         gathers &= instruction.opcode in ("gather", "fusion")
         touched = [shapes[0], shapes[0], *shapes[2:]] if gathers else shapes
-        kernel = target == "tpu_custom_call"
         op = Op(
             name=instruction.name, kind="copy" if instruction.opcode == "copy" else "xla",
             cycles=cycles, runs=runs, bytes=sum(map(shape_bytes, touched)),
             hbm_bytes=sum(map(hlo_text.hbm_bytes, shapes)),
             source=self.module.source(instruction), phase=phase_of(instruction.op_name),
         )  # fmt: skip
-        if kernel:
+        if target == "tpu_custom_call":  # a Pallas kernel
             op = replace(
                 op, name=instruction.attribute(r"kernel_name\W+([\w.\-]+)") or op.name,
                 kind="pallas", cycles=None, bytes=instruction.number("bytes_accessed") or op.bytes,

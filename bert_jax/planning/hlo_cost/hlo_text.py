@@ -191,9 +191,7 @@ def arrays(shape: str) -> Iterator[tuple[int, str]]:
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = _BITS.match(dtype)
         size = 8 if dtype == "pred" else int(bits.group(1)) if bits else 0
-        for dim in dims.replace("<=", "").split(","):
-            size *= int(dim) if dim else 1
-        yield (size + 7) // 8, layout
+        yield (size * math.prod(_numbers(dims)) + 7) // 8, layout
 
 
 def shape_bytes(shape: str) -> int:
@@ -265,18 +263,13 @@ def _mesh_groups(axes: str, devices: str | None, chosen: str) -> tuple[tuple[int
     split: list[int] = []
     inside: list[int] = []
     for name, size in sizes.items():
-        pieces = [size]
-        mine = sorted(
-            (int(before or 1), int(part or size)) for n, before, part in parts if n == name
-        )
-        if mine:
-            pieces, done = [], 1
-            for before, part in mine:
-                pieces += [before // done, part]
-                inside.append(len(split) + len(pieces) - 1)
-                done = before * part
-            pieces.append(size // done)
-        split += pieces
+        done = 1
+        mine = ((int(before or 1), int(part or size)) for n, before, part in parts if n == name)
+        for before, part in sorted(mine):
+            split += [before // done, part]
+            inside.append(len(split) - 1)
+            done = before * part
+        split.append(size // done)
     array = ids.reshape(split)
     outside = [axis for axis in range(len(split)) if axis not in inside]
     size = math.prod(split[axis] for axis in inside)

@@ -134,12 +134,14 @@ def parsing_rows(
     """
     relations = {name: number for number, name in enumerate(task.spec.labels)}
     tokenizer, room = task.tokenizer, task.config.length - 2
+    if not tokenizer.special_ids.opens:
+        raise UserError(
+            "task.kind is 'parsing', but the tokenizer has no [CLS] for the root; set another init"
+        )
     words = list(dict.fromkeys(word for each in sentences for word in each.words))
     unknown = np.array([tokenizer.special_ids.unk], np.int32)
-    pieces = {
-        word: ids if len(ids) else unknown
-        for word, ids in zip(words, tokenizer.encode_words(words), strict=True)
-    }
+    encoded = zip(words, tokenizer.encode_words(words), strict=True)
+    pieces = {word: ids if len(ids) else unknown for word, ids in encoded}
     read: list[np.ndarray] = []
     tokens: list[np.ndarray] = []
     labels: list[np.ndarray] = []

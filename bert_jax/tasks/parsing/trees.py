@@ -28,9 +28,8 @@ class Tree(NamedTuple):
 def right_arcs(gold: Tree, predicted: Tree) -> tuple[int, int]:
     """Count the words with the right head, and the words with the right head and relation."""
     heads = [a == b for a, b in zip(gold.heads, predicted.heads, strict=True)]
-    relations = zip(gold.relations, predicted.relations, strict=True)
-    pairs = zip(heads, relations, strict=True)
-    both = [right and universal(a) == universal(b) for right, (a, b) in pairs]
+    words = zip(heads, gold.relations, predicted.relations, strict=True)
+    both = [right and universal(a) == universal(b) for right, a, b in words]
     return sum(heads), sum(both)
 
 
@@ -83,8 +82,7 @@ def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
     """Return each node's best parent, with root 0; `scores[i, j]` scores j as the parent of i."""
     parents = scores.argmax(axis=1)
     parents[0] = 0
-    cycle = find_cycle(parents)
-    if not cycle:
+    if not (cycle := find_cycle(parents)):
         return parents
     inside = np.array(cycle)
     outside = np.setdiff1d(np.arange(len(scores)), inside)

@@ -14,14 +14,12 @@ from bert_jax.terminal import markdown_table
 _MOST_COLUMNS = 12  # most classes for a printed confusion matrix
 _MOST_PAIRS = 20
 _INERT, _JOINERS = str.maketrans("|`<>", "/'\u2039\u203a"), "\u200c\u200d"
-_TITLES = {
-    "dev": "the set that chose the epoch", "test": "data that chose nothing",
-}  # fmt: skip
+_TITLES = {"dev": "the set that chose the epoch", "test": "data that chose nothing"}
 
 
 def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True) -> list[str]:
     """Write the report of the split `name`, made by `Split.report`, as lines of Markdown."""
-    role = _TITLES.get(name.partition("_")[0] if report.get("chose", True) else "test")
+    role = _TITLES.get(name.removesuffix("_matched") if report.get("chose", True) else "test")
     title = f"{name}, {role}" if role else name
     lines = [f"## {title}: {report['examples']:,} examples", "", *_scores(report)]
     if classes := report.get("classes"):
@@ -115,17 +113,10 @@ def _classes(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any], title
 def _confusion(found: Mapping[str, Any]) -> list[str]:
     labels, counts = found["labels"], found["counts"]
     if len(labels) <= _MOST_COLUMNS and len(labels) == found["classes"]:
-        rows = [
-            [label, *(f"{count:,}" for count in row)]
-            for label, row in zip(labels, counts, strict=True)
-        ]
+        named = zip(labels, counts, strict=True)
+        rows = [[label, *(f"{count:,}" for count in row)] for label, row in named]
         return _table(["in the data / predicted", *labels], rows)
-    pairs = [
-        (count, labels[i], labels[j])
-        for i, row in enumerate(counts)
-        for j, count in enumerate(row)
-        if count and i != j
-    ]
+    pairs = [(n, labels[i], labels[j]) for (i, j), n in np.ndenumerate(counts) if n and i != j]
     worst = sorted(pairs, key=lambda pair: -pair[0])[:_MOST_PAIRS]
     rows = [[truth, guess, f"{count:,}"] for count, truth, guess in worst]
     return _table(["in the data", "predicted as", "examples"], rows)

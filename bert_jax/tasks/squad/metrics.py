@@ -76,7 +76,7 @@ def best_scores(
     elif not references:
         raise UserError(
             f"{question_name(question)} has no answer, which the rules of version 1.1 do not "
-            "allow; score it with v2.0"
+            "allow; train with task.rules='v2.0'"
         )
     predicted = normalized_words(prediction)
     return (

@@ -41,8 +41,7 @@ class SpanSplit(Split):
         notes = [f"{path}: {warning}" for warning in built.warnings]
         if data.trains:
             self._windows = tuple(each for each in built.windows if each.target is not None)
-            lacks = len({window.question for window in built.windows if window.target is None})
-            if lacks:
+            if lacks := len({window.question for window in built.windows if window.target is None}):
                 notes.append(f"{path}: {lacks:,} questions have no known answer and are not used")
             if not self._windows:
                 raise UserError(
@@ -61,10 +60,8 @@ class SpanSplit(Split):
 
     def _best_constant(self, gold: list[Any]) -> float:
         """Return the score of predicting "no answer" for every question."""
-        if self._task.spec.rules == "v1.1":
-            return 0.0
-        which = ("exact", "f1").index(self._task.metric)
-        scores = [best_scores("", each)[which] for each in self._examples]
+        which, rules = _NAMES.index(self._task.metric), self._task.spec.rules
+        scores = [best_scores("", each, rules=rules)[which] for each in self._examples]
         return 100.0 * sum(scores) / len(scores)
 
     def group_keys(self) -> list[Sequence[Hashable]]:
@@ -144,14 +141,10 @@ class SpanSplit(Split):
         return answer_files(self._predictions(outputs, self._task.config.num_best), threshold)
 
     def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
-        config = self._task.config
+        most = min(self._task.config.max_answer_tokens, self._task.config.length)
+        starts, ends = ([logits[:, n] for logits in outputs] for n in (0, 1))
         return find_answers(
-            self._examples,
-            self._windows,
-            [logits[:, 0] for logits in outputs],
-            [logits[:, 1] for logits in outputs],
-            num_best=num_best,
-            max_answer_tokens=min(config.max_answer_tokens, config.length),
+            self._examples, self._windows, starts, ends, num_best=num_best, max_answer_tokens=most
         )
 
 
@@ -167,8 +160,7 @@ class SpanTask(Task[SquadConfig]):
         train, dev = (
             read_squad(config.source(name), misplaced=config.misplaced) for name in ("train", "dev")
         )
-        unknown = [question for question in dev.examples if question.answers is None]
-        if unknown:
+        if unknown := [question for question in dev.examples if question.answers is None]:
             raise UserError(
                 f"{question_name(unknown[0])} has no reference answers ({len(unknown):,} questions "
                 "have none); task.dev needs answers, to select the best checkpoint"

@@ -98,10 +98,8 @@ def build_windows(
             if answer is not None and begin <= answer[0] and answer[1] < end:
                 shift = row.second_start - begin
                 target = (answer[0] + shift, answer[1] + shift)
-            most = best[begin:end] == w
-            windows.append(
-                Window(number, row.ids, row.second_start, spans[begin:end], most, target)
-            )
+            own, most = spans[begin:end], best[begin:end] == w
+            windows.append(Window(number, row.ids, row.second_start, own, most, target))
     reasons = {
         f"longer than {options.max_question} tokens, cut there": cut,
         "without a target, because no answer is at its offset or it has no token": unplaced,
@@ -262,9 +260,8 @@ def _candidates(
         text = context[start:end]
         if text and text not in found:
             token = window.context_at + first
-            found[text] = Candidate(
-                text, start, end, float(starts[token]), float(ends[token + more])
-            )
+            logits = float(starts[token]), float(ends[token + more])
+            found[text] = Candidate(text, start, end, *logits)
             if len(found) == num_best:
                 break
     return tuple(found.values())

@@ -163,8 +163,7 @@ def tag_labels(examples: Iterable[TaggedExample], *, plain: bool = False) -> Lab
 def _split(tags: Sequence[str]) -> list[tuple[str, str]]:
     parts = []
     for tag in tags:
-        part = split_tag(tag)
-        if part is None:
+        if (part := split_tag(tag)) is None:
             raise ValueError(f"{tag!r} is no tag; expected O, or B, I, E or S with a type")
         parts.append(part)
     return parts

@@ -92,7 +92,7 @@ def read_columns(
 def is_conllu(path: str | Path) -> bool:
     """Return true if the first line after comments is CoNLL-U; false if there is no such file."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             lines = itertools.islice(file, 1000)
             first = next((line for line in lines if line[0] not in "#\n"), "")
     except OSError:
@@ -131,8 +131,7 @@ def read_wikiann(path: str | Path, *, with_tags: bool = True) -> list[TaggedExam
     have no language or different languages, or `read_columns` finds a fault.
     """
     path = Path(path)
-    sentence = next(_sentences(path, ""), None)
-    if sentence is None:
+    if (sentence := next(_sentences(path, ""), None)) is None:
         raise UserError(f"{path}: no words; WikiANN has lines such as 'en:Paris', tab, 'B-LOC'")
     line, columns = sentence.lines[0]
     language = re.match(r"[a-z][a-z-]*:", columns[0])
@@ -228,8 +227,7 @@ def _position(path: Path, number: int, width: int, what: str) -> int:
 
 
 def _words(value: object, column: str) -> tuple[str, ...]:
-    words = _list(value, column)
-    if not words:
+    if not (words := _list(value, column)):
         raise UserError(f"{column!r} is empty; expected at least one word")
     for number, word in enumerate(words, 1):
         if not isinstance(word, str) or not word:

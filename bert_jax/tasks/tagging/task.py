@@ -1,5 +1,6 @@
 """Tagging of words: named entities in any scheme, and plain tags such as parts of speech."""
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -36,11 +37,9 @@ class TaggingSplit(Split):
             stride=task.config.tag_stride,
         )
         windows = self._windows.windows
-        rows = Rows(
-            [window.ids for window in windows],
-            np.array([len(window.ids) for window in windows], np.int32),
-            None if data.truth is None else [window.labels for window in windows],
-        )
+        tokens = [window.ids for window in windows]
+        labels = None if data.truth is None else [window.labels for window in windows]
+        rows = Rows(tokens, np.array([*map(len, tokens)], np.int32), labels)
         owners = [window.example for window in windows]
         super().__init__(data, rows, task.metrics, self._windows.warnings, owners)
 
@@ -96,17 +95,19 @@ class TaggingSplit(Split):
         """Yield predictions.jsonl and predictions.txt.
 
         predictions.txt has, for each word, the columns of the CoNLL script: the word, the file's
-        tag (if any) and the predicted tag, separated by spaces (tabs if a word contains a space).
+        tag (if any) and the predicted tag, separated by spaces. If a word or a tag contains white
+        space, tabs separate the columns, and the white space is written as spaces.
         """
         yield from super()._prediction_files(outputs, scores)
-        mark = "\t" if any(" " in word for each in self._examples for word in each.tokens) else " "
-        blocks: list[str] = []
+        blocks: list[list[list[str]]] = []
         for example, tags in zip(self._examples, self._predicted(outputs), strict=True):
             columns = [example.tokens, tags]
             if example.tags is not None:
                 columns.insert(1, tuple(tag or "_" for tag in example.tags))
-            blocks.append("\n".join(map(mark.join, zip(*columns, strict=True))))
-        yield "predictions.txt", "\n\n".join(blocks) + "\n"
+            rows = zip(*columns, strict=True)
+            blocks.append([[re.sub(r"[\t-\r]", " ", each) for each in row] for row in rows])
+        mark = "\t" if any(" " in each for rows in blocks for row in rows for each in row) else " "
+        yield "predictions.txt", "\n\n".join("\n".join(map(mark.join, b)) for b in blocks) + "\n"
 
     def _entries(self, outputs: Outputs, scores: SplitScores) -> Iterable[dict[str, Any]]:
         pairs = zip(self._examples, self._predicted(outputs), strict=True)
@@ -226,8 +227,7 @@ def _labels(
             f"{where}: {config.train} has entities, which are learned as IOB2, so list only O and, "
             "for each type, B-TYPE and I-TYPE; or set task.scheme=plain"
         )
-    lacks = sorted(_tags_of(train) - set(config.labels))
-    if lacks:
+    if lacks := sorted(_tags_of(train) - set(config.labels)):
         raise UserError(f"{where} lacks tags of {config.train}: {listed(lacks)}; add them")
     return labels
 

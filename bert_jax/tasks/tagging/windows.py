@@ -18,7 +18,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row
 
 @dataclass(frozen=True, eq=False)
 class TagWindow:
-    """A row of one sentence's sub-words, [CLS] ... [SEP], not padded."""
+    """A row of one sentence's sub-words, [CLS] ... [SEP] (see `make_row`), not padded."""
 
     example: int
     """Index of the window's sentence."""
@@ -46,7 +46,7 @@ class TagWindows:
         `predictions` has an array of integers or probabilities for each window, with an entry for
         each position; entries after the window's last position are padding.
         """
-        kind = np.float64 if predictions[0].dtype.kind == "f" else np.int32
+        kind = np.float64 if predictions and predictions[0].dtype.kind == "f" else np.int32
         found = [np.full(words, NO_LABEL, kind) for words in self.sentence_words]
         for window, values in zip(self.windows, predictions, strict=True):
             here = window.words >= 0
@@ -111,10 +111,11 @@ def tag_windows(
         bounds = np.searchsorted(first, last)
         words_of = np.split(np.arange(len(parts)), bounds[:-1])
         for start, end, mine in zip(starts, ends, words_of, strict=True):
-            positions = first[mine] - start + 1
-            owned, marks = np.full((2, end - start + 2), NO_LABEL, np.int32)
+            row = make_row(tokenizer, ids[start:end]).ids
+            positions = first[mine] - start + tokenizer.special_ids.opens
+            owned, marks = np.full((2, len(row)), NO_LABEL, np.int32)
             owned[positions], marks[positions] = mine, label[mine]
-            windows.append(TagWindow(number, make_row(tokenizer, ids[start:end]).ids, owned, marks))
+            windows.append(TagWindow(number, row, owned, marks))
     warnings = counted(f"sentences of more than {room} sub-words, read in windows", long)
     warnings += counted("words for which the tokenizer has no token, read as [UNK]", unreadable)
     names = listed(sorted({tag for tag, _ in strange}), 100)

@@ -147,6 +147,7 @@ def _of_scores(
 ) -> dict[str, Any]:
     errors = predicted - truth
     step = -(-len(truth) // _MOST_POINTS)
+    quantiles = zip(_SHARES, np.quantile(errors, _SHARES), strict=True)
     mistakes = [
         _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4), error=errors[n])
         for n in classes.most_confident(errors != 0, np.abs(errors))
@@ -157,10 +158,7 @@ def _of_scores(
             "deviation": float(errors.std()),
             "root_mean_square": float(np.sqrt(np.mean(errors**2))),
             "mean_absolute": float(np.abs(errors).mean()),
-            "quantiles": {
-                f"{each:g}": float(value)
-                for each, value in zip(_SHARES, np.quantile(errors, _SHARES), strict=True)
-            },
+            "quantiles": {f"{each:g}": float(value) for each, value in quantiles},
         },
         "points": np.stack([truth, predicted], axis=1)[::step].round(4).tolist(),
         "mistakes": mistakes,
@@ -187,13 +185,16 @@ def _ranks(places: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 def _correlations(first: np.ndarray, second: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Return linear correlations (d,) under each of d weightings; NaN if all values are equal."""
+
+    def squares(x: np.ndarray) -> np.ndarray:
+        return (w * x**2).sum(axis=1)
+
     total = w.sum(axis=1, keepdims=True)
-    first, second = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
-    squares = [(w * x**2).sum(axis=1) for x in (first, second)]
+    a, b = (x - (w * x).sum(axis=1, keepdims=True) / total for x in (first, second))
+    of_a, of_b = squares(a), squares(b)
     # Rounding may leave the sum of squares of equal values above 0.
-    known = np.minimum(*squares) > 1e-12 * total[:, 0]
-    shared = (w * first * second).sum(axis=1)
-    return ratio(shared, np.sqrt(squares[0] * squares[1]) * known, np.nan)
+    known = (of_a > 1e-24 * squares(first)) & (of_b > 1e-24 * squares(second))
+    return ratio((w * a * b).sum(axis=1), np.sqrt(of_a * of_b) * known, np.nan)
 
 
 NUM_BINS = 15
@@ -226,13 +227,10 @@ class Decisions:
     ) -> "Decisions":
         """Fit to dev data: the temperature by log loss, the thresholds by each label's F1."""
         temperature = fit_temperature(logits, labels) if calibrate else 1.0
-        thresholds: tuple[float, ...] = ()
-        if tune:
-            shares = expit(logits / temperature)
-            thresholds = tuple(
-                _best_threshold(*each) for each in zip(shares.T, labels.T, strict=True)
-            )
-        return cls(temperature, thresholds)
+        if not tune:
+            return cls(temperature)
+        pairs = zip(expit(logits / temperature).T, labels.T, strict=True)
+        return cls(temperature, tuple(_best_threshold(*each) for each in pairs))
 
     def shares(self, logits: Float[np.ndarray, "N C"], *, several: bool) -> np.ndarray:
         """Return probabilities (N, C): sigmoid if rows may have `several` labels, else softmax."""

@@ -1,6 +1,6 @@
 """Reading texts with labels, from tables and from the tasks of GLUE."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,8 @@ from bert_jax.tasks.glue import TASKS, GlueTask, glue_task
 from bert_jax.tasks.overlap import deal, example_key, held_out, joined, strata
 from bert_jax.tasks.tables import TableFormat, read_rows
 from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_texts
+
+_Reader = Callable[..., Data[TextExample]]
 
 # Tables
 
@@ -100,16 +102,18 @@ def read_glue_source(
             if path.name == file:
                 return read_glue(path.parent, name, split)
 
-    def read(names: tuple[str, ...], **fields: str) -> Data[TextExample]:
+    def read(names: tuple[str, ...], reader: _Reader, **fields: str) -> Data[TextExample]:
         labels = LabelSet(names) if names else None
         table, limits = _table(task, **fields), task.score_range
-        return read_other_texts(source, table, labels, labelled=labelled, score_range=limits)
+        return reader(source, table, labels, labelled=labelled, score_range=limits)
 
     _, text, text_pair = task.tfds
+    # If both formats name the columns of texts alike, only the label's column tells them apart.
+    is_alike = (text, text_pair) == (task.text, task.text_pair)
     try:
-        return read(task.written)
+        return read(task.written, read_texts if is_alike else read_other_texts)
     except MissingColumn:
-        return read(task.labels, text=text, text_pair=text_pair, label="label")
+        return read(task.labels, read_other_texts, text=text, text_pair=text_pair, label="label")
 
 
 def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:
@@ -209,8 +213,7 @@ def _read_published_mrpc(home: Path, split: str) -> Data[TextExample]:
         for row in read_rows(f"{path}", ("#1 ID", "#2 ID"), TableFormat("tsv"))
         if row.values in dev
     }
-    missing = dev - set(lines.values())
-    if missing:
+    if missing := dev - set(lines.values()):
         raise UserError(
             f"{home / 'dev_ids.tsv'}: {path} lacks {len(missing):,} of the listed pairs, the first "
             f"{' '.join(min(missing))!r}; fetch both files again"

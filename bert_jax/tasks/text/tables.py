@@ -25,15 +25,10 @@ _AS_BOOLEAN = {"0": False, "1": True, "False": False, "True": True}
 
 
 def read_texts(
-    source: str | PathLike[str],
-    table: TableConfig,
-    labels: LabelSet | None = None,
-    *,
-    labelled: bool = True,
-    score_range: ScoreRange | None = None,
-    more: Sequence[str] = (),
+    source: str | PathLike[str], table: TableConfig, labels: LabelSet | None = None, *,
+    labelled: bool = True, score_range: ScoreRange | None = None, more: Sequence[str] = (),
     texts_of: Callable[[Origin, Sequence[Any]], Sequence[str]] | None = None,
-) -> Data[TextExample]:
+) -> Data[TextExample]:  # fmt: skip
     """Read texts and their labels.
 
     Raise a UserError if the file cannot be read or lacks a column, or rows are wrong; the message
@@ -77,12 +72,8 @@ def read_texts(
             values = iter(row.values)
             text = as_text(origin, table.text, next(values))
             pair = as_text(origin, table.text_pair, next(values)) if table.text_pair else None
-            key = f"{next(values)}" if table.id else None
-            if key in ("", "None"):
-                raise UserError(f"{origin}: column {table.id!r} is empty; expected an id")
-            group = f"{next(values)}" if table.group else None
-            if group in ("", "None"):
-                raise UserError(f"{origin}: column {table.group!r} is empty; expected a group")
+            key = _name(origin, table.id, values, "an id")
+            group = _name(origin, table.group, values, "a group")
             if not text.strip() or (pair is not None and not pair.strip()):
                 if table.empty == "fail":
                     raise UserError(
@@ -165,6 +156,14 @@ def as_text(origin: Origin, column: str, value: Any) -> str:
     return value
 
 
+def _name(origin: Origin, column: str, values: Iterator[Any], what: str) -> str | None:
+    if not column:
+        return None
+    if (value := next(values)) in (None, ""):
+        raise UserError(f"{origin}: column {column!r} is empty; expected {what}")
+    return f"{value}"
+
+
 def _label(
     origin: Origin, table: TableConfig, values: Iterator[Any], score_range: ScoreRange | None
 ) -> float | str | tuple[str, ...] | None:
@@ -172,23 +171,23 @@ def _label(
     if table.label_columns:
         held = zip(table.label_columns, values, strict=True)
         return tuple(column for column, value in held if _flag(origin, column, value))
-    value = next(values)
-    if value is None:
+    if (value := next(values)) is None:
         return None
     if table.problem_type == "regression":
         return as_score(origin, table.label, value, score_range)
     if table.problem_type != "multi_label":
-        return _class_name(origin, table.label, value)
+        return class_name(origin, table.label, value)
     if isinstance(value, str):
         value = [part.strip() for part in value.split(table.separator)] if value.strip() else []
     parts = value if isinstance(value, list) else [value]
-    names = tuple(_class_name(origin, table.label, part) for part in parts if part is not None)
+    names = tuple(class_name(origin, table.label, part) for part in parts if part is not None)
     if len(set(names)) != len(parts):
         raise UserError(f"{origin}: the labels {value!r:.60} repeat a label or have an empty one")
     return names
 
 
-def _class_name(origin: Origin, column: str, value: Any) -> str:
+def class_name(origin: Origin, column: str, value: Any) -> str:
+    """Return a class's name from a text or a whole number; raise a UserError for other values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # parquet columns of whole numbers with gaps are read as floats
     if isinstance(value, int):
@@ -231,19 +230,14 @@ def _flag(origin: Origin, column: str, value: Any) -> bool:
 
 
 def _numbered(
-    name: str,
-    table: TableConfig,
-    examples: Sequence[TextExample],
-    found: list[Any],
-    labels: LabelSet | None,
-    problems: Problems,
-) -> tuple[list[Any], LabelSet | None]:
+    name: str, table: TableConfig, examples: Sequence[TextExample], found: list[Any],
+    labels: LabelSet | None, problems: Problems,
+) -> tuple[list[Any], LabelSet | None]:  # fmt: skip
     """Convert labels to ids; return the ids, None for a wrong label, and all labels' names."""
     if labels is None:
         problems.check()  # the labels of wrong rows would be missing
         held = ([value] if isinstance(value, str) else value or () for value in found)
-        met = {name for names in held for name in names}
-        if not met:
+        if not (met := {name for names in held for name in names}):
             return [None] * len(found), None
         labels = LabelSet.of(met)
         if len(labels) == 1 and table.problem_type != "multi_label":

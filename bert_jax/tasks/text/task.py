@@ -53,20 +53,16 @@ class TextSplit(Split):
 
     def linear_score(self, train: Split) -> float | None:
         """Train a linear model of TF-IDF vectors on `train`; return its score on this file."""
-        known, task = train._data.truth, self._task
-        if known is None or self._data.truth is None or isinstance(task.config, GlueConfig):
+        known, own, task = train._data.truth, self._data.truth, self._task
+        is_glue = isinstance(task.config, GlueConfig)
+        if is_glue or known is None or own is None or len(known) > MAX_EXAMPLES:
             return math.nan
-        if len(known) > MAX_EXAMPLES:
+        labels = self._labels_of(known)
+        try:
+            found = predictions(task.objective, train._examples, labels, self._examples)
+        except ValueError:  # no training text has a word of two letters, or all are of one class
             return math.nan
-        found = predictions(task.objective, train._examples, self._labels_of(known), self._examples)
-        if found is None:
-            return None
-        return task.scores(self._labels_of(self._data.truth), found)[task.metric]
-
-    @property
-    def num_scored(self) -> int:
-        """Number of texts, which may have several rows each."""
-        return len(self._examples)
+        return None if found is None else task.scores(self._labels_of(own), found)[task.metric]
 
     def strata(self) -> Sequence[Hashable]:
         """Return each example's label, or the quintile of its score."""
@@ -293,7 +289,7 @@ def predictions(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that never occur, and convergence
         found = model.fit([*map(_text, train)], labels).predict([*map(_text, examples)])
-    return np.asarray(found).astype(labels.dtype)
+    return np.asarray(found, labels.dtype).reshape(len(examples), *labels.shape[1:])
 
 
 def _text(example: TextExample) -> str:

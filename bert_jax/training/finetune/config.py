@@ -51,8 +51,9 @@ class FinetuneTrainingConfig(bounds.Bounded, section="training"):
     """Largest number of lengths to which rows are padded. Each length needs a compilation."""
     dropout_rate: bounds.Rate | None = 0.1
     """Dropout rate in encoder and attention, and before the head (0 there with task.kind=squad).
-    None means the rates of pretraining, and 0.1 before the head. A model with rotary positions that
-    was pretrained without attention dropout has no attention dropout here either."""
+    None means the rates of pretraining, and 0.1 before the head. Rates of 0 in pretraining stay 0
+    for model.embedding_dropout_rate, model.mlp_dropout_rate and, in models with rotary positions,
+    model.attention_dropout_rate."""
     remat: Literal["none", "dots", "full"] = "none"
     """Values that the backward pass recomputes. dots: all but matrix products. full: all values."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"

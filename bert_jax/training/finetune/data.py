@@ -29,34 +29,47 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
     Args:
         path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a
-            task head; the task is then derived from the head and the model's maximum length.
+            task head; the task is then derived from the head and from config.json.
         columns: Fields of the task to change, such as the names of the text and label columns.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)
-    task = task_of(model) if finetuned else _implied_task(model)
+    task, scores = (task_of(model), model.origin.metrics) if finetuned else _implied_task(model)
     if columns:
         config = build(TaskConfig, {**to_dict(task.config), **columns}, "--columns")
         task = TASKS[config.kind](config, task.spec, task.tokenizer)
-    return dataclasses.replace(model, origin=dataclasses.replace(model.origin, task=task))
+    origin = dataclasses.replace(model.origin, task=task, metrics=scores)
+    return dataclasses.replace(model, origin=origin)
 
 
-def _implied_task(model: SavedModel) -> Task:
-    """Make the task of a model that other software has fine-tuned; columns have default names."""
-    if model.outputs is None:
+def _implied_task(model: SavedModel) -> tuple[Task, dict[str, float]]:
+    """Make the task of an exported head, and dev scores that hold the head's tuned thresholds."""
+    if (outputs := model.outputs) is None:
         raise UserError(
             f"{model.name} has no task head, so it cannot be scored on labelled data; it supports "
             f"{' and '.join(model.verbs)}"
         )
-    kind, labels = model.outputs.objective, model.outputs.labels
+    kind, labels, long = outputs.objective, outputs.labels, outputs.long
     parts = [split_tag(label) for label in labels]
     entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
-    fields: dict[str, Any] = {"kind": "table", "problem_type": kind}
-    if kind in ("tags", "span"):
-        fields = {"kind": "tagging", "labels": labels} if kind == "tags" else {"kind": "squad"}
-    config = build(TaskConfig, {"max_length": model.max_length, **fields}, model.name)
+    reading = {} if outputs.reading is None else to_dict(outputs.reading)
+    null_threshold = reading.pop("null_threshold", None)
+    scores = {f"threshold/{n}": x for n, x in zip(labels, outputs.thresholds, strict=False)}
     spec = LabelSpec(labels, scheme="iob2" if entities else "plain")
-    return TASKS[config.kind](config, spec, model.tokenizer)
+    fields: dict[str, Any] = {"kind": kind}
+    if kind == "tags":
+        fields = {"kind": "tagging", "labels": labels, "stride": reading.get("stride", 0)}
+    elif kind == "span":
+        fields = {"kind": "squad", **reading}
+        if null_threshold is not None:
+            scores["null_threshold"] = null_threshold
+        elif reading:  # the run had no question without an answer
+            spec = dataclasses.replace(spec, rules="v1.1")
+    elif kind != "choice":
+        fields = {"problem_type": kind, "thresholds": "tuned" if scores else "half"}  # a table
+        fields |= {"window_pooling": long.pooling, "window_stride": long.stride, "long": long.how}
+    config = build(TaskConfig, {"max_length": model.max_length, **fields}, model.name)
+    return TASKS[config.kind](config, spec, model.tokenizer), scores
 
 
 def task_of(model: SavedModel) -> Task:

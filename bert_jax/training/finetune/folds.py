@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.artefacts.saved.reading import read_finetuned, read_model
+from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
@@ -80,8 +80,8 @@ def finetune_folds(
         if result.stopped_by:
             return dataclasses.replace(result, workdir=workdir)
         unlearned.append(result.unlearned)
-    initial = read_model(config.init, encoder_only=True)
-    whole = open_task(config.task, initial.tokenizer, initial.config.num_positions)
+    saved = read_finetuned(places[-1])  # may have more positions than the model named by `init`
+    whole = open_task(config.task, saved.tokenizer, saved.config.num_positions)
     report = _pooled(home, places, whole)
     for line in report_lines(_SPLIT, report, mistakes=False):
         say(line)
@@ -98,6 +98,8 @@ def _pooled(home: Path, places: Sequence[Path], whole: Task) -> dict[str, Any]:
     """
     split = whole.train_split()
     parts = fold_parts(split, len(places))
+    # A split for scoring also has the examples that training leaves out.
+    split, _ = split.select(range(len(parts)))
     found: list[Any] = [None] * len(split.rows)
     folds = []
     for number, place in enumerate(places, 1):

@@ -22,9 +22,11 @@ from bert_jax.tasks.task import Split
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import Judged, named, score_rows
 from bert_jax.training.finetune.setup import Setup
+from bert_jax.training.finetune.start import scoring
 from bert_jax.training.progress import Moment, best_trial
 from bert_jax.training.run_plan import Scores
 from bert_jax.training.steps import trials
+from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_eval_step
 
 REPORT_LINES = "report.md"
@@ -52,11 +54,13 @@ class TaskScorer:
     def __init__(self, config: FinetuneConfig, setup: Setup, mesh: Mesh, work: WorkDir):
         self._setup, self._mesh, self._work = setup, mesh, work
         self._batch_size = config.training.eval_batch_size
-        self._step = make_eval_step(replace(setup.step, objective=setup.objective), mesh, seed=0)
-        limit = setup.objective.model.num_positions
+        splits, limit = setup.splits[1:], setup.objective.model.num_positions
+        settings = [replace(setup.step, objective=scoring(setup.objective, s.rows)) for s in splits]
+        steps = made_once(settings, lambda each: make_eval_step(each, mesh, seed=0))
+        self._steps = dict(zip([split.name for split in splits], steps, strict=True))
         self._buckets = {
             split.name: choose_buckets(split.rows.lengths, config.training.max_buckets, limit=limit)
-            for split in (*setup.dev, *setup.test)
+            for split in splits
         }
 
     def after(self, step: int) -> bool:
@@ -111,7 +115,7 @@ class TaskScorer:
                     **split.report(
                         kept[split.name].outputs, best.best_scores if split in setup.test else None
                     ),
-                    "chose": split not in setup.test
+                    "chose": split == setup.dev[0]
                     and (len(best.scores) > 1 or setup.schedule.num_trials > 1),
                 }
                 for split in setup.splits[1:]
@@ -125,7 +129,7 @@ class TaskScorer:
 
     def _answers(self, params: Any, split: Split, alive: Callable[[str], None]) -> list[Judged]:
         return score_rows(
-            self._step, self._mesh, self._setup.objective.own(params), split.rows,
+            self._steps[split.name], self._mesh, self._setup.objective.own(params), split.rows,
             buckets=self._buckets[split.name],
             batch_size=min(self._batch_size, len(split.rows)),
             pad_id=self._setup.initial.tokenizer.special_ids.pad,
@@ -138,9 +142,7 @@ def _saved_trial(setup: Setup, wave: Moment) -> int | None:
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)
-    if found is None or (before and max(before) >= found[0]):
-        return None
-    return found[1]
+    return None if found is None or (before and max(before) >= found[0]) else found[1]
 
 
 def write_reports(

@@ -25,13 +25,12 @@ from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
-from bert_jax.objectives.embedding import EmbeddingObjective
 from bert_jax.objectives.objective import num_params, with_trained
-from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.overlap import example_keys
 from bert_jax.tasks.task import Split, Task
 from bert_jax.training.finetune.config import FREE_FIELDS, FinetuneConfig
 from bert_jax.training.finetune.setup import Setup
+from bert_jax.training.finetune.start import Trainable
 from bert_jax.training.progress import Means, Moment, Progress, best_trial
 from bert_jax.training.run_plan import Stage
 from bert_jax.training.start import RANDOM
@@ -187,14 +186,12 @@ class FinetuneSaves:
         """
         del finished
         extra = {
-            "stage": at.stage,
-            "wave": at.wave,
+            "stage": at.stage, "wave": at.wave,
             "step": at.step - at.wave * self._setup.schedule.num_steps,
             "progress": [dataclasses.asdict(each) for each in at.progress],
-            "losses": at.means.state(),
-            "seconds": at.elapsed(),
+            "losses": at.means.state(), "seconds": at.elapsed(),
             "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
-        }
+        }  # fmt: skip
         state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
         save = partial(self._states.save_last, read_back=False) if last else self._states.save
         save(at.step, state, config={}, extra=extra)
@@ -240,7 +237,7 @@ class FinetuneSaves:
 
 def saved_content(
     config: FinetuneConfig,
-    objective: TaskObjective | EmbeddingObjective,
+    objective: Trainable,
     task: Task,
     scores: dict[str, float],
     member: Trial,
@@ -252,9 +249,7 @@ def saved_content(
             "model": to_dict(objective.model),
             "head": to_dict(objective.config),
             **({"lora": to_dict(objective.lora)} if objective.lora.rank else {}),
-            "task": task.describe(),
-            "scores": scores,
-            "member": dataclasses.asdict(member),
+            "task": task.describe(), "scores": scores, "member": dataclasses.asdict(member),
         },
         "metrics": {f"eval/{name}": value for name, value in scores.items()},
-    }
+    }  # fmt: skip

@@ -147,8 +147,10 @@ def encoder_of(initial: SavedModel, config: FinetuneConfig) -> ModelConfig:
     # Kernels for long rows and for windows have no dropout on attention probabilities.
     keeps = rotates and not model.attention_dropout_rate
     return dataclasses.replace(
-        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate
-    )
+        model, hidden_dropout_rate=rate, attention_dropout_rate=0.0 if keeps else rate,
+        embedding_dropout_rate=model.embedding_dropout_rate and rate,
+        mlp_dropout_rate=model.mlp_dropout_rate and rate,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,24 +247,14 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     times = repeats(train.rows, task.num_outputs, power) if power else None
     batches = TrainBatches(train.rows, buckets, config.training.batch_size, pad_id, times)
     schedule = schedule_of(config, batches.num_batches, inits)
+    step = StepConfig(
+        objective=objective,
+        # The updates of each trial are multiplied by the trial's learning rate.
+        optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
+        num_steps=schedule.num_steps, layer_decay=config.optimizer.layer_decay,
+        accumulation=config.training.accumulation, guard=config.guard,
+    )  # fmt: skip
     return Setup(
-        config=config,
-        step=StepConfig(
-            objective=objective,
-            # The updates of each trial are multiplied by the trial's learning rate.
-            optimizer=dataclasses.replace(config.optimizer, learning_rate=1.0),
-            num_steps=schedule.num_steps,
-            layer_decay=config.optimizer.layer_decay,
-            accumulation=config.training.accumulation,
-            guard=config.guard,
-        ),
-        schedule=schedule,
-        task=task,
-        initial=initial,
-        start=start,
-        fingerprints=fingerprints,
-        train=train,
-        dev=dev,
-        test=test,
-        batches=batches,
-    )
+        config=config, step=step, schedule=schedule, task=task, initial=initial, start=start,
+        fingerprints=fingerprints, train=train, dev=dev, test=test, batches=batches,
+    )  # fmt: skip

@@ -2,15 +2,14 @@
 
 import dataclasses
 import logging
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.artefacts.formats.huggingface_files import model_class
+from bert_jax.artefacts.formats.huggingface_files import TASKS, model_class
 from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.errors import UserError, first_few
@@ -33,14 +32,15 @@ from bert_jax.training.start import RANDOM, with_positions
 
 _HEAD_DROPOUT = 0.1
 _WEIGHED, _SOME, _LIFT = 200, 16, 1e3
-_UNTAUGHT = ("arcs", "choice")
+_UNTAUGHT = ("arcs", "choice", "ranking")
 _MULTIPLE = 8
-_TASK_CLASS = re.compile(r".*For(SequenceClassification|TokenClassification|QuestionAnswering)")
 _COMPARISONS: dict[PairKind, Comparison] = {
     "pairs": "ranking", "texts": "ranking", "scores": "scores", "classes": "classes",
 }  # fmt: skip
 _log = logging.getLogger("bert_jax")
 
+Trainable = TaskObjective | EmbeddingObjective
+"""Objective of a fine-tuning run, without a teacher."""
 Read = Callable[..., SavedModel]
 """Function that reads a model, as `read_model` does."""
 
@@ -145,7 +145,7 @@ def with_head(
             return start
         again = saved.outputs is None and saved.origin.kind == "huggingface"
         try:
-            if again and _TASK_CLASS.fullmatch(model_class(saved.origin.config)):
+            if again and model_class(saved.origin.config).endswith(tuple(TASKS)):
                 saved = read(name)  # with its task head
             return {**start, "head": kept_head(saved, head, task)}
         except UserError as error:
@@ -156,8 +156,8 @@ def with_head(
             return start
 
     starts = {name: start_of(name, saved) for name, saved in given.items()}
-    skew, where = task.config.skew, f"task.{task.config.kind}.class_weights"
-    weights = class_weights(skew.class_weights, task.train_split().rows, task.spec.labels, where)
+    skew, rows, names = task.config.skew, task.train_split().rows, task.spec.labels
+    weights = class_weights(skew.class_weights, rows, names, "task.class_weights")
     lists: ListLoss = getattr(task.config, "loss", "contrast")
     loss = ClassLoss(weights, skew.focal_gamma, skew.label_smoothing, lists)
     return TaskObjective(model, head, task.objective, loss, lora=config.lora, **frozen), starts
@@ -171,9 +171,9 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
     outputs = saved.outputs
     if outputs is None or "head" not in saved.params:
         raise UserError(f"{saved.name} has no task head")
-    if (outputs.objective, outputs.head.kind) != (task.objective, head.kind):
+    if (outputs.objective, outputs.head.kind) != (task.predicts, head.kind):
         raise UserError(
-            f"the head of {saved.name} is for {outputs.objective}, but the task is {task.objective}"
+            f"the head of {saved.name} is for {outputs.objective}, but the task is {task.predicts}"
         )
     kernel, bias = (np.asarray(saved.params["head"][part]) for part in ("kernel", "bias"))
     if task.objective == "regression":  # a saved head predicts raw scores
@@ -181,14 +181,11 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
         return {"kernel": kernel / deviation, "bias": (bias - mean) / deviation}
     names, wanted = outputs.labels, task.spec.labels
     if set(names) != set(wanted):
-        lacks, others = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-        parts = [
-            f"{what} {first_few(labels, 5)}"
-            for what, labels in (("lack", lacks), ("have", others))
-            if labels
-        ]
+        ours, theirs = set(wanted), set(names)
+        differ = {"lack": sorted(ours - theirs), "have": sorted(theirs - ours)}
+        parts = [f"{what} {first_few(some, 5)}" for what, some in differ.items() if some]
         raise UserError(f"the labels of {saved.name} {' and '.join(parts)}")
-    if not wanted:  # start and end of a span
+    if not wanted:  # start and end of a span, or the score of a choice
         return {"kernel": kernel, "bias": bias}
     order = [names.index(label) for label in wanted]
     return {"kernel": kernel[..., order], "bias": bias[order]}
@@ -225,9 +222,9 @@ def with_vectors(
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
     kept.check_width(model.hidden_dim)
     train = task.train_split().rows
-    length = query_length([train, *(split.rows for split in task.dev_splits())])
     if kept.static_queries:
         frozen = {**frozen, "frozen": frozen.get("frozen", frozenset()) | {"queries"}}
+    length = query_length(train)
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
     )
@@ -300,16 +297,21 @@ def saved_objective(
 ) -> EmbeddingObjective:
     """Make the objective with which a saved model computes the vectors of rows."""
     assert isinstance(task, EmbeddingTaskConfig)
-    comparison = _COMPARISONS[task.rows]
-    length = query_length([rows])
+    comparison, length = _COMPARISONS[task.rows], query_length(rows)
     return EmbeddingObjective(model, config, comparison, rows.group, query_length=length)
 
 
-def query_length(splits: Iterable[Rows]) -> int:
+def scoring(objective: Trainable, rows: Rows) -> Trainable:
+    """Return the objective that scores `rows`, with the sizes of their groups and queries."""
+    if isinstance(objective, TaskObjective):
+        return objective
+    return dataclasses.replace(objective, group=rows.group, query_length=query_length(rows))
+
+
+def query_length(rows: Rows) -> int:
     """Return the length to which queries (first rows of groups) are padded; 0 without groups."""
-    several = [rows for rows in splits if rows.group > 1]
-    longest = [int(rows.row_lengths.reshape(-1, rows.group)[:, 0].max()) for rows in several]
-    return -(-max(longest, default=0) // _MULTIPLE) * _MULTIPLE
+    longest = int(rows.row_lengths[:: rows.group].max(initial=0))
+    return -(-longest // _MULTIPLE) * _MULTIPLE if rows.group > 1 else 0
 
 
 def with_teacher(

@@ -98,29 +98,19 @@ def resolve_finetuning(config: FinetuneConfig, setup: Setup, work: WorkDir) -> R
 
     def stage(number: int) -> Stage:
         members = setup.schedule.waves[number]
-        settings = trials.place_settings(
-            [member.learning_rate for member in members],
-            [member.seed for member in members],
-            mesh,
-            config.optimizer.head_learning_rate,
-        )
+        rates, seeds = [each.learning_rate for each in members], [each.seed for each in members]
+        settings = trials.place_settings(rates, seeds, mesh, config.optimizer.head_learning_rate)
         steps = range(number * num_steps, (number + 1) * num_steps)
         own = tuple(dict.fromkeys(members))
         return Stage(steps, setup.step, own, (settings,), number, steps.start, ends=True)
 
     return RunPlan(
-        name=work.name,
-        mesh=mesh,
+        name=work.name, mesh=mesh, saves=saves, scorers=(TaskScorer(config, setup, mesh, work),),
         stages=tuple(stage(number) for number in range(len(setup.schedule.waves))),
         batches=Batches(partial(_batches, setup, mesh)),
-        scorers=(TaskScorer(config, setup, mesh, work),),
-        saves=saves,
         voice=voice.FinetuneVoice(lines, setup, goal, work, saves),
         policy=Policy(
-            log_every=config.training.log_every_steps,
-            metric=setup.task.metric,
-            patience=config.training.patience,
-            save_seconds=_SAVE_SECONDS,
-            goal=goal,
+            config.training.log_every_steps, metric=setup.task.metric, goal=goal,
+            patience=config.training.patience, save_seconds=_SAVE_SECONDS,
         ),
-    )
+    )  # fmt: skip

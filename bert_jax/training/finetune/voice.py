@@ -114,8 +114,7 @@ class FinetuneVoice:
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
     """Raise a NoModelError if no trial of the first initialisation had a finite score."""
-    own = [outcome for outcome in outcomes if outcome.member.init == setup.inits[0]]
-    if all(outcome.best is None for outcome in own):
+    if all(each.best is None for each in outcomes if each.member.init == setup.inits[0]):
         raise NoModelError(f"{setup.inits[0]}: {NO_MODEL}")
 
 
@@ -146,15 +145,16 @@ def score_range(scores: Sequence[float | None]) -> str:
     return text
 
 
-def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 0) -> float:
+def goal_score(metric: str, constant_score: float, num_examples: int, num_labels: int = 0) -> float:
     """Compute the goal of a run: the score that a trial must exceed to count as having learned.
 
     A model that guesses without reading the text exceeds the goal in at most about 5% of cases.
 
     The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw
     labels as often as they occur may reach 1 / `num_labels`.) The goal is the 95% quantile of the
-    accuracy on `rows` rows if each guess is right with this probability: exact for accuracy,
-    perhaps too high for F1, which varies no more. For correlations, Student's t gives the goal.
+    accuracy on `num_examples` examples if each guess is right with this probability: exact for
+    accuracy, perhaps too high for F1, which varies no more. For correlations, Student's t gives the
+    goal.
 
     `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
     `num_labels` is the number of labels of a single-label task.
@@ -162,14 +162,14 @@ def goal_score(metric: str, constant_score: float, rows: int, num_labels: int = 
     if not math.isfinite(constant_score):
         return -math.inf
     if metric in _CORRELATIONS:
-        t = stdtrit(max(rows - 2, 1), LEVEL)
-        return max(constant_score, float(t / math.sqrt(max(rows - 2, 1) + t * t)))
+        t = stdtrit(max(num_examples - 2, 1), LEVEL)
+        return max(constant_score, float(t / math.sqrt(max(num_examples - 2, 1) + t * t)))
     expected = constant_score
     if metric == "macro_f1" and num_labels:
         expected = max(expected, 1 / num_labels)
     if not 0 < expected < 1:
         return expected
-    return math.ceil(bdtrik(LEVEL, rows, expected)) / rows
+    return math.ceil(bdtrik(LEVEL, num_examples, expected)) / num_examples
 
 
 def in_percent(setup: Setup) -> bool:
@@ -229,7 +229,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         lines.append(
             f"goal     {setup.task.metric} above {goal:.4g} at the end of training "
             f"({setup.dev[0].baseline} has {constant:.4g}; {LEVEL:.0%} bound for "
-            f"{setup.dev[0].num_scored:,} rows)"
+            f"{setup.dev[0].num_scored:,} examples)"
         )
     return lines
 

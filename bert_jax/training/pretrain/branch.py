@@ -63,17 +63,14 @@ class Branch:
         return build(PretrainConfig, self.began["config"], where=f"{self.source.name}/config.json")
 
     def check(
-        self,
-        config: PretrainConfig,
-        store: TokenStore,
-        stores: Mapping[int, TokenStore | Mixture],
-        abstract: Any,
-    ) -> None:
+        self, config: PretrainConfig, store: TokenStore,
+        stores: Mapping[int, TokenStore | Mixture], teacher: str, abstract: Any,
+    ) -> None:  # fmt: skip
         """Check that a run can continue the checkpoint, without changing anything.
 
         `store` is the run's corpus. `stores` contains the text of each phase that reads other text,
-        by index. `abstract` is the state as abstract arrays. Raise a UserError if the runs differ
-        (the message says how), or no steps follow the branch.
+        by index. `teacher` is the digest of the teacher, and `abstract` the state as abstract
+        arrays. Raise a UserError if the runs differ, or no steps follow the branch.
         """
         source, began = self.source, self.config
         if source is None or began is None:
@@ -84,11 +81,12 @@ class Branch:
                 f"for a branch from step {self.step} of {source.name}, because it counts the "
                 "steps before the branch too"
             )
-        rows = []
-        tokenizer, given = self.began.get("tokenizer"), store.tokenizer_fingerprint
-        if tokenizer != given:
-            rows.append(f"the tokenizer: fingerprint {tokenizer} there, {given} given")
-        rows += [
+        both = ("tokenizer", store.tokenizer_fingerprint), ("teacher", teacher)
+        rows = [
+            f"the {name}: fingerprint {there or 'none'} there, {given or 'none'} given"
+            for name, given in both
+            if (there := self.began.get(name, "")) != given
+        ] + [
             f"{name}: {show(old)} there, {show(new)} given"
             for name, old, new in diff(began, config, (*FREE_FIELDS, *_BY_PHASE))
             # The optimizer's settings may change, but not its kind.

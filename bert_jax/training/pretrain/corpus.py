@@ -165,15 +165,21 @@ class MixedCorpora:
         return dict(zip(self.names, corpus_labels(self.names), strict=True))
 
     def named(
-        self, texts: Mapping[int, TokenStore | Mixture], phases: Sequence[PhaseConfig]
-    ) -> dict[int, TokenStore | Mixture]:
-        """Return `texts`; if some phase has a mixture, each single corpus becomes a mixture."""
-        return {
-            number: Mixture((phases[number].corpus,), (text,), (1.0,))
-            if self.names and isinstance(text, TokenStore)
-            else text
-            for number, text in texts.items()
-        }
+        self, texts: dict[int, TokenStore | Mixture], phases: Sequence[PhaseConfig],
+        store: TokenStore,
+    ) -> dict[int, TokenStore | Mixture]:  # fmt: skip
+        """Return `texts`; if some phase has a mixture, the text of every phase becomes a mixture.
+
+        `texts` lacks the phases that read `store`, the corpus of the run.
+        """
+        if not self.names:
+            return texts
+        found = dict(texts)
+        for number, phase in enumerate(phases):
+            text = texts.get(number, store)
+            if isinstance(text, TokenStore):
+                found[number] = Mixture((phase.corpus or self.data.corpus,), (text,), (1.0,))
+        return found
 
     def seen(self, stream: "ExampleStream", step: int) -> dict[str, Any]:
         """Return columns of metrics that tell how much text the first `step` steps have read."""
@@ -185,7 +191,7 @@ class MixedCorpora:
         if not self.names:
             return row
         for each in found:
-            name = f"data/{self.labels[each.name or self.data.corpus]}"
+            name = f"data/{self.labels[each.name]}"
             row |= {f"{name}/tokens": each.tokens, f"{name}/epochs": round(each.epochs, 6)}
         return row
 

@@ -23,7 +23,7 @@ from bert_jax.objectives.objective import Batch, Forward, Objective, evaluated
 from bert_jax.terminal import progress_bar
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.sections import TrainingConfig
+from bert_jax.training.pretrain.sections import PretrainModelConfig, TrainingConfig
 from bert_jax.training.pretrain.settings import step_config, with_architecture
 from bert_jax.training.pretrain.start import check_tokenizer
 from bert_jax.training.progress import Moment
@@ -34,6 +34,9 @@ from bert_jax.training.steps.step import make_eval_step
 
 EVAL_SEED = 20181011
 """Seed of every evaluation, so that all runs corrupt the same tokens of the same rows."""
+_EVALUATED = (
+    ("checkpoint", "keep_best"), ("training", "patience"), ("training", "eval_translations"),
+)  # fmt: skip
 LENGTH = 128
 """Default number of tokens in a row of held-out text; fewer if the model takes fewer."""
 
@@ -145,6 +148,18 @@ def heldout_rows(
         ) from error
 
 
+def check_evaluated(config: PretrainConfig, corpus: Corpus) -> None:
+    """Raise a UserError if a field is set that needs held-out text, but the corpus has none."""
+    if corpus.heldout is not None:
+        return
+    for section, name in _EVALUATED:
+        if value := getattr(getattr(config, section), name):
+            raise UserError(
+                f"{section}.{name} is {value}, but the corpus has no held-out text to evaluate; "
+                f"build it with --heldout-rate above 0, or set {name} to 0"
+            )
+
+
 def check_measurable(saved: SavedModel, corpus: Corpus, name: str, directory: str) -> None:
     """Check that the loss of a model on held-out text of a corpus can be measured.
 
@@ -179,6 +194,7 @@ def heldout_metrics(
     mesh = sharding.make_mesh(sharding.MeshConfig())
     length = length or min(LENGTH, saved.max_length)
     config = PretrainConfig(
+        model=PretrainModelConfig(num_positions=limit),
         data=DataConfig(pairing="none"),
         training=TrainingConfig(phases=(PhaseConfig(length=length),)),
     )
@@ -189,6 +205,5 @@ def heldout_metrics(
     params = initial_params(saved, fresh(jax.random.key(0)), objective.axes())
     size = -(-32 // mesh.size) * mesh.size
     rows = EvalBatches(corpus.heldout, config.data, length, size, max_rows=max_rows)
-    eval_step = make_eval_step(settings, mesh, EVAL_SEED)
     batches = progress_bar(rows, of="held-out text", unit="batches")
-    return evaluate(objective, eval_step, params, batches, mesh)
+    return evaluate(objective, make_eval_step(settings, mesh, EVAL_SEED), params, batches, mesh)

@@ -15,6 +15,7 @@ import bert_jax
 from bert_jax.artefacts.exchange.export import as_trained
 from bert_jax.artefacts.exchange.exported_files import class_of, write_huggingface, write_json
 from bert_jax.artefacts.exchange.huggingface import read_back
+from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
 from bert_jax.artefacts.saved.ancestors import RECORD
 from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.model import SavedModel
@@ -68,10 +69,10 @@ def grow_model(
     stores = open_corpus(corpus) if corpus else None
     say(f"reading {source}")
     saved = as_trained(read_model(source))
-    if saved.outputs is not None:
+    if parts := saved.params.keys() - {"encoder", *PRETRAINING_HEADS}:
         raise UserError(
-            f"{saved.name} has a fine-tuned head, which cannot be grown; give the pretrained model "
-            "that was fine-tuned"
+            f"{saved.name} has parts that cannot be grown ({', '.join(sorted(parts))}); give a "
+            "pretrained encoder or, of a fine-tuned model, the model that it started from"
         )
     if stores is not None:
         check_measurable(saved, stores, corpus or "", f"{source}")

@@ -26,11 +26,11 @@ from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.model.task_heads import starting_params
 from bert_jax.tasks.translation import decoded, quality
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import FinetuneSaves
-from bert_jax.training.finetune.setup import set_up
-from bert_jax.training.finetune.start import starting_vectors, to_start_from
+from bert_jax.training.finetune.setup import set_up, with_rates
+from bert_jax.training.finetune.start import to_start_from, with_vectors
 from bert_jax.training.finetune.train import resolve_finetuning
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.progress import Moment
@@ -80,7 +80,7 @@ class _OfRun(Scorer):
 class Translations(_OfRun):
     """Scorer that translates held-out sources by greedy search, for BLEU and chrF.
 
-    References are decoded from the corpus. All processes translate all sources and agree on scores.
+    Long sources are cut. References are decoded from the corpus. All processes agree on scores.
     """
 
     def __init__(self, config: PretrainConfig, pairs: Shard, files: Path | None, due: Scorer):
@@ -89,7 +89,8 @@ class Translations(_OfRun):
         where = f"training.eval_translations is {number}"
         super().__init__(config, files, where, "a model that translates")
         sources, targets = zip(*some_pairs(pairs, number), strict=True)
-        self._rows = [make_row(self._tokenizer, ids).ids.tolist() for ids in sources]
+        room = config.model.num_positions - num_special(self._tokenizer, pair=False)
+        self._rows = [make_row(self._tokenizer, ids[:room]).ids.tolist() for ids in sources]
         self._references = [decoded(self._tokenizer, ids) for ids in targets]
         quality(self._references, self._references)  # an error before the first step, if any
         self._due = due
@@ -100,7 +101,8 @@ class Translations(_OfRun):
 
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Translate the sources, and score the translations."""
-        saved, longest = self._current(self._run.model, params), max(map(len, self._rows))
+        saved = self._current(self._run.model_of(at.stage), params)
+        longest = max(map(len, self._rows))
         steps, found = min(2 * longest + 10, saved.config.num_positions), []
         for begin in range(0, len(self._rows), _AT_ONCE):
             rows = self._rows[begin : begin + _AT_ONCE]
@@ -128,9 +130,8 @@ class Probe(_OfRun):
         where = f"training.probes[{number}].recipe is {self.given.recipe!r}"
         super().__init__(config, files, where)
         recipe, width = _recipe(self.given.recipe, where), config.model.hidden_dim
-        rate = recipe.optimizer.learning_rate or recipe.optimizer.rate_of(width)
-        optimizer = dataclasses.replace(recipe.optimizer, learning_rate=rate)  # no sweep
-        self._config = dataclasses.replace(recipe, optimizer=optimizer, init="the run")
+        recipe = with_rates(recipe, width, num_rows=1 << 30)  # so many that there is no sweep
+        self._config = dataclasses.replace(recipe, init="the run")
         nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
 
         def prepared(model: ModelConfig) -> tuple[Any, Any, Any]:
@@ -151,12 +152,13 @@ class Probe(_OfRun):
     def score(self, params: Any, at: Moment, alive: Callable[[str], None]) -> list[Scores]:
         """Fine-tune the encoder and score it on dev. If a logit is not finite, the score is NaN."""
         setup, plan, step = self._of_stages[at.stage]
-        saved, head = self._current(self._models[at.stage], params), setup.objective.config
-        known = to_start_from(saved)
+        known = to_start_from(self._current(self._models[at.stage], params))
+        model, head = setup.objective.model, setup.objective.config
         if isinstance(head, EmbeddingConfig):
-            start = starting_vectors(head, known)
+            given = {"the run": known}
+            start = with_vectors(self._config, model, setup.task, given, {})[-1]["the run"]
         else:
-            start = starting_params(setup.objective.model, head, known.params)
+            start = starting_params(model, head, known.params)
         setup = dataclasses.replace(setup, start=Start(inits={"the run": start}))
         now = FinetuneSaves(self._config, setup, plan.mesh, self._work).begin(0, plan.stages[0])
         for batch in islice(plan.batches.stream(0), self.given.num_steps):
@@ -176,9 +178,8 @@ def _recipe(name: str, where: str) -> FinetuneConfig:
     else:
         config = load_config(FinetuneConfig, name)
     empty = FinetuneConfig(config.task)
-    wrong = [
-        n for n in ("sweep", "distil", "reinitialise") if getattr(config, n) != getattr(empty, n)
-    ]
+    names = "sweep", "distil", "reinitialise"
+    wrong = [name for name in names if getattr(config, name) != getattr(empty, name)]
     if wrong or config.task.folds:
         raise UserError(
             f"{where}, which sets {' and '.join(wrong or ['task.folds'])}; a probe is a single run "

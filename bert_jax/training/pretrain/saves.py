@@ -144,7 +144,8 @@ def prepare_workdir(
             step = start.initial.origin.step if start.initial else 0
             found.append(ancestor_entry("init", config.init, step))
         if config.distil.teacher:
-            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
+            role = "distil.from_teacher" if config.distil.from_teacher else "distil.teacher"
+            found.append(ancestor_entry(role, config.distil.teacher))
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
@@ -187,20 +188,14 @@ class PretrainSaves(Saves):
             if self.branch is not None:
                 keeping.enter_context(self.branch.keeping(self.work.name))
             prepare_workdir(
-                self.work.local,
-                self.config,
-                self.corpus.train,
-                self.start,
-                self.texts,
+                self.work.local, self.config, self.corpus.train, self.start, self.texts,
                 self.branch.record if self.branch else None,
                 has_saved=bool(saved_steps(self.work.checkpoints)),
-            )
+            )  # fmt: skip
         self.checkpoints = Checkpoints(
-            self.work.checkpoints,
-            self.config.retention,
+            self.work.checkpoints, self.config.retention, report=report,
             max_failed_saves=self.config.checkpoint.max_failed_saves,
-            report=report,
-        )
+        )  # fmt: skip
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Initialise the state before the first step."""
@@ -226,9 +221,11 @@ class PretrainSaves(Saves):
         check_stages(self.config, num_batch_shards(self.mesh), step)
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
-        for each in now.progress:
-            vars(each).update(extra.get("progress", {}), member=each.member)
-            each.stopped = each.has_waited(self.config.training.patience)
+        # With another metric, and in a branch (which has no save yet), evaluations count anew.
+        if self.newest() and extra.get("best_metric") in (None, self.config.retention.best_metric):
+            for each in now.progress:
+                vars(each).update(extra.get("progress", {}), member=each.member)
+                each.stopped = each.has_waited(self.config.training.patience)
         assert now.monitor is not None
         now.monitor.restore(extra["plateau"], step)
         return now
@@ -237,28 +234,25 @@ class PretrainSaves(Saves):
         """Save the state. The last save of a finished run is read back and checked."""
         assert at.monitor is not None
         extra = {
-            "means": at.means.state(),
-            "plateau": at.monitor.state(),
-            "lowest_at": at.monitor.lowest_at,
-        }
+            "means": at.means.state(), "plateau": at.monitor.state(),
+            "lowest_at": at.monitor.lowest_at, "best_metric": self.config.retention.best_metric,
+        }  # fmt: skip
         if self.config.training.patience:
             extra["progress"] = dataclasses.asdict(at.progress[0])
-        save = self.checkpoints.save
-        if last:
-            save = partial(self.checkpoints.save_last, read_back=finished)
+        # After an early stop, `at.stage` is the last stage, in which no step was done.
+        phase = self.config.training.phase_of(max(at.step - 1, 0))
+        checkpoints = self.checkpoints
+        save = partial(checkpoints.save_last, read_back=finished) if last else checkpoints.save
         save(
-            at.step,
-            without_teacher(at.state),
-            config=to_dict(self.config.with_thetas_of(at.stage)),
-            extra=extra,
+            at.step, without_teacher(at.state), extra=extra,
+            config=to_dict(self.config.with_thetas_of(phase)),
             metrics=at.scores if at.scored_at == at.step else {},
-        )
+        )  # fmt: skip
         self.last_saved = at.step
 
     def newest(self) -> str:
         """Return the newest save's path; empty if there is none."""
-        saved = self.last_saved
-        return "" if saved is None else f"{self.work.name}/checkpoints/{saved}"
+        return "" if self.last_saved is None else f"{self.work.name}/checkpoints/{self.last_saved}"
 
     def close(self) -> None:
         """Wait for saves in progress."""

@@ -66,16 +66,11 @@ def step_config(
     objective, training = config.objective, config.training
     return StepConfig(
         objective=objective.make(given) if evaluates else config.distil.taught(objective, given),
-        optimizer=config.optimizer,
-        num_steps=training.num_steps,
-        accumulation=config.accumulation_of(phase),
-        gather=training.gather,
-        reduce_dtype=training.reduce_dtype,
-        seed=config.seed,
-        guard=config.guard,
-        phase_starts=training.phase_starts,
-        rate=None if evaluates else config.phase_rate(phase),
-    )
+        optimizer=config.optimizer, num_steps=training.num_steps,
+        accumulation=config.accumulation_of(phase), gather=training.gather,
+        reduce_dtype=training.reduce_dtype, seed=config.seed, guard=config.guard,
+        phase_starts=training.phase_starts, rate=None if evaluates else config.phase_rate(phase),
+    )  # fmt: skip
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
@@ -92,12 +87,10 @@ def loss_monitor(
         metric=objective.metrics[0],
         baseline=math.inf if objective.baseline is None else objective.baseline,
         unknown_rate=unknown / max(1, store.num_tokens) if store else 0.0,
-        phases=config.phases,
+        phases=config.phases, warmup_steps=config.warmup_steps,
         peak_rates=tuple(config.peak_rate(number) for number in range(len(config.phases))),
-        warmup_steps=config.warmup_steps,
-        num_layers=config.model.num_layers,
-        save_every=config.checkpoint.save_every_steps,
-    )
+        num_layers=config.model.num_layers, save_every=config.checkpoint.save_every_steps,
+    )  # fmt: skip
 
 
 def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
@@ -143,7 +136,7 @@ def warmup_lines(config: PretrainConfig) -> list[str]:
     unit, given = config.training.batch_unit, config.training.phases
     steps, optimizer = config.training.num_steps, config.optimizer
     lines = scaling("optimizer.warmup_steps", optimizer.warmup_steps or 0, steps)
-    if (warmup := config.warmup_steps) > math.ceil(steps / 10):
+    if (warmup := config.warmup_steps) > math.ceil(steps / 4):  # published recipes: up to 25%
         lines.append(
             f"Warning: the learning rate rises for {warmup:,} of {steps:,} steps, but 10% suits "
             "most runs. Lower optimizer.warmup_steps or optimizer.warmup_rate"

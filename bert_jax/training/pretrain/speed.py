@@ -2,14 +2,15 @@
 
 import statistics
 import time
+from dataclasses import replace
 
 import jax
 
 from bert_jax.data.pipeline import ExampleStream
-from bert_jax.distributed.parallel.sharding import make_mesh, num_batch_shards, place_batch
+from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.settings import step_config, with_batch_unit
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.steps.state import jitted_init
 from bert_jax.training.steps.step import make_train_step
 
@@ -17,13 +18,12 @@ _MEASURED_SECONDS, _LEAST_STEPS = 4.0, 3
 
 
 def step_seconds(config: PretrainConfig, corpus: Corpus) -> float:
-    """Measure training steps for some seconds; return the median, in seconds."""
+    """Measure steps of the first phase, with whole batches; return the median, in seconds."""
     mesh = make_mesh(config.mesh)
-    config = with_batch_unit(config, num_batch_shards(mesh))
-    config = config.with_vocabulary(corpus.train.vocab_size)
-    settings = step_config(config, corpus)
+    settings = step_config(config.with_vocabulary(corpus.train.vocab_size), corpus)
     step = make_train_step(settings, mesh)
-    stream = ExampleStream(corpus.train, config.data, config.phases, config.seed)
+    phase = replace(config.phases[0], num_steps=1 << 20, batch_warmup_steps=0)
+    stream = ExampleStream(corpus.train, config.data, [phase], config.seed)
     state = jitted_init(settings, mesh)(jax.random.key(0))
     times: list[float] = []
     while len(times) <= _LEAST_STEPS or sum(times[1:]) < _MEASURED_SECONDS:

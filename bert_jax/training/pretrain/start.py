@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.config.mapping import diff
 from bert_jax.errors import UserError
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.heads import MASKED_LM
@@ -43,10 +44,37 @@ def resolve_start(
         laid_out = config.objective.laid_out(initial.config, initial.params)
         initial = dataclasses.replace(initial, params=laid_out)
         config = with_architecture(config, initial.config, initial.network)
+        _check_network(config, initial)
     config, teacher = resolve_teacher(config, read, fingerprint)
-    if teacher and initial is None and config.distil.from_teacher and not there.steps:
+    if teacher and config.distil.from_teacher and before is None:
+        if initial is not None:
+            raise UserError(
+                f"distil.from_teacher is true, but init is {config.init!r}; a student starts from "
+                "one model: leave init empty, or set distil.from_teacher to false"
+            )
         initial = _student(config, teacher)
     return config, Start(initial, teacher)
+
+
+def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
+    """Raise a UserError if the networks of the run and of `init` have different settings.
+
+    Without this check, parameters of `init` that the run's network lacks would be left out.
+    """
+    ours, theirs = config.objective.network(config.model), initial.network
+    if ours is None or type(ours) is not type(theirs):
+        return
+    layers = config.model.num_layers  # the meaning of 0 decoder layers
+    rows = [
+        f"objective.{name.rpartition('.')[2]} is {mine!r} here, but {other!r} in init"
+        for name, mine, other in diff(ours, theirs, ("model", "forces_end", "settings.window"))
+        if not name.endswith("decoder_layers") or (mine or layers) != (other or layers)
+    ]
+    if rows:
+        raise UserError(
+            f"init: the network of {initial.name} differs from the network of this run "
+            f"({'; '.join(rows)}). Set these fields of this run to the values of init"
+        )
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:

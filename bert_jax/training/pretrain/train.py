@@ -23,7 +23,7 @@ from bert_jax.training.loop import carry_out
 from bert_jax.training.pretrain.branch import open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, MixedCorpora, open_corpus, phase_stores
-from bert_jax.training.pretrain.evaluate import HeldOut, heldout_rows
+from bert_jax.training.pretrain.evaluate import HeldOut, check_evaluated, heldout_rows
 from bert_jax.training.pretrain.probes import Probe, Translations
 from bert_jax.training.pretrain.saves import PretrainSaves, check_workdir
 from bert_jax.training.pretrain.settings import (
@@ -113,27 +113,28 @@ def resolve_pretraining(
     texts = phase_stores(config, store)
     check_workdir(work, there, config, store, texts, start.teacher_digest)
     check_stages(config, shards, max(there.steps, default=branch.step if branch else 0))
+    check_evaluated(config, corpus)
     steps = [step_config(config, corpus, number) for number in numbers]
     trial = Trial(config.init, config.optimizer.learning_rate, config.seed)
     saves = PretrainSaves(config, work, corpus, texts, mesh, steps[0], start, branch, trial)
     if branch is not None:
-        branch.check(config, store, texts, saves.saved)
+        branch.check(config, store, texts, start.teacher_digest, saves.saved)
     mixed = MixedCorpora(mixed_corpora(config), config.data)
-    named = mixed.named(texts, training.phases)
+    named = mixed.named(texts, training.phases, store)
     examples = ExampleStream(store, config.data, config.phases, config.seed, named)
     for number in numbers:
         examples.plan(number)
     ends = (0, *training.phase_starts, training.num_steps)
     scorers: list[Scorer] = []
+    files = store.path and store.path / "tokenizer"
     if corpus.heldout is not None:
         parts = mixed.heldout()
         settings = [step_config(config, corpus, number, evaluates=True) for number in numbers]
         rows = heldout_rows(config, corpus.heldout, mesh)
         mix = {name: heldout_rows(config, each, mesh, len(parts)) for name, each in parts.items()}
         scorers.append(HeldOut(settings, mesh, rows, mix, training.eval_every_steps, ends[1:]))
-    files = store.path and store.path / "tokenizer"
-    if training.eval_translations and corpus.heldout is not None:
-        scorers.append(Translations(config, corpus.heldout.shards[0], files, scorers[0]))
+        if training.eval_translations:
+            scorers.append(Translations(config, corpus.heldout.shards[0], files, scorers[0]))
     scorers += [
         Probe(config, number, files, saves.abstract.params, work)
         for number in range(len(training.probes))
@@ -145,23 +146,18 @@ def resolve_pretraining(
         work, objective, config.phases, partial(mixed.seen, examples), saves,
     )  # fmt: skip
     return RunPlan(
-        name=work.name,
-        mesh=mesh,
+        name=work.name, mesh=mesh, scorers=tuple(scorers), saves=saves, voice=voice,
         stages=tuple(
             Stage(range(*bounds), step, (trial,))
             for bounds, step in zip(pairwise(ends), steps, strict=True)
         ),
         batches=Batches(partial(_batches, examples, mesh), examples.wait_for_checks),
-        scorers=tuple(scorers),
-        saves=saves,
-        voice=voice,
         policy=Policy(
             log_every=training.log_every_steps,
             scores_start=start.initial is not None and bool(scorers),
-            save_every=config.checkpoint.save_every_steps,
-            saves_end=True,
+            save_every=config.checkpoint.save_every_steps, saves_end=True,
             metric=config.retention.best_metric.removeprefix("eval/") if training.patience else "",
             patience=training.patience,
             stops_diverged=config.guard.on_divergence == "stop",
         ),
-    )
+    )  # fmt: skip

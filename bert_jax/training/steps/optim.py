@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config.bounds import Bounded, Natural, NonNegative, Part, Positive, Rate
+from bert_jax.config.bounds import Bounded, KeyOf, Natural, NonNegative, Part, Positive, Rate
 from bert_jax.data.phases import scaled
 from bert_jax.training.steps import optim_parts as parts
 
@@ -29,7 +29,8 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
     "adamw": _adamw,
     "lamb": lambda config, axes: parts.then(_adamw(config, axes), parts.trust_ratios(axes)),
     "muon": lambda config, axes: parts.then(
-        parts.muon(config.momentum, _adam(config), axes), parts.decay(config.weight_decay)
+        parts.muon(config.momentum, _adam(config), parts.matrix_sides(axes)),
+        parts.decay(config.weight_decay),
     ),
     "stable_adamw": lambda config, axes: parts.bounded(
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
@@ -61,20 +62,15 @@ SCHEDULES: dict[str, Callable[[Progress], Float[Array, "*steps"]]] = {
 """Decay of the learning rate after the warm-up, as a factor that begins at 1. It ends at 0, except
 for `constant` and `inverse_sqrt` (Vaswani et al. 2017, section 5.3)."""
 
-if TYPE_CHECKING:
-    OptimizerName = ScheduleName = str
-else:  # at run time, the names, for help and error messages of the command line
-    OptimizerName, ScheduleName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SCHEDULES)]
-
 
 @dataclass(frozen=True)
 class OptimizerConfig(Bounded, section="optimizer"):
     """Optimizer, learning-rate schedule and clipping; one instance per training run."""
 
-    name: OptimizerName = "adamw"
+    name: Annotated[str, KeyOf(OPTIMIZERS)] = "adamw"
     learning_rate: Positive = 1e-4
     """Peak of the learning rate, reached at the end of the warm-up."""
-    schedule: ScheduleName = "linear"
+    schedule: Annotated[str, KeyOf(SCHEDULES)] = "linear"
     """Shape of the decay from the peak. `wsd` and `one_minus_sqrt` first hold the peak; `wsd` then
     falls linearly. `inverse_sqrt` falls as 1 / sqrt(n) at update n, whatever the run's length."""
     decay_share: Part = 0.2

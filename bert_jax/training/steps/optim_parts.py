@@ -5,6 +5,7 @@ The state of a complete optimizer has a field `num_updates`, the number of updat
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -177,19 +178,21 @@ def bounded(
 
 
 def muon(
-    momentum: float, rest: optax.GradientTransformation, logical_axes: Any
+    momentum: float, rest: optax.GradientTransformation, sides: Mapping[str, Any], **settings: Any
 ) -> optax.GradientTransformation:
-    """Build Muon (Jordan et al. 2024) for the hidden matrices; `rest` trains all other parameters.
+    """Build Muon (Jordan et al. 2024) for matrices; `rest` trains all other parameters.
 
     The step of a matrix is its momentum, with all singular values made about equal by five
     Newton-Schulz iterations. A factor of 0.2 sqrt(the larger side) makes the step as large as
     AdamW's (Liu et al. 2025), so that one learning rate and weight decay suit both. Optax's
     Nesterov look-ahead, unlike Jordan's code, corrects the bias of the average and the look-ahead.
 
-    The state of `rest` must be an `OptimizerState`. For `logical_axes` see `matrix_sides`.
+    The state of `rest` must be an `OptimizerState`. `sides` has the sides of each matrix, by path
+    (see `matrix_sides`). `settings` are more arguments of optax's `scale_by_muon`.
     """
-    sides = matrix_sides(logical_axes)
-    orthogonal = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=sides)
+    orthogonal = optax.contrib.scale_by_muon(
+        beta=momentum, weight_dimension_numbers=sides, **settings
+    )
 
     def init(params: Any) -> OptimizerState:
         def hole(path: Any, nu: Array) -> Any:
@@ -232,14 +235,16 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers. One side is the axis `embed` or, unless
-    exactly one axis has this name, the first axis after the layer axis. All other axes form the
-    other side. Examples: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
+    Hidden matrices are the kernels of stacked layers and of the masked-LM head's dense layer. One
+    side is the axis `embed` or, unless exactly one axis has this name, the first axis after the
+    layer axis. All other axes form the other side. Examples: (embed, heads x head_dim),
+    (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
         inner = range(is_stacked(axes), len(axes))
-        if not (is_stacked(axes) and is_decayed(name) and len(inner) >= 2):
+        is_hidden = is_stacked(axes) or name.endswith("mlm/dense/kernel")
+        if not (is_hidden and is_decayed(name) and len(inner) >= 2):
             continue
         embed = [axis for axis in inner if axes[axis] == "embed"]
         first = embed[0] if len(embed) == 1 else inner[0]

@@ -112,7 +112,8 @@ class Recheck:
         if GRADIENT_DIGESTS in differ:  # the device whose gradients differ, not all that add them
             of_rows = first[1][GRADIENT_DIGESTS] != second[1][GRADIENT_DIGESTS]
             shape = [size if name != "tensor" else 1 for name, size in self._mesh.shape.items()]
-            where = np.broadcast_to(of_rows.reshape(shape), self._mesh.devices.shape)
+            of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # a device's trials
+            where = np.broadcast_to(of_rows, self._mesh.devices.shape)
         gpu = self._mesh.devices.flat[0].platform == "gpu"
         self._fail(
             f"step {number:,}, computed twice from the same state, gave different "
@@ -134,12 +135,11 @@ class Recheck:
     def _fail(self, what: str, where: Bool[np.ndarray, "..."], more: str = "") -> None:
         suspects: Any = self._mesh.devices[where] if where.any() else self._mesh.devices.flat
         devices = sorted(suspects, key=lambda each: each.id)
-        kept = self._newest() or "none"
         raise SilentCorruptionError(
             f"{what}: suspect the hardware ({listed_devices(devices)}). The run stops, and nothing "
-            f"of this state is saved.{more} The last save that was checked: {kept}. Start the "
-            "command again to continue from there; if the same device is named again, leave its "
-            "machine out"
+            f"of this state is saved.{more} The last save that was checked: "
+            f"{self._newest() or 'none'}. Start the command again to continue from there; if the "
+            "same device is named again, leave its machine out"
         )
 
 

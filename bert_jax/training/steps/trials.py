@@ -50,16 +50,13 @@ class SweepState(NamedTuple):
 
 
 def place_settings(
-    learning_rates: Sequence[float],
-    seeds: Sequence[int],
-    mesh: Mesh,
-    head_rate: float | None = None,
+    rates: Sequence[float], seeds: Sequence[int], mesh: Mesh, head_rate: float | None = None
 ) -> Settings:
     """Put the trials' learning rates, seeds and, if given, the rate of all heads onto the mesh."""
     put = partial(place_trials, mesh=mesh)
-    rates = np.array(learning_rates, np.float32)
-    of_head = None if head_rate is None else put(np.full_like(rates, head_rate))
-    return Settings(put(rates), put(np.array(seeds, np.uint32)), of_head)
+    own = np.array(rates, np.float32)
+    of_head = None if head_rate is None else put(np.full_like(own, head_rate))
+    return Settings(put(own), put(np.array(seeds, np.uint32)), of_head)
 
 
 def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:

@@ -48,9 +48,8 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
         head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
-    tested = "below, on test, which chose nothing"
-    if summary.test is None:
-        tested = "no test data are named (task.*.test)"
+    unnamed = "no test data are named (task.test)"
+    tested = "below, on test, which chose nothing" if summary.test else unnamed
     lines = [head, f"on {summary.dev}; {tested}"]
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"
@@ -175,10 +174,9 @@ def _failed_lines(summary: Summary) -> list[str]:
     if not failed:
         return []
     lines = ["", f"failed: {len(failed)} of {len(summary.outcomes)} runs"]
-    for outcome in failed[:_MAX_FAILED]:
-        trial = outcome.member
-        where = f"{trial.init}, {rate_name(trial.learning_rate)}, seed {trial.seed}"
-        lines.append(f"  {where}: {outcome.failed}")
+    for each in failed[:_MAX_FAILED]:
+        where = f"{each.member.init}, {rate_name(each.member.learning_rate)}"
+        lines.append(f"  {where}, seed {each.member.seed}: {each.failed}")
     if len(failed) > _MAX_FAILED:
         lines.append(f"  and {len(failed) - _MAX_FAILED} more")
     return lines

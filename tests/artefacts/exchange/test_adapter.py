@@ -13,7 +13,7 @@ from export_models import model_of
 from small_saved import FAMILIES, small_saved
 
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
-from bert_jax.artefacts.exchange.peft import check, without_adapter, write
+from bert_jax.artefacts.exchange.peft import check, loading, without_adapter, write
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
 from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter
 from bert_jax.artefacts.saved.model import SavedModel
@@ -95,6 +95,16 @@ def test_the_factor_of_an_update_is_that_of_its_rank(written, tmp_path, fields, 
     assert {scale for *_, scale in updates.values()} == scales
 
 
+def test_biases_beside_updates_are_read(written, tmp_path):
+    """PEFT, with the bias "all" or "lora_only", calls the layer below an update `base_layer`."""
+    shutil.copytree(written[1], tmp_path / "ours")
+    path, bias = tmp_path / "ours" / WEIGHTS, np.arange(16, dtype=np.float32)
+    name = f"{PREFIX}bert.encoder.layer.1.attention.self.query.base_layer.bias"
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path) | {name: bias}, path)
+    query = read_model(tmp_path / "ours").params["encoder"]["layers"]["attention"]["query"]
+    np.testing.assert_array_equal(np.ravel(query["bias"][1]), bias)
+
+
 @pytest.mark.parametrize(
     ("rank", "size", "message"),
     [(1, 150_000, r"has \(16, 16\) for .*\(150000, 150000\)"), (0, 16, "r > 0, are needed")],
@@ -150,11 +160,47 @@ def test_the_labels_of_an_adapter_of_others_are_numbered(written, tmp_path, labe
     np.testing.assert_allclose(outputs(back), outputs(saved), atol=1e-5)
 
 
+def test_an_adapter_ignores_head_settings_of_its_base(written, tmp_path):
+    """They were chosen for the base's own head."""
+    shutil.copytree(written[1].parent / "base", tmp_path / "base")
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / name).write_bytes((written[1] / name).read_bytes())
+    edit(tmp_path / LABELS, problem_type="multi_label_classification")
+    fields = {
+        "label_thresholds": dict.fromkeys(written[0].outputs.labels, 0.9),
+        "long_texts": {"how": "windows"}, "reading": {"stride": 5},
+        "no_better_than_constant": [0.5, 0.6],
+    }  # fmt: skip
+    edit(tmp_path / "base" / "config.json", **fields)
+    assert not fields.keys() & read_adapter(tmp_path).config.keys()
+    assert read_model(tmp_path).origin.unlearned is None
+    edit(tmp_path / LABELS, label_thresholds=dict.fromkeys(written[0].outputs.labels, 0.7))
+    assert read_model(tmp_path).outputs.thresholds == (0.7, 0.7, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "arguments"),
+    [
+        ("bert", "cls", "num_labels=3"),
+        ("modernbert", "cls", 'num_labels=3, classifier_pooling="cls"'),
+        ("modernbert", "mean", 'num_labels=3, classifier_pooling="mean"'),
+        ("eurobert", "cls", 'num_labels=3, classifier_pooling="bos"'),
+    ],
+)
+def test_the_card_loads_the_base_with_the_pooling_of_the_head(kind, pooling, arguments):
+    """The config.json of a base says how another head pools, or nothing."""
+    saved = small_saved("classification", pooling=pooling, **FAMILIES.get(kind, {}))
+    assert f'.from_pretrained("BASE", {arguments})' in loading(adapted(saved, "query"))
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
         ({"use_dora": True}, "use_dora is True; only plain LoRA is read"),
+        ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]; only plain LoRA"),
+        ({"trainable_token_indices": [5]}, r"trainable_token_indices is \[5\]; only plain LoRA"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', with which PEFT also changes"),
         ({"lora_alpha": "many"}, "lora_alpha of .* is 'many'; a number above 0"),
         ({"alpha_pattern": {"(a+)+": 1}}, r"alpha_pattern has the key .* a regular expression"),
     ],

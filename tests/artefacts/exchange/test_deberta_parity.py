@@ -86,6 +86,13 @@ def test_ids_are_those_of_the_model_that_was_published(tmp_path, spm):
         with pytest.raises(UserError, match=f"{name} is True; expected None or False"):
             load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
+    added = tmp_path / "added_tokens.json"
+    added.write_text(f'{{"[MASK]": {size}}}')  # as Transformers 4 wrote
+    assert load_tokenizer(tmp_path).vocab_size == size + 1
+    added.write_text(f'{{"[MASK]": {size}, "<ent>": {size + 1}}}')
+    with pytest.raises(UserError, match="added token is '<ent>'"):
+        load_tokenizer(tmp_path)
+    added.unlink()
     other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert other.mask_token_id == size
     assert other(NOT_NFC, add_special_tokens=False)["input_ids"] != theirs.encode(NOT_NFC)

@@ -18,7 +18,7 @@ from bert_jax.artefacts.exchange import exported_files, huggingface, orbax_expor
 from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
-from bert_jax.artefacts.saved.model import Origin
+from bert_jax.artefacts.saved.model import Origin, digest_of
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import staged
 from bert_jax.cli import main as cli
@@ -181,6 +181,14 @@ def test_an_untrained_pooler_stays_marked(tmp_path):
     assert all(np.array_equal(again[name], tensors[name]) for name in tensors)
     odd = dataclasses.replace(back, origin=Origin("huggingface", config={"untrained_parts": 3}))
     assert "pooler.dense.bias" in exported_files.state_dict_of(odd)
+
+
+def test_a_pooler_that_other_software_has_trained_is_read(tmp_path):
+    """Transformers keeps the fields of the encoder's config.json when it adds a head."""
+    saved, path = model_of("class"), tmp_path / "config.json"
+    write_huggingface(saved, tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "untrained_parts": ["pooler"]}))
+    assert digest_of(read_model(tmp_path).params) == digest_of(saved.params)
 
 
 def _transposed(monkeypatch):
@@ -388,6 +396,9 @@ def test_a_pretraining_head_of_no_known_kind_is_left_out_and_named(tmp_path, mon
         ("mlm", {**ELECTRA, "activation": "relu"}, {"huggingface"}),
         ("pretraining", {"pooler_activation": "relu"}, {"huggingface", VECTORS}),
         ("mlm", {"pooler_activation": "relu"}, {VECTORS}),
+        ("mlm", {"num_types": 0}, {"huggingface", VECTORS}),
+        ("mlm", {"num_types": 1}, set()),
+        ("rtd", {"num_types": 1}, {"huggingface"}),
     ],
 )
 def test_what_pretraining_says_of_exports_is_what_they_do(

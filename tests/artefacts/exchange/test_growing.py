@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from marian_files import random_marian
 from small_run import TOKENIZER, small_config, write_corpus
 from small_saved import FAMILIES, small_saved
 
@@ -17,6 +18,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.model.growth import grow_params
+from bert_jax.training.pretrain import growing
 from bert_jax.training.pretrain.growing import grow_model
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
@@ -117,11 +119,13 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
         source, "--config.training.num_steps=3"
     )
     assert "--rows is 0" in refused(source, "--rows=0")
+    assert "--rows works only with --corpus" in refused(source, "--rows=8", *DEEPER)
+    assert "--seed works only with --preserve" in refused(source, "--seed=8", *DEEPER)
     assert "model.norm_order is 'pre', but the source has 'post'" in refused(
         source, "--config=pretrain/modern_tiny"
     )
     tuned = write(tmp_path / "tuned", small_saved("classification", vocab_size=64))
-    assert "has a fine-tuned head" in refused(tuned)
+    assert "has parts that cannot be grown (head); give a pretrained" in refused(tuned)
     headless = small_saved("mlm", vocab_size=64).without({"mlm"})
     bare = write(tmp_path / "bare", headless)
     assert "no masked-LM head whose loss" in refused(bare, "--corpus", f"{corpus}")
@@ -131,6 +135,20 @@ def test_what_cannot_be_grown_leaves_nothing(source, corpus, tmp_path, capsys):
     with pytest.raises(UserError, match=r"--corpus: the tokenizer of .* is not the tokenizer of"):
         grow_model(other, tmp_path / "out", lambda config: config, corpus=f"{corpus}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bare", "other", "tuned"]
+
+
+def test_parts_that_do_not_grow_are_named(tmp_path, monkeypatch):
+    small = small_saved("mlm")
+    pooled, weighted = (
+        dataclasses.replace(small, params={**small.params, part: np.ones((16, 1), np.float32)})
+        for part in ("pooling", "queries")
+    )
+    translator = random_marian(tmp_path / "tokenizer")
+    for saved, parts in ((translator, "decoder"), (pooled, "pooling"), (weighted, "queries")):
+        monkeypatch.setattr(growing, "read_model", lambda _, saved=saved: saved)
+        with pytest.raises(UserError, match=rf"has parts that cannot be grown \({parts}.*\); give"):
+            grow_model("source", tmp_path / "out", lambda config: config)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_in_hugging_faces_format_is_evaluated_on_a_corpus(source, corpus, tmp_path, capsys):
@@ -147,3 +165,10 @@ def test_a_model_in_hugging_faces_format_is_evaluated_on_a_corpus(source, corpus
     ):
         assert main(["evaluate", f"{source}", *options]) == 2
         assert re.search(message, capsys.readouterr().err)
+
+
+def test_rows_longer_than_the_default_number_of_positions_are_evaluated(corpus, tmp_path, capsys):
+    long = small_saved("mlm", vocab_size=TOKENIZER.vocab_size, num_positions=1024)
+    source = write(tmp_path / "long", long)
+    assert main(["evaluate", f"{source}", "--corpus", f"{corpus}", "--length=600", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eval/mlm_loss"] > 0

@@ -4,14 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hub_server import MAIN, OTHER, Hub, running
 
-from bert_jax.artefacts.exchange.hub import fetch, is_hub_name
+from bert_jax.artefacts.exchange.hub import FILES, fetch, is_hub_name
+from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
+from bert_jax.artefacts.formats.sentence_transformers import QUERIES, sentence_files
 from bert_jax.errors import UserError
+from bert_jax.model.embedding import EmbeddingConfig
 
 SOUND = {
     "config.json": b'{"model_type": "bert"}',
@@ -23,6 +28,11 @@ SOUND = {
     "1_Pooling/config.json": b"{}",
     "2_Dense/config.json": b"{}",
     "2_Dense/model.safetensors": b"map",
+    "generation_config.json": b"{}",
+    "sentence_xlm-roberta_config.json": b"{}",
+    "router_config.json": b"{}",
+    "query_0_SparseStaticEmbedding/model.safetensors": b"idf",
+    "document_1_SpladePooling/config.json": b"{}",
 }
 HARMFUL = {
     "pytorch_model.bin": b"pickle",
@@ -32,6 +42,8 @@ HARMFUL = {
     "sub/config.json": b"{}",
     "onnx/model.safetensors": b"x",
     "2_Dense/pytorch_model.bin": b"pickle",
+    "query_0_SparseStaticEmbedding/pytorch_model.bin": b"pickle",
+    "query_0_SparseStaticEmbedding/old/model.safetensors": b"idf",
     "3_Dense/old/config.json": b"{}",
     "sub/tool.model": b"x",
     "tf_model.h5": b"x",
@@ -124,6 +136,17 @@ def test_fetching(tmp_path: Path) -> None:
     found, missing = fetched(tmp_path, hub.address, "me/sound", "me/new", HF_HUB_OFFLINE="1")
     assert found == sound
     assert "HF_HUB_OFFLINE is set" in missing
+
+
+def test_what_an_export_writes_is_fetched() -> None:
+    vectors = [EmbeddingConfig("splade", False), EmbeddingConfig("mean", True)]
+    vectors += [EmbeddingConfig("splade", False, static_queries=True)]
+    maps = {"0_tanh": {"kernel": np.zeros((4, 4), np.float32)}}
+    written = {f"{QUERIES}/{WEIGHTS}", "generation_config.json"}
+    for each in vectors:
+        written |= sentence_files(each, 4, 8, {} if each.is_sparse else maps).keys()
+    assert {"router_config.json", "2_Dense/model.safetensors", "modules.json"} <= written
+    assert [name for name in written if not any(fnmatch(name, each) for each in FILES)] == []
 
 
 def test_names() -> None:

@@ -243,6 +243,16 @@ def test_code_beside_a_tokenizer_is_named_and_not_run(tmp_path):
     assert not (tmp_path / "ours/x.py").exists()
 
 
+def test_a_tokenizer_that_cuts_the_beginning_is_noted(tmp_path):
+    write_huggingface(tmp_path / "theirs")
+    path = tmp_path / "theirs/tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+    report = import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert any(
+        "cuts long texts at the start, but bert_jax at the end" in note for note in report["notes"]
+    )
+
+
 def test_the_command(tmp_path, capsys):
     write_roberta(tmp_path / "theirs")
     out = str(tmp_path / "ours")

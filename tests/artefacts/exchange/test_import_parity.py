@@ -12,6 +12,7 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import family_models  # noqa: E402
 from family_models import WORDS, save_family  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
@@ -395,6 +396,38 @@ def test_pairs_and_questions_are_asked_as_of_the_source(tmp_path, family):
     spans = [batch.token_to_chars(inside[n]) for n in (first, last)]
     (answer,) = bert_jax.load(tmp_path / "asked").answer([asked], context)
     assert answer["answer"] == context[spans[0].start : spans[1].end].strip()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("Roberta", "RobertaTokenizer"),
+        ("Bert", "XLMRobertaTokenizer"),  # Multilingual-MiniLM has this tokenizer
+        ("Bert", "TokenizersBackend"),
+        ("Bert", "DistilBertTokenizer"),
+    ],
+)
+def test_second_texts_have_the_token_type_that_the_tokenizer_gives(
+    tmp_path, monkeypatch, family, kind
+):
+    """Type 0, in tokenizers of these classes, also where the model has two types."""
+    import transformers
+
+    import bert_jax
+
+    if kind == "XLMRobertaTokenizer":
+        monkeypatch.setitem(family_models.TOKENIZERS, family, family_models.unigram)
+    save_family(tmp_path / "theirs", family, "ForSequenceClassification", type_vocab_size=2)
+    path = tmp_path / "theirs" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": kind}))
+    theirs = transformers.pipeline("text-classification", str(tmp_path / "theirs"), device="cpu")
+    found = theirs({"text": "the dog", "text_pair": "sleeps."}, top_k=None)
+    expected = {each["label"]: each["score"] for each in found}
+    report = import_model(tmp_path / "theirs", tmp_path / "ours", tolerance=TOLERANCE)
+    for name in ("ours", "theirs")[: 1 + (family == "Bert")]:
+        (answer,) = bert_jax.load(tmp_path / name).classify(["the dog"], ["sleeps."])
+        assert answer["probabilities"] == pytest.approx(expected, abs=TOLERANCE)
+    assert any("does not mark the second text" in note for note in report["notes"])
 
 
 def test_rows_of_our_proof_hold_pairs(tmp_path):

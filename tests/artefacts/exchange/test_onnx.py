@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from small_saved import FAMILIES, ROWS, small_saved
+from vector_models import vector_model
 
 from bert_jax.artefacts.exchange.exported_files import state_dict_of
 from bert_jax.artefacts.exchange.onnx import runtime as onnx_export
@@ -54,6 +55,14 @@ def test_every_kind_of_model(runtime, tmp_path, kind, changes, outputs):
     assert proof["differences"].keys() == outputs
     assert max(proof["differences"].values()) < 2e-5
     assert proof["shapes"] == [[4, 10], [2, 15], [1, 10]]
+
+
+def test_sparse_vectors(runtime, tmp_path):
+    saved = vector_model("splade")
+    write(saved, tmp_path)
+    proof = prove(saved, tmp_path, ROWS)
+    assert proof["differences"].keys() == {"hidden", "mlm", "embedding"}
+    assert max(proof["differences"].values()) < 2e-5
 
 
 @pytest.mark.parametrize(

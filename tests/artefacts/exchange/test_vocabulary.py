@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from modern_files import KINDS, write_modern
 from pretraining import apply_pretraining
+from vector_models import vector_model
 
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.vocabulary import add_tokens, new_tokens, read_lines
@@ -106,6 +107,17 @@ def test_a_model_without_an_mlm_head() -> None:
     saved = model(tokenizer(), len(WORDS))
     bare = dataclasses.replace(saved, params={"encoder": saved.params["encoder"]})
     assert add_tokens(bare, new_tokens(bare.tokenizer, ["stent"])).params.keys() == {"encoder"}
+
+
+def test_the_weights_of_static_queries_grow_with_the_vocabulary(tmp_path: Path) -> None:
+    old = vector_model("splade", static_queries=True)
+    words = [f"zebra{letter}" for letter in "abc"]
+    model = add_tokens(old, new_tokens(old.tokenizer, words))
+    pieces = [old.params["queries"][ids].mean() for ids in old.tokenizer.encode_words(words)]
+    wanted = np.concatenate([old.params["queries"], pieces])
+    np.testing.assert_allclose(model.params["queries"], wanted, rtol=1e-6)
+    write_huggingface(model, tmp_path)
+    np.testing.assert_array_equal(read_model(tmp_path).params["queries"], model.params["queries"])
 
 
 def test_what_is_counted() -> None:

@@ -101,6 +101,17 @@ def test_distilbert():
     assert (config.norm_eps, config.mlp_dim, config.num_layers) == (1e-12, 32, 2)
 
 
+def test_a_distilbert_with_the_field_names_of_other_families():
+    """Transformers reads them as its own; with n_heads 12, the states would be others."""
+    config, arrays = distilbert()
+    names = {
+        "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    }  # fmt: skip
+    other = {names.get(name, name): value for name, value in config.items()}
+    for found in (other, config | {"n_heads": 4, "num_attention_heads": 2}):
+        assert imported(found, arrays).model == imported(config, arrays).model
+
+
 def test_electra():
     assert_is_the_bert(imported(*electra()), ["pooler"])
 

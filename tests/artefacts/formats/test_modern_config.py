@@ -132,6 +132,26 @@ def test_all_that_is_wrong_is_told_at_once():
     assert "full_attention.rope_type is 'yarn'" in refused(OLD, rope_parameters=yarn)
 
 
+@pytest.mark.parametrize("model_type", ["modernbert", "eurobert"])
+def test_a_scaled_rotation_under_its_older_name_is_refused(model_type):
+    part = {"type": "linear", "factor": 4.0, "rope_theta": 100.0}
+    part = {"full_attention": part} if model_type == "modernbert" else part
+    message = refused(SIZES, model_type=model_type, rope_parameters=part)
+    assert ".type is 'linear'; only 'default' is supported" in message
+
+
+def test_an_old_name_of_the_pooling_is_refused():
+    assert read(EUROBERT, clf_pooling="late") == read(EUROBERT)
+    message = refused(EUROBERT, clf_pooling="mean")
+    assert "clf_pooling is 'mean'; rename this old field to classifier_pooling" in message
+
+
+def test_a_window_may_not_have_two_sizes():
+    assert read(OLD, sliding_window=8) == read(OLD)
+    message = refused(OLD, sliding_window=16)
+    assert "sliding_window is 16, not 8, half of local_attention" in message
+
+
 EUROBERT = {**SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "rope_theta": 250000.0}
 NOMIC = {**SIZES, "model_type": "nomic_bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12}
 
@@ -323,6 +343,7 @@ def test_the_relative_positions_of_a_deberta():
         ({"pos_att_type": "p2p"}, "pos_att_type is 'p2p'; it must be one of p2c|c2p"),
         ({"norm_rel_ebd": "batch"}, "norm_rel_ebd is 'batch'; it must be one of layer_norm, none"),
         ({"position_buckets": -2}, "position_buckets is -2; it must be from -1"),
+        ({"pos_att_type": None}, "pos_att_type is ''; it must be one of p2c|c2p"),
     ],
 )
 def test_what_a_deberta_must_not_have(fields, said):

@@ -71,7 +71,7 @@ def test_linear_maps_are_read_bit_for_bit(dense):
     back = read_model(directory)
     assert back.embedding == saved.embedding
     assert not unequal(back.params["pooling"], saved.params["pooling"])
-    assert back.vector_width == 9
+    assert back.vector_width() == 9
     modules = json.loads((directory / "modules.json").read_text())
     kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
     assert [each["type"].rpartition(".")[2] for each in modules] == kinds
@@ -143,6 +143,8 @@ def test_the_files_of_version_6(copy):
     pooling = {"embedding_dimension": 16, "pooling_mode": "lasttoken", "include_prompt": True}
     (copy / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     config = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    states = {"method": "forward", "method_output_name": "last_hidden_state"}
+    config["modality_config"] = {"text": states}
     (copy / "sentence_bert_config.json").write_text(json.dumps(config))
     change(copy / "tokenizer_config.json", model_max_length=24)
     prompts = {"query": "q: ", "passage": "p: ", "clustering": "c: "}
@@ -200,6 +202,11 @@ def scoring(tmp_path):
         ("config.json", {"sentence_transformers": {"activation_fn": SIGMOID}}, "multi_label"),
         ("config.json", {"sentence_transformers": {"activation_fn": IDENTITY}}, "regression"),
         ("config.json", {"sbert_ce_default_activation_function": SIGMOID}, "multi_label"),
+        (
+            "config.json",
+            {"sentence_transformers": {"activation_fn": SIGMOID}, "problem_type": "regression"},
+            "multi_label",
+        ),
         ("config.json", {"problem_type": "regression"}, "regression"),
     ],
 )
@@ -292,6 +299,15 @@ def test_a_model_without_limit_has_that_of_its_positions(copy):
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
         ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task is"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2"),
+        ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config_args is"),
+        ("sentence_bert_config.json", {"config_kwargs": {"a": 1}}, "config_kwargs is"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"a": 1}}, "tokenizer_args is"),
+        ("sentence_bert_config.json", {"processor_kwargs": {"a": 1}}, "processor_kwargs is"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method_output_name": ["hidden_states", -2]}}},
+            "modality_config is .*-2.*; it must be .*last_hidden_state",
+        ),
     ],
 )
 def test_what_is_not_computed_is_named(copy, file, fields, message):

@@ -89,6 +89,17 @@ def test_a_directory_of_the_other_recipe_is_refused(tmp_path, capsys, first, sec
     demo._refuse_other_recipe(config, tmp_path / "run")  # its own is continued
 
 
+def test_a_recipe_without_pairs_is_refused_before_the_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "make_once", lambda *_: pytest.fail("the demo began"))
+    file = tmp_path / "none.py"
+    file.write_text('def get_config():\n    return {"data": {"pairing": "none"}}\n')
+    assert cli.main(["demo", f"--workdir={tmp_path / 'demo'}", f"--config={file}"]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}: data.pairing is 'none'" in said
+    assert "set data.pairing to 'nsp' or 'sop'" in said.replace("\n", " ")
+    assert not (tmp_path / "demo").exists()
+
+
 def test_next_commands_are_ones_that_the_command_line_takes():
     verbs = []
     for words in demo._next_commands(WORKDIR / "run", WORKDIR / "corpus", RECIPE):

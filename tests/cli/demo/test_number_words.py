@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,16 +96,26 @@ def test_a_directory_of_another_demo_is_refused(tmp_path, capsys, there, argumen
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_next_commands_are_ones_that_the_command_line_takes():
+@pytest.mark.parametrize("workdir", ["w", "."])
+def test_next_commands_are_ones_that_the_command_line_takes(workdir):
     verbs = []
-    for words in demo._next_commands(Path("w")):
+    for words in demo._next_commands(Path(workdir)):
         verbs.append(words[0])
         asked = read(verb_class(words[0]), words[0], words[1:])
         place = asked.model if words[0] == "translate" else asked.workdir
-        assert Path(place) in (Path("w/run"), Path("w_recurrent"))
+        assert Path(place) in (Path(workdir, "run"), Path(workdir, "recurrent"))
         assert not asked.overrides
     assert verbs == ["translate", "replay", "demo"]
     load_config(PretrainConfig, asked.config)
+
+
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
+def test_a_stopped_demo_ends_with_the_code_of_the_signal(tmp_path, monkeypatch, signal, code):
+    for name, value in {"NUM_TRAIN": 60, "NUM_UNSEEN": 8, "FIRST_DRAWN": 30}.items():
+        monkeypatch.setattr(demo, name, value)
+    stopped = SimpleNamespace(finished=False, stopped_by=signal)
+    monkeypatch.setattr(demo, "train", lambda *_: stopped)
+    assert cli.main(["demo", "--recipe=translation", f"--workdir={tmp_path}"]) == code
 
 
 def test_short_form_goes_all_the_way(tmp_path, capsys, monkeypatch):

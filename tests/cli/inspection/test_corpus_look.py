@@ -100,7 +100,8 @@ def test_the_verb_prints_and_draws(
         (["--rows", "0"], "--rows is 0; it must be at least 1"),
         (["--part", "heldout"], "has no store heldout; use --part train"),
         (["--pairing", "translation"], "running text"),
-        (["--length", "2"], "must be"),
+        (["--length", "2"], "--length is 2; it must be in [8, 65535]"),
+        (["--length", "65536"], "--length is 65536; it must be in [8, 65535]"),
     ],
 )
 def test_what_cannot_be_is_named(

@@ -62,7 +62,7 @@ def test_on_the_command_line(begun, capsys):
         assert main(["replay", f"{workdir}", f"--step={step}"]) == 2
         assert f"--step is {step}; the run has batches 0 to {last}" in capsys.readouterr().err
     assert main(["replay", f"{workdir}", "--step=0", "--corpus=x"]) == 2
-    assert "--corpus is for pretraining" in capsys.readouterr().err
+    assert "--corpus works only with a run of pretraining" in capsys.readouterr().err
     text = Path(files["train"]).read_text()
     try:
         Path(files["train"]).write_text(text + "the cat sat .,cat\n")
@@ -83,6 +83,7 @@ def test_on_the_command_line(begun, capsys):
         ("arcs", [[-1, 5, 2, -1], [-1, 0, -1, -1]], ["heads 2:b 1:a", "heads 0:a"]),
         ("choice", [2, 0], ["label 2", "label 0"]),
         ("embedding", None, ["", ""]),
+        ("ranking", [[1.0, 0.0], [2.5, -1.0]], ["label 1 0", "label 2.5 -1"]),
     ],
 )
 def test_labels_in_words(objective, labels, expected):

@@ -10,11 +10,13 @@ import pytest
 from etils import epath
 from small_run import VOCAB_SIZE, small_config, snapshot, write_corpus
 
+from bert_jax.cli.inspection import status as status_module
 from bert_jax.cli.inspection.status import pretrain_status
 from bert_jax.cli.inspection.status_lines import pretrain_lines
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
+from bert_jax.files import bucket as bucket_module
 from bert_jax.files.remote import open_workdir
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.loss_curve import terminal_curve
@@ -163,6 +165,17 @@ def test_a_slow_step_is_no_silence(run):
     assert pretrain_status(open_workdir(run), now=LAST + 400).state == "running"
 
 
+def test_a_run_that_ended_early_has_no_time_left_and_no_error(run):
+    append(
+        run / "events.jsonl", event("early_stop", "3 were no better", step=80),
+        event("finished", "step 80 of 120 reached", step=80),
+    )  # fmt: skip
+    status = pretrain_status(open_workdir(run), now=LAST + 5)
+    assert (status.state, status.step, status.seconds_left) == ("finished", 80, 0.0)
+    assert [each["kind"] for each in status.errors] == ["save_failed"]
+    assert "reached     step 80 of 120 (66.7%), phase 2 of 2" in pretrain_lines(status, width=200)
+
+
 def test_an_end_counts_until_the_next_start(run):
     append(run / "events.jsonl", event("stalled", "no step"), event("start", "again"))
     status = pretrain_status(open_workdir(run), now=LAST + 5)
@@ -281,3 +294,20 @@ def test_curve_shows_the_entropy_as_a_line(num_points, capfd):
 
 def test_no_points_no_curve():
     assert terminal_curve([], [], 4.5, width=70, plain=True) == []
+
+
+def test_a_corpus_in_a_bucket_that_does_not_answer_is_unknown(run, monkeypatch):
+    """After ten minutes, there was an error that advised to continue the run."""
+
+    class Away:
+        def __getattr__(self, name):
+            raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(bucket_module, "file_system", lambda url: Away())
+    monkeypatch.setattr(status_module, "_ANSWER", 0.1)
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["data"]["corpus"] = "gs://corpora/away"
+    (run / "config.json").write_text(json.dumps(record))
+    status = pretrain_status(open_workdir(run))
+    assert (status.step, status.corpus_tokens) == (80, None)
+    assert status.unigram_entropy == pytest.approx(ENTROPY)

@@ -20,6 +20,8 @@ from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.seq2seq.network import Cache, Side
 from bert_jax.tasks.translation import quality
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 pytest.importorskip("sacrebleu")
 SOURCES = ["the cat sat on the mat .", "dogs ran", "kim met lee in rome", "a hill", "the dog sat ."]
@@ -68,6 +70,18 @@ def test_the_loss_is_that_of_each_pair_alone_and_swapping_raises_it(saved):
     # Of two pairs there is one way to swap.
     _, swapped = losses(model, SOURCES[:2], ids(TARGETS[:2]))
     assert swapped == pytest.approx(one_by_one(saved, SOURCES[1::-1], TARGETS[:2]), rel=1e-5)
+
+
+def test_a_target_that_is_cut_has_no_end_token(saved):
+    """The token at the cut was scored as if the target ended there."""
+    target = TOKENIZER.encode("a dog ran under a hill . " * 3).ids[:12]
+    model = dataclasses.replace(on_device(saved), max_length=8)
+    found, _ = losses(model, ["dogs ran"], [target])
+    special, source = TOKENIZER.special_ids, TOKENIZER.encode("dogs ran").ids
+    rows = np.array([[special.cls, *source, special.sep]]), np.array([[special.cls, *target[:7]]])
+    sides = (Side(row.astype(np.int32), np.ones(row.shape, np.int32)) for row in rows)
+    logs = np.asarray(jax.nn.log_softmax(saved.network.logits(saved.params, *sides)[0], -1))
+    assert found == pytest.approx(-np.mean(logs[np.arange(8), target[:8]]), rel=1e-5)
 
 
 def test_a_decoder_that_ignores_its_source_has_no_gap(saved):
@@ -137,6 +151,22 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     assert f"one text for all: {found['floors']['constant_text']!r}" in printed
     ignored = found["loss_swapped"] - found["loss"] < translation.LEAST_GAP
     assert ("ignores its source" in printed) == ignored
+
+
+def test_training_targets_of_another_tokenizer_are_not_read(run, pairs, saved, tmp_path):
+    """Their ids were decoded by the model's tokenizer, which made other words of them."""
+    other = WordPieceTokenizer([*SPECIAL_TOKENS, "ein", "Hund"])
+    with StoreWriter(tmp_path / "other", other) as writer:
+        writer.append(np.array([5, 6]), np.ones(2, int), np.array([2]))
+        writer.store(pairs=True)
+    corpus = str(tmp_path / "other")
+    code, _, err = run("--pairs", *pairs, "--num-beams=1", "--corpus", corpus)
+    assert code == 2
+    assert "--corpus: the tokenizer of a toy" in err
+    trained = dataclasses.replace(saved, origin=Origin("pretrain", 7, {"data": {"corpus": corpus}}))
+    code, printed, _ = run("--pairs", *pairs, "--num-beams=1", model=trained)
+    assert code == 0
+    assert "no constant translation is known: no corpus with this tokenizer" in printed
 
 
 def test_a_decoder_that_ignores_its_source_is_named(run, pairs, saved):

@@ -5,17 +5,21 @@ import json
 import re
 import runpy
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 from started import write_text
 
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.artefacts.saved.runs import Start
 from bert_jax.cli.main import main
 from bert_jax.cli.record import attempt
 from bert_jax.errors import UserError
 from bert_jax.objectives.config import OBJECTIVES
+from bert_jax.training.run import session
 
 RECORDS = Path(__file__).parents[3] / "records"
 RECIPE = '''"""Two narrow layers."""
@@ -78,7 +82,8 @@ def write_recipe(home, objective="masked_lm", more=""):
     return recipe
 
 
-def test_a_line_is_written_and_repeated(track, tmp_path, capsys):
+def test_a_line_is_written_and_repeated(track, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "peak_flops", lambda kind, dtype: 1e9)  # of a CPU it is not known
     out = tmp_path / "out" / "small.jsonl"
     recipe = write_recipe(tmp_path)
     assert main(["record", *track, f"--recipe={recipe}", "--seeds=3,4", f"--out={out}"]) == 0
@@ -86,6 +91,7 @@ def test_a_line_is_written_and_repeated(track, tmp_path, capsys):
     assert (third["name"], third["what"], third["seed"]) == ("mine", "Two narrow layers.", 3)
     assert (third["steps"], third["step_seconds"], fourth["steps"]) == (3, 10.0, 3)
     assert third["loss"] != fourth["loss"]
+    assert third["mfu"] > 0
     capsys.readouterr()
     assert main(["record", *track, f"--recipe={out}:2"]) == 0
     assert capsys.readouterr().out.endswith(f"{fourth['loss']} here: equal\n")
@@ -105,11 +111,25 @@ def test_a_recipe_brings_an_objective_that_the_package_lacks(track, tmp_path, mo
     out = tmp_path / "small.jsonl"
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["record", *track, f"--recipe={recipe}", f"--out={out}"]) == 0
-    (run,) = (tmp_path / "work" / "small" / "runs").glob("*/seed*")
+    (run,) = (tmp_path / "work").glob("small-*/runs/*/seed*")
     assert read_model(run).config.hidden_dim == 16
     del OBJECTIVES[name]
-    with pytest.raises(UserError, match=r"'own_words'.*a name that the recipe registers"):
+    with pytest.raises(UserError, match=r"'own_words'.*a name that the module of a recipe reg"):
         read_model(run)
+    capsys.readouterr()
+    assert main(["status", str(run)]) == 2
+    assert "registers (docs/record.md)" in capsys.readouterr().err
+    code = re.search(
+        r'python -c "(.*?)" status RUN', (RECORDS.parent / "docs" / "record.md").read_text("utf-8")
+    )[1]
+    monkeypatch.delitem(sys.modules, "own_words_module")
+    monkeypatch.setattr(sys, "argv", ["-c", "status", str(run)])
+    file = tmp_path / "code.py"
+    file.write_text(code.replace("zero_outputs_objective", "own_words_module"))
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(file))
+    assert done.value.code == 0
+    del OBJECTIVES[name]
 
 
 def test_a_recipe_cannot_make_the_evaluation_easier(track, tmp_path, monkeypatch, capsys):
@@ -123,6 +143,81 @@ def test_a_recipe_cannot_make_the_evaluation_easier(track, tmp_path, monkeypatch
         assert main(["record", *track, f"--recipe={recipe}"]) == 0
         losses.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
     assert losses[0] == losses[1]
+
+
+def test_what_another_track_or_other_code_made_is_made_again(track, tmp_path, monkeypatch, capsys):
+    """A line has no corpus, steps or loss of an earlier state of its track or of the package."""
+    times, code, corpora, runs = iter([10.0, 10.0, 5.0]), attempt._code_digest, [], []
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=1.0)
+    make = attempt.prepare
+    monkeypatch.setattr(
+        attempt, "prepare", lambda track, texts, at: corpora.append(at) or make(track, texts, at)
+    )
+    monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: next(times))
+    monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
+    arguments = ["record", *track, f"--recipe={write_recipe(tmp_path)}"]
+    assert main([*arguments, "--seeds=0,0"]) == 0
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 190}))
+    assert main(arguments) == 0
+    package = Path(attempt.__file__).parents[2]
+    monkeypatch.setattr(attempt, "_code_digest", lambda *at: "x" if package in at else code(*at))
+    assert main(arguments) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    steps = [json.loads(line)["steps"] for line in lines]
+    assert steps == [3, 3, 3, 6]
+    assert runs[0] == runs[1]
+    assert len({*runs}) == 3
+    assert corpora[0] == corpora[1] != corpora[2] == corpora[3]
+
+
+def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch, capsys):
+    """In a clone, the recipes on which others build lie beside the package."""
+    clone, runs = tmp_path / "clone", []
+    shipped = clone / "configs" / "pretrain" / "start.py"
+    shipped.parent.mkdir(parents=True)
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={})
+    monkeypatch.setattr(attempt, "__file__", f"{clone}/bert_jax/cli/record/attempt.py")
+    monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: 10.0)
+    monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
+    for text in ("rate = 1", "rate = 1", "rate = 2"):
+        shipped.write_text(text)
+        assert main(["record", *track, f"--recipe={write_recipe(tmp_path)}"]) == 0
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_hours_are_those_of_all_starts_of_the_run(track, tmp_path, monkeypatch, capsys):
+    """A run that was finished before takes no time now."""
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=3.6)
+    times = [{"startup": 36.0, "productive": 1764.0}, {"productive": 3600.0}]
+    starts = [Start(n * 1e4, n * 1e4, 0, 3, 3, seconds) for n, seconds in enumerate(times)]
+
+    def train(config, run):
+        run.mkdir(parents=True)
+        (run / "goodput.json").write_text(json.dumps({"starts": [*map(asdict, starts)]}))
+        return result
+
+    monkeypatch.setattr(attempt, "train", train)
+    assert main(["record", *track, f"--recipe={write_recipe(tmp_path)}"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["hours"] == 1.5
+
+
+def test_recipes_of_one_file_are_measured_apart(track, tmp_path, monkeypatch, capsys):
+    """The argument may be a part of a shipped name; the path of a recipe may have a colon."""
+    times = iter([10.0, 5.0, 2.0])
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=1.0)
+    monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: next(times))
+    monkeypatch.setattr(attempt, "train", lambda config, run: result)
+    (tmp_path / "a:b").mkdir()
+    for recipe in ("start_2x64", "start_2x128", write_recipe(tmp_path / "a:b")):
+        assert main(["record", *track, f"--recipe={recipe}"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    found = [(line["name"], line["steps"]) for line in map(json.loads, lines)]
+    assert found == [("start-2x64", 3), ("start-2x128", 6), ("mine", 15)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +236,7 @@ def test_what_does_not_fit_the_track_is_refused(track, tmp_path, change, message
     assert main(["record", *track, f"--recipe={write_recipe(tmp_path)}"]) == 2
     said = capsys.readouterr().err
     assert re.search(message, said), said
-    assert not (tmp_path / "work" / "small" / "corpus").exists()
+    assert not [*(tmp_path / "work").glob("*/corpus")]
 
 
 @pytest.mark.parametrize("place", ["none.jsonl:1", "small.jsonl", "small.jsonl:7", "small.jsonl:1"])
@@ -149,6 +244,21 @@ def test_what_is_no_line_is_refused(track, tmp_path, place, capsys):
     (tmp_path / "small.jsonl").write_text("{}")
     assert main(["record", *track, f"--recipe={tmp_path}/{place}"]) == 2
     assert "names no line of a record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--seeds=1", "--out=more.jsonl"])
+def test_a_repeated_line_has_its_own_seed_and_adds_no_line(track, tmp_path, option, capsys):
+    assert main(["record", *track, f"--recipe={tmp_path}/small.jsonl:1", option]) == 2
+    wanted = f"{option.partition('=')[0]} works only with a recipe, not with a line of a record"
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_lines_do_not_count_from_the_end(track, tmp_path, number, capsys):
+    line = {"path": "r.py", "seed": 0, "steps": 1, "loss": 1.0}
+    (tmp_path / "small.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
+    assert main(["record", *track, f"--recipe={tmp_path}/small.jsonl:{number}"]) == 2
+    assert f"lines count from 1, not from {number}" in capsys.readouterr().err
 
 
 def test_the_page_shows_the_lines():

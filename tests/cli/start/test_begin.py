@@ -1,7 +1,9 @@
 """From a text and a time to a recipe: choices, promise, refusals; with pretended speeds."""
 
 import dataclasses
+import json
 import math
+import shlex
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -42,10 +44,11 @@ def text(prepared):
 
 
 @pytest.fixture
-def home(prepared, tmp_path):
-    """A directory with vocabulary and corpus, in which nothing has been asked for."""
+def home(prepared, text, tmp_path):
+    """A directory with vocabulary and corpus, in which only the text has been asked for."""
     for name in ("tokenizer", "corpus"):
         shutil.copytree(prepared / name, tmp_path / "home" / name)
+    (tmp_path / "home" / "start.json").write_text(json.dumps({"asked": {"files": [text]}}))
     return tmp_path / "home"
 
 
@@ -76,6 +79,16 @@ def test_a_recipe_is_written_once_and_kept(text, home, measured, monkeypatch, ca
     assert capsys.readouterr().out == (home / CHOICES).read_text()
     assert len(measured) == number
     assert snapshot(home) == before
+
+
+def test_the_command_in_the_recipe_works_for_any_name_of_a_directory(text, home):
+    home = home.rename(home.with_name("my 10:30 home"))
+    begin.begin(Asked((text,), SHORT), home)
+    rows = (home / RECIPE).read_text().splitlines()
+    (line,) = (row for row in rows if "bert-jax pretrain" in row)
+    config, workdir = (word.partition("=")[2] for word in shlex.split(line)[2:])
+    assert load_config(PretrainConfig, config).data.corpus == str(home / "corpus")
+    assert workdir == str(home / "run")
 
 
 def test_twice_the_time_promises_at_least_as_much(text, home, capsys):
@@ -115,10 +128,14 @@ def test_other_arguments_are_refused_after_the_choice(text, home, changes, said)
     assert snapshot(home) == before
 
 
-def test_labels_may_come_after_the_choice(text, home):
+def test_labels_may_come_after_the_choice(text, home, tmp_path):
     promise = begin.begin(Asked((text,), SHORT), home)
     before = snapshot(home)
-    assert begin.begin(Asked((text,), SHORT, labels="rows.csv"), home) == promise
+    asked = Asked((text,), SHORT, labels=write_table(tmp_path / "rows.csv", 60, 0))
+    for wrong in ({"labels": "missing.csv"}, {"test": "missing.csv"}):
+        with pytest.raises(UserError, match=r"missing\.csv"):
+            begin.begin(dataclasses.replace(asked, **wrong), home)
+    assert begin.begin(asked, home) == promise
     assert snapshot(home) == before
 
 
@@ -153,6 +170,19 @@ def test_another_text_is_refused_even_before_the_choice(text, home, tmp_path):
         begin.begin(Asked((write_text(tmp_path / "other.txt"),), SHORT), home)
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "corpus", RECIPE, CHOICES])
+def test_what_another_command_made_is_neither_used_nor_removed(text, home, name):
+    (home / "start.json").unlink()
+    for other in {"tokenizer", "corpus"} - {name}:
+        shutil.rmtree(home / other)
+    if name in (RECIPE, CHOICES):
+        (home / name).write_text("mine")
+    before = snapshot(home)
+    with pytest.raises(UserError, match=f"did not make .*{name}; give another --workdir"):
+        begin.begin(Asked((text,), SHORT), home)
+    assert snapshot(home) == before
+
+
 def test_a_text_that_is_missing_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match=r"none\.txt"):
         begin.begin(Asked((str(tmp_path / "none.txt"),), SHORT), tmp_path / "home")
@@ -176,6 +206,15 @@ def test_a_text_of_nothing_is_refused_until_there_is_some(tmp_path, content, sai
     write_text(file)
     begin.begin(Asked((str(file),), SHORT), home)
     assert (home / RECIPE).exists()
+
+
+def test_a_text_that_is_too_short_may_get_further_files(tmp_path):
+    (tmp_path / "short.txt").write_text("One line.\nAnother line.\n")
+    files = [str(tmp_path / "short.txt"), write_text(tmp_path / "long.txt")]
+    with pytest.raises(UserError, match="or give more files"):
+        begin.begin(Asked((files[0],), SHORT), tmp_path / "home")
+    begin.begin(Asked(tuple(files), SHORT), tmp_path / "home")
+    assert json.loads((tmp_path / "home" / "start.json").read_text())["asked"]["files"] == files
 
 
 def test_many_epochs_are_warned_of(text, home, tmp_path):
@@ -237,9 +276,10 @@ def test_a_slice_is_predicted_and_has_rows_for_each_chip(text, home, monkeypatch
     ("arguments", "said"),
     [
         (["--topology=v5e:1x1", "--go"], "--go trains on this machine, and --topology"),
-        (["--test=rows.csv"], "--test scores a classifier; give --labels too"),
+        (["--test=rows.csv"], "--test works only with --labels"),
+        (["--columns=text=body"], "--columns works only with --labels"),
         (["--hours=0"], "--hours"),
-        (["--columns=words=review"], "--columns has 'words=review'"),
+        (["--labels=a.csv", "--columns=words=review"], "--columns has 'words=review'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(text, tmp_path, capsys, arguments, said):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +32,12 @@ def loads_nothing(page: str) -> bool:
     """Return whether a page has all that it shows."""
     places = re.findall(r"""(?:src|href|url\(|@import)\s*=?\s*["']?([^"'>\s]+)""", page)
     return all(place.startswith("data:") for place in places) and "<script" not in page
+
+
+def test_a_page_names_files_whose_names_are_not_utf_8(tmp_path):
+    (tmp_path / CHOICES).write_text("size")
+    finish._write_page(Asked((os.fsdecode(b"caf\xe9.txt"),), 1.0), ["reached"], [], tmp_path)
+    assert "<h1>caf\\udce9.txt</h1>" in (tmp_path / finish.PAGE).read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -28,6 +28,12 @@ def test_a_recipe_written_as_a_file_is_read_back(tmp_path, size):
     assert config.training.num_steps == 1234
 
 
+def test_a_script_of_the_user_with_the_recipes_name_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "start.py").write_text("raise SystemExit('this script was run')\n")
+    monkeypatch.chdir(tmp_path)
+    assert recipe(SIZES[0]).model.hidden_dim == SIZES[0].width
+
+
 def test_the_file_names_only_what_differs_from_the_defaults():
     said = as_file(recipe(SIZES[1]), "Title")
     assert "'positions': 'rope'" in said

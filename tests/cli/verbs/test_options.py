@@ -162,6 +162,22 @@ def test_the_first_page_imports_no_jax():
     assert subprocess.run([sys.executable, "-c", ask], stdout=subprocess.DEVNULL).returncode == 0
 
 
+def test_a_reader_that_closes_the_pipe_is_no_error():
+    """Few words wait in a buffer until the end, which finds the pipe closed."""
+    ask = (
+        "import sys; from bert_jax.cli import main as cli; "
+        "cli.read = lambda *_: lambda: print('few words') or 1; sys.exit(cli.main(['status']))"
+    )
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    end, pipe = os.pipe()
+    os.close(end)
+    done = subprocess.run(
+        [sys.executable, "-c", ask], stdout=pipe, stderr=subprocess.PIPE, env=environment
+    )
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_a_shell_completes_verbs_options_and_choices(tmp_path):
     pytest.importorskip("argcomplete", reason="argcomplete is not installed")
 

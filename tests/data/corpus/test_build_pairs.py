@@ -206,6 +206,14 @@ def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
     assert "held-out targets are in the training pairs too" in built.summary()
 
 
+def test_no_pair_to_train_on(files, tokenizer, tmp_path):
+    with pytest.raises(UserError, match=r"a.de: all pairs are held out; lower heldout_rate, which"):
+        build(files, tokenizer, tmp_path / "out", heldout_rate=1 - 1e-9)
+    (tmp_path / "in" / "a.de").write_text("\n" * len(SOURCES))
+    with pytest.raises(UserError, match=r"a.de: no pair has text on both sides\."):
+        build(files, tokenizer, tmp_path / "out", heldout_rate=1 - 1e-9)
+
+
 def test_targets_that_do_not_come_back(files, tmp_path):
     words = [word.lower() for word in WORDS]
     path = tmp_path / "vocab.txt"
@@ -262,6 +270,13 @@ def test_two_columns_of_a_table(files, tokenizer, tmp_path, name):
     (record,) = swapped.train.meta["sources"]
     assert record["columns"] == columns
     assert record["bytes"] == len(content)
+
+
+def test_a_glob_names_one_table(tmp_path):
+    (tmp_path / "a.tsv").write_text("A\tB\n")
+    (pair,) = (source := open_pairs([str(tmp_path / "*.tsv")], ["1", "2"])).pairs()
+    assert pair == (1, "A", "B")
+    assert source.records()[0]["name"] == source.name == str(tmp_path / "a.tsv")
 
 
 def test_a_parquet_table(tmp_path):
@@ -351,3 +366,16 @@ def test_the_verb(files, vocabulary, tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert cli.main(["tokenizer", "--out", str(tmp_path / "t")]) == 2
     assert "give --input for text, --pairs" in capsys.readouterr().err
+
+
+def test_pairs_are_not_written_to_buckets(files, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"gs://bucket/pairs is in a bucket; name a local"):
+        build(files, tokenizer, "gs://bucket/pairs")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_tables_of_pairs_are_local(monkeypatch):
+    monkeypatch.setattr(reading, "match_files", lambda name: [name])
+    with pytest.raises(UserError, match=r"gs://bucket/a\.tsv: a table of pairs must be local"):
+        open_pairs(["gs://bucket/a.tsv"], ["en", "de"])

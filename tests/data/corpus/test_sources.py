@@ -219,13 +219,15 @@ def test_tfds_name():
 # Which files
 
 
-def test_globs_are_sorted_and_files_are_read_once(tmp_path):
+def test_globs_are_sorted_and_files_are_read_once(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.txt"):
         put(tmp_path / name, name)
     assert read(tmp_path / "*.txt") == ["a.txt", "b.txt"]
     assert read(tmp_path / "**" / "*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
     assert read(tmp_path / "b.txt", tmp_path / "*.txt") == ["b.txt", "a.txt"]
+    monkeypatch.chdir(tmp_path)
+    assert read("b.txt", "./b.txt", "*.txt", tmp_path / "a.txt") == ["b.txt", "a.txt"]
 
 
 def test_nothing_matches(tmp_path):

@@ -76,6 +76,12 @@ def test_nothing_goes_without_newer_ones_that_were_read_back(saved, verified, ke
         assert sum(newer > step for newer in verified) >= keep
 
 
+def test_an_evaluation_that_is_not_finite_is_never_the_best():
+    retention = Retention(keep=1, keep_best=1, best_metric=LOSS)
+    metrics = {step: {LOSS: loss} for step, loss in ((1, 2.0), (2, float("nan")), (3, 1.0))}
+    assert left(retention, [1, 2, 3, 4], metrics=metrics) == [3, 4]
+
+
 @pytest.mark.parametrize("field", ["keep", "keep_every_steps", "keep_best"])
 def test_refused(field):
     with pytest.raises(UserError, match=f"checkpoint.{field} is -1; it must be at least"):

@@ -1,13 +1,17 @@
 """Saves that fail, and when old checkpoints go."""
 
+import contextlib
+import gc
 import logging
 import re
 import threading
 
 import pytest
 from checkpoint_states import CONFIG, abstract, assert_same, make_state, unmark, write
+from etils import epath
+from gcs_emulator import make_bucket, running_emulator
 
-from bert_jax.distributed.checkpoint import manager
+from bert_jax.distributed.checkpoint import manager, storage
 from bert_jax.distributed.checkpoint.manager import Checkpoints, SaveFailedError
 from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.distributed.checkpoint.storage import saved_steps
@@ -296,3 +300,18 @@ def test_the_best_are_kept_by_the_metrics_of_their_records(tmp_path):
         )  # fmt: skip
     run.checkpoints.close()
     assert saved_steps(run.directory) == [2, 4]
+
+
+def test_leftovers_that_cannot_be_removed_from_a_bucket_are_no_checkpoint(tmp_path, monkeypatch):
+    with running_emulator(tmp_path / "log"):
+        make_bucket("runs")
+        directory = epath.Path("gs://runs/work/checkpoints")
+        checkpoints = Checkpoints(directory, max_failed_saves=1)
+        (directory / "5" / "params").mkdir(parents=True)
+        (directory / "5" / "params" / "a").write_text("part")
+        monkeypatch.setattr(storage, "remove_unfinished", lambda directory: None)
+        with contextlib.suppress(SaveFailedError):
+            checkpoints.save_last(5, make_state(5), read_back=True, config={}, extra={})
+            assert saved_steps(directory) == [5]
+        checkpoints.close()
+    gc.collect()  # coroutines that Orbax has not awaited

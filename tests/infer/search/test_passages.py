@@ -6,9 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from asked_models import TOKENIZER
+from modern_files import KINDS, write_modern
 
 from bert_jax.errors import UserError
 from bert_jax.infer.search.passages import found_sources, passages
+from bert_jax.tokenization.load import load_tokenizer
 
 
 def cut(path, room):
@@ -59,6 +61,20 @@ def test_hard_wrapped_text_is_divided_where_sentences_end(tmp_path, room):
     assert "\n".join(found) == wrapped or room < 24
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("room", [7, 32])
+def test_no_passage_is_longer_where_line_ends_are_tokens(kind, room, tmp_path):
+    tokenizer = load_tokenizer(write_modern(tmp_path / "tokenizer", kind))
+    rows = [f"Row {n}." for n in range(30)]
+    texts = ["\n\n".join(rows), "\n".join(rows), " ".join(rows), "row of words " * 30]
+    for text in texts:
+        (tmp_path / "a.txt").write_text(text)
+        (source,), _ = found_sources([f"{tmp_path / 'a.txt'}"], "text")
+        found = [each["text"] for each in passages(source, tokenizer, room)]
+        assert all(len(tokenizer.encode(each).ids) <= room for each in found)
+        assert " ".join(found).split() == text.split()
+
+
 def test_rows_are_documents_of_their_own_with_their_ids(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"id": "x", "text": "the cat"}, {"text": "the dog"}, {"id": 7, "text": "a . b . c ."}]
@@ -84,6 +100,13 @@ def test_rows_of_a_table_are_documents_of_their_own_with_their_ids(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("score,text\n1,the cat\n")
     with pytest.raises(UserError, match=r"a\.csv: rename the column 'score'"):
+        cut(path, 9)
+
+
+def test_a_table_has_each_column_once(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,text,tag,tag\nx,the cat,1,2\n")
+    with pytest.raises(UserError, match=r"a\.csv, line 1: the header has 'tag' 2 times; rename"):
         cut(path, 9)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -25,11 +26,13 @@ from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.search import evaluation as evaluating
 from bert_jax.infer.search import index as indexing
 from bert_jax.infer.search.evaluation import Evaluation
 from bert_jax.infer.search.index import Reranker, model_digest
 from bert_jax.infer.search.snippets import snippet
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.tasks.long_texts import LongTexts
 from bert_jax.tasks.retrieval.bm25 import BM25
 from bert_jax.tasks.retrieval.collection import Collection, read_collection
 from bert_jax.tasks.retrieval.metrics import ranking_scores, unit
@@ -225,6 +228,29 @@ def test_rows_that_cannot_be_indexed(home, run, tmp_path, row, message):
     assert os.listdir(tmp_path) == ["bad.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("first", "later", "key"),
+    [
+        ({"a": 1}, {"b": 2}, "b"),
+        ({}, {"b": 2}, "b"),
+        ({"a": {"b": 1}}, {"a": {"c": 2}}, "a.c"),
+        ({"a": {"b": 1}}, {"a.b": 2}, "a.b"),
+        ([{"a": 1}], [{"a": 2, "b": 3}], "item.b"),
+    ],
+)
+def test_no_key_of_a_later_block_is_lost(home, run, tmp_path, monkeypatch, first, later, key):
+    monkeypatch.setattr(indexing, "BLOCK", 2)
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    command = "index", home / "model", path, "--out", out
+    write_lines(path, [{"text": "a", "more": each} for each in (first, first, later)])
+    refused = run(*command)
+    assert (refused.code, out.exists()) == (2, False)
+    assert f"the column 'more' cannot be indexed: its key '{key}' first occurs" in refused.err
+    write_lines(path, [{"text": "a", "more": each} for each in (first, later, first, None, later)])
+    made = run(*command)
+    assert made.code == 0, made.err
+
+
 def test_more_than_there_is_finds_all(home, run):
     found = run("search", home / "index", "the dog", f"--top={10**12}", "--json")
     assert len(json.loads(found.out)["hits"]) == len(TEXTS)
@@ -281,6 +307,19 @@ def test_two_classes_rerank_by_the_second(home):
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), chances, atol=1e-5)
 
 
+def test_a_pair_that_is_read_in_windows_has_one_score():
+    saved = random_model("score")
+    windows = dataclasses.replace(saved.outputs, long=LongTexts("windows"))
+    saved = dataclasses.replace(saved, outputs=windows)
+    texts = ["the cat " * 40, "a dog", "kim met lee"]
+    answers = LoadedModel(saved).classify(["kim"] * 3, texts)
+    reranker = Reranker(on_device(saved))
+    np.testing.assert_allclose(
+        reranker.scores(["kim"] * 3, texts), [answer["score"] for answer in answers], atol=1e-5
+    )
+    assert len(reranker.order("kim", [{"text": text} for text in texts])) == 3
+
+
 def test_another_model_is_refused_and_a_moved_one_is_named(home, run, tmp_path):
     index = home / "index"
     refused = run("search", index, "a", "--model", home / "other")
@@ -304,6 +343,24 @@ def test_the_digest_knows_weights_prefixes_and_length():
     digests = {model_digest(on_device(each)) for each in (model, *changed)}
     assert len(digests) == 4
     assert model_digest(on_device(model)) == model_digest(on_device(random_model("pretrained")))
+
+
+def test_an_index_takes_no_format_of_tables(home, run, tmp_path):
+    out = tmp_path / "index"
+    refused = run("index", home / "model", home / "texts.jsonl", "--out", out,
+                  "--columns=quoting=False")  # fmt: skip
+    assert (refused.code, out.exists()) == (2, False)
+    assert "--columns has quoting, but the index takes only text=COLUMN" in refused.err
+
+
+def test_options_that_a_search_would_not_use(home, run):
+    for option, more, needed in (
+        ("--candidates=9", (), "--rerank"),
+        (f"--model={home / 'other'}", ("--method=words",), "--method=vector or hybrid"),
+    ):
+        refused = run("search", home / "index", "a", option, *more)
+        assert refused.code == 2
+        assert f"{option.partition('=')[0]} works only with {needed}" in refused.err
 
 
 def test_what_is_no_index(home, run, tmp_path):
@@ -384,6 +441,19 @@ def test_mine_writes_what_training_reads(home, run, tmp_path):
     assert (refused.code, "--ranks is '7'" in refused.err) == (2, True)
 
 
+def test_an_output_in_a_bucket_is_refused(home, run, tmp_path, monkeypatch):
+    (tmp_path / "pairs.csv").write_text("query,document\nkim,a dog\n")
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ("index", home / "model", home / "texts.jsonl", "--out=gs://bucket/index"),
+        ("mine", home / "model", "pairs.csv", "--out=gs://bucket/mined.jsonl"),
+    ):
+        refused = run(*command)
+        assert refused.code == 2
+        assert re.search(r"gs:/bucket/\S+ is in a bucket; name a local ", refused.err)
+    assert os.listdir() == ["pairs.csv"]
+
+
 def test_mine_without_a_negative_writes_nothing(home, run, tmp_path):
     pairs, out = tmp_path / "pairs.csv", tmp_path / "mined.jsonl"
     pairs.write_text("query,document\n" + "".join(f"{text},{text} .\n" for text in TEXTS[:2]))
@@ -434,6 +504,19 @@ def test_evaluate_retrieval(home, run, tmp_path):
     assert [line.split()[0] for line in table[2:]] == ["16", "bm25"]
 
 
+def test_rankings_end_at_their_depth_whatever_the_ids_of_the_queries(monkeypatch):
+    monkeypatch.setattr(evaluating, "DEPTH", 2)
+    evaluation = Evaluation(on_device(random_model("pretrained")), (), lambda count: None)
+    for query in ("a", "t0"):  # the id of a query, or of a document too
+        documents = {f"t{n}": "the dog" for n in range(4)}
+        for id in documents.keys() - {query}:
+            made = Collection(documents, {query: "the dog"}, {query: {id: 1.0}})
+            rank = [each for each in documents if each != query].index(id)
+            scores = evaluation.retrieval(made)["scores"]
+            wanted = 1 / (1 + rank) if rank < 2 else 0
+            assert [scores[name]["map"] for name in ("16", "bm25")] == [wanted, wanted]
+
+
 def test_evaluate_with_a_reranker(home, tmp_path):
     write_collection(tmp_path, {"test": Collection(
         {f"t{n}": text for n, text in enumerate(TEXTS)}, {"a": "the dog"}, {"a": {"t3": 1.0}}
@@ -474,14 +557,35 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
     }  # fmt: skip
 
 
+def test_evaluate_clustering_of_few_and_many_classes(home, run, tmp_path):
+    """A task could not learn 25 classes from 30 texts, but a test set may have them."""
+    path = tmp_path / "classes.csv"
+    path.write_text("text,label\nthe cat,a\na dog,a\n")
+    found = run("evaluate", home / "model", "--clustering", path)
+    assert f"{path} has 1 class in column 'label'; name a column with at least 2" in found.err
+    path.write_text("text,label\n" + "".join(f"the cat,c{n % 25}\n" for n in range(30)))
+    found = run("evaluate", home / "model", "--clustering", path, "--json")
+    assert json.loads(found.out)["classes"] == 25, found.err
+
+
+def test_scores_that_are_not_defined_are_null_in_json(home, run, tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("query,document,score\nthe cat,a dog,1\n")
+    found = run("evaluate", home / "model", "--sts", path, "--json")
+    scores = json.loads(found.out, parse_constant=pytest.fail)["scores"]["16"]
+    assert scores == {"spearman": None, "pearson": None}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--sts=a.csv", "--clustering=b.csv"), "--sts and --clustering: give exactly one of"),
-        (("--dimensions=8",), "give exactly one of --retrieval, --sts and --clustering"),
+        (("--dimensions=8",), "give exactly one of --retrieval, --sts, --clustering"),
         (("--sts=a.csv", "--rows=8"), "--rows cannot be used with --sts"),
         (("--sts=a.csv", "--rerank=x"), "--rerank works only with --retrieval, not with --sts"),
-        (("--retrieval=x", "--columns=a=b"), "--columns cannot be used with --retrieval"),
+        (("--sts=a.csv", "--candidates=9"), "--candidates works only with --rerank"),
+        (("--retrieval=a", "--candidates=9"), "--candidates works only with --rerank"),
+        (("--retrieval=x", "--columns=a=b"), "--columns works only with --sts or --clustering"),
         (("--retrieval=x", "--dimensions=8,a"), "--dimensions is a; it must be a whole number"),
         (("--retrieval=x",), "not a directory in BEIR's layout"),
         (("--sts=a.csv", "--columns=a,b"), "'a,b'; write FIELD=COLUMN, separated by commas, where"),
@@ -490,6 +594,16 @@ def test_evaluate_similarity_and_clustering(home, run, tmp_path):
 def test_evaluate_refuses(home, run, options, message):
     refused = run("evaluate", home / "model", *options)
     assert (refused.code, message in refused.err) == (2, True), refused.err
+
+
+def test_evaluate_does_not_cut_sparse_vectors(run):
+    own = EmbeddingConfig("splade", normalize=False)
+    model = on_device(dataclasses.replace(random_model("pretrained"), embedding=own))
+    with pytest.raises(UserError, match="dimensions is 8; it must not be given for sparse vectors"):
+        Evaluation(model, (8,), lambda count: None)
+    dense = on_device(random_model("pretrained"))
+    with pytest.raises(UserError, match="dimensions is 17; it must be from 1 to 16"):
+        Evaluation(dense, (8, 17), lambda count: None)
 
 
 def test_vectors_have_the_prefix_of_their_kind_and_cuts_are_counted():

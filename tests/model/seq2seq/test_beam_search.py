@@ -265,6 +265,7 @@ def test_limits_follow_the_source_and_the_model():
     assert SearchConfig().limits(lengths, 64).tolist() == [9, 30, 64]
     assert SearchConfig(max_length_rate=0.0, max_length=30).limits(lengths, 64).tolist() == [30] * 3
     assert SearchConfig(max_length_rate=0.5).limits(3, 64) == 2
+    assert SearchConfig(max_length_rate=2.2).limits(25, 64) == 55
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from task_examples import TOKENIZER, opened, put, put_json, read_json_lines
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.config import EmbeddingTaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig, RerankTaskConfig
+from bert_jax.tasks.embedding import token_weights
 from bert_jax.tasks.opening import restore_task
 from bert_jax.tasks.retrieval import metrics as ranking
 from bert_jax.tasks.retrieval.metrics import (
@@ -58,6 +59,8 @@ def test_pairs_with_hard_negatives(tmp_path):
     assert (task.objective, task.metric) == ("embedding", "ndcg@10")
     split = task.train_split()
     assert (len(split.rows), split.rows.group) == (3, 5)
+    rarity = token_weights(split.rows, TOKENIZER.vocab_size, idf=True)
+    assert rarity[CLS] == pytest.approx(math.log1p(0.5 / 5.5))  # in all 5 documents
     first, second, third = rows_of(split)
     assert first == [row("q a b"), row("d cd"), row("d ef"), row("d gh"), row("d ij")]
     assert second == [row("q a B"), row("d kl"), [], [], []]
@@ -71,6 +74,45 @@ def test_pairs_with_hard_negatives(tmp_path):
     few = opened(config(train=path, dev=path, max_negatives=1, **fields)).train_split()
     assert few.rows.group == 3
     assert [each.texts[2:] for each in few._data.examples] == [("ef",), (), ("Cd",)]
+
+
+def test_a_part_of_a_file_may_have_smaller_groups(tmp_path):
+    """Contaminated queries are scored apart, with outputs of the size of the file's groups."""
+    counts = {"a": 3, "b": 0, "c": 1}
+    rows = [
+        {"query": name, "document": f"{name} x", "no": [f"{name} {n}" for n in range(count)]}
+        for name, count in counts.items()
+    ]
+    path = put_json(tmp_path / "a.jsonl", *rows)
+    [dev] = opened(config(train=path, dev=path, negatives=("no",))).dev_splits()
+    vectors = np.random.default_rng(0).normal(size=(3, 5, 8)).astype(np.float32)
+    part, at = dev.select([1, 2])
+    assert (dev.rows.group, part.rows.group) == (5, 3)
+    assert part.score([vectors[row] for row in at]) == part.score(vectors[1:, :3])
+
+
+def test_scores_of_a_teacher(tmp_path):
+    """They are read only from labelled files whose rows are ranked."""
+    rows = [
+        {"query": f"q{n}", "document": f"d{n}", "no": [f"e{n}"], "scores": [2, n]} for n in range(3)
+    ]
+    path = put_json(tmp_path / "a.jsonl", *rows)
+    pairs = put_json(
+        tmp_path / "sts.jsonl",
+        *({"query": f"q{n}", "document": f"d{n}", "score": n} for n in range(3)),
+    )
+    fields = {"train": path, "negatives": ("no",), "scores": "scores"}
+    task = opened(config(dev=pairs, dev_rows="scores", loss="margin_mse", **fields))
+    assert task.train_split().rows.labels.tolist() == [[2, 0], [2, 1], [2, 2]]
+    assert task.dev_splits()[0].rows.labels.tolist() == [0, 1, 2]
+    for row in rows:
+        del row["scores"]
+    new = put_json(tmp_path / "new.jsonl", *rows)
+    reranker = opened(RerankTaskConfig(dev=path, **fields))
+    split = reranker.open_split(new, labelled=False)
+    assert (len(split.rows), split.rows.group) == (3, 2)
+    with pytest.raises(UserError, match="no column 'scores'"):
+        reranker.open_split(new)
 
 
 def test_long_texts_are_cut_and_counted(tmp_path):
@@ -195,6 +237,10 @@ def test_classes(tmp_path):
     assert (len(part.rows), rows.tolist()) == (3, [0, 1, 5])
     with pytest.raises(UserError, match="bert-jax embed"):
         dev.write_predictions(pointing(dev), tmp_path / "out", {})
+    test = put(tmp_path / "b.csv", "text,label", "a,x", "c,y")
+    task = opened(config(train=path, dev=path, test=test, rows="classes"))
+    with pytest.raises(UserError, match="has no two texts of the same class"):
+        task.test_splits()
 
 
 def test_texts_alone(tmp_path):
@@ -222,6 +268,10 @@ def test_texts_alone(tmp_path):
         ({"metric": "accuracy"}, "of this task are ndcg@10, mrr@10"),
         ({"rows": "scores", "metric": "map"}, "the metrics of this task are spearman, pearson"),
         ({"dev_rows": "scores"}, "task.dev is empty"),
+        (
+            {"kind": "rerank", "negatives": ("no",), "dev": "b.csv", "dev_rows": "scores"},
+            "task.dev_rows is 'scores', but a reranker is scored on pairs; leave",
+        ),
         ({"max_query": 4}, "at least 8, or 0"),
         ({"max_negatives": 0}, "at least 1"),
         ({"dev_rate": 1.0}, r"in \(0, 1\)"),

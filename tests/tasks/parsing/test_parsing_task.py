@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from marian_files import write_tokenizer
 from task_examples import TOKENIZER, opened, put
 
 from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.tasks.config import TaskConfig
-from bert_jax.tasks.opening import restore_task
+from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.parsing.trees import read_sentences
 from bert_jax.tasks.rows import NO_LABEL
+from bert_jax.tokenization.load import load_tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "parsing"
 
@@ -292,3 +294,13 @@ def test_what_is_refused(tmp_path):
         opened(dataclasses.replace(base, metric="f1"))
     with pytest.raises(UserError, match=r"task.dev is empty; set it to a second file"):
         opened(config(""))
+
+
+def test_a_tokenizer_without_cls_is_refused(tmp_path):
+    """No token would stand for the root."""
+    pytest.importorskip("sentencepiece")
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "marian"))
+    with pytest.raises(
+        UserError, match=r"task\.kind is 'parsing', .* has no \[CLS\].* another init"
+    ):
+        open_task(config(), tokenizer, 512)

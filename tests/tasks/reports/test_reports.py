@@ -109,6 +109,16 @@ def test_correlations_of_resamples_are_the_metrics_of_resamples():
         assert {name: values[number] for name, values in found.items()} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_intervals_of_correlations_do_not_depend_on_the_unit_of_scores(unit):
+    truth, noise = np.random.default_rng(5).normal(size=(2, 40))
+    whole = intervals(text_grounds("regression", truth, truth + noise, np.arange(40)))
+    found = intervals(text_grounds("regression", unit * truth, truth + noise, np.arange(40)))
+    assert found.found["pearson"] == pytest.approx(whole.found["pearson"])
+    equal = text_grounds("regression", truth, np.full(40, unit / 3), np.arange(40))
+    assert not intervals(equal).found
+
+
 def test_an_interval_covers_the_share_of_successes():
     """The 95% interval of an accuracy holds the true rate in about 95 of 100 sets."""
     inside = 0
@@ -340,6 +350,10 @@ def test_a_report_is_json_lines_and_a_picture():
     assert json.loads(json.dumps(report, allow_nan=False))["intervals"] == {"accuracy": [0.4, 0.6]}
     lines = report_lines("test", report)
     assert lines[0] == "## test, data that chose nothing: 60 examples"
+    for name in ("dev", "dev_matched"):
+        assert report_lines(name, report)[0].startswith(f"## {name}, the set that chose the epoch:")
+    for name in ("dev_2024.csv", "dev_mismatched"):
+        assert report_lines(name, report)[0] == f"## {name}: 60 examples"
     assert any(line.startswith("| accuracy") and "0.4000 to 0.6000" in line for line in lines)
     assert any(line.startswith("| f1") and "not a number" in line for line in lines)
     assert lines[-1] == "- 0.500 `a/b`, not `c` (line 3): one two / three"

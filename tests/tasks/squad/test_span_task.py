@@ -140,13 +140,15 @@ def test_files_that_do_not_fit(tmp_path):
     ):
         opened(squad(train=good, dev=none, rules="v1.1"))
     assert opened(squad(train=good, dev=good, rules="v2.0")).spec.rules == "v2.0"
+    with pytest.raises(UserError, match=r"none.json, question 1 .* has no answer, which the rules"):
+        opened(squad(train=good, dev=good, test=none)).test_splits()
 
 
 def test_long_contexts_are_read_in_windows(tmp_path):
     path = put_squad(tmp_path / "a.json", entry("1", "cat"), entry("2", "mat"))
     task = opened(squad(16, train=path, dev=path, max_question=3))
     train, [dev] = task.train_split(), task.dev_splits()
-    assert len(train.rows) > 2
+    assert len(train.rows) > 2 == train.num_scored
     assert max(train.rows.lengths) == 16
     assert "2 questions are longer than 3 tokens, cut there" in train.warnings[0]
     assert dev.score(outputs(dev)) == {"exact": 100, "f1": 100}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marian_files import write_tokenizer
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.examples import LabelSet, Origin, TaggedExample
@@ -52,6 +53,26 @@ def test_words_of_a_byte_level_tokenizer_have_a_space_before_them():
     firsts = [tokenizer.id_to_token(id)[0] for id in window.ids[window.words >= 0]]
     assert firsts == ["Ġ"] * len(words)
     assert window.labels[window.words >= 0].tolist() == [0, 1, 0, 0, 0, 2]
+
+
+def test_labels_of_a_tokenizer_without_cls(tmp_path):
+    """A row of Marian's begins with the first word, as its encoder was trained."""
+    pytest.importorskip("sentencepiece")
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "marian"))
+    words = ["the", "dog", "sees", "a", "cat"]
+    sentence = example(words, ["O", "B-X", "O", "O", "B-X"])
+    for length in (32, 5):
+        for window in tag_windows(
+            [sentence], tokenizer, LABELS, max_length=length, stride=1
+        ).windows:
+            assert len(window.ids) == len(window.labels) == len(window.words)
+            for at in np.flatnonzero(window.words >= 0):
+                word = words[window.words[at]]
+                (pieces,) = tokenizer.encode_words([word])
+                assert window.ids[at] == pieces[0]
+                assert window.labels[at] == ("dog" in word or "cat" in word)
+    (whole,) = tag_windows([sentence], tokenizer, LABELS, max_length=32, stride=1).windows
+    assert whole.labels[0] == 0
 
 
 def test_windows_by_hand():

@@ -209,6 +209,7 @@ def test_comments_are_named(put):
 def test_conllu_is_known_by_its_columns(put):
     assert is_conllu(put(CONLLU))
     assert is_conllu(put("\n# a\n1-2\tzum" + "\t_" * 8 + "\n"))
+    assert is_conllu(put(f"\ufeff{CONLLU}"))  # a byte order mark, as read_conllu skips it
     assert not is_conllu(put("a\tb" + "\t_" * 8 + "\n"))
     assert not is_conllu(put("1\tO\n"))
     assert not is_conllu(put("# a\n"))

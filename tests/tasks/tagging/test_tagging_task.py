@@ -75,6 +75,18 @@ def test_predictions_are_sound_iob2(tmp_path):
     assert scores["f1"] == entity_scores(gold, guess)["micro"]["f1"] == 0.4
 
 
+def test_words_and_tags_with_white_space_keep_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    row = {"tokens": ["new\nyork", "a\tb", "c"], "tags": ["proper noun", "x", "x"]}
+    path.write_text(json.dumps(row))
+    task = opened(tagging(train=str(path), dev=str(path), format="rows", scheme="plain"))
+    [dev] = task.dev_splits()
+    *_, written = dev.write_predictions(outputs(dev, 2), tmp_path / "out", {})
+    [sentence] = read_columns(written)
+    assert sentence.tokens == ("new york", "a b", "c")
+    assert sentence.tags == ("proper noun", "x", "x")
+
+
 @pytest.mark.parametrize("metric", ["f1", "precision", "recall", "accuracy"])
 def test_the_best_constant_of_entities(tmp_path, metric):
     """Against each tag for all words."""
@@ -267,7 +279,7 @@ def test_long_sentences_are_read_in_windows(tmp_path):
     path = put(tmp_path / "a", *lines)
     task = opened(tagging(8, train=path, dev=path))
     [dev] = task.dev_splits()
-    assert len(dev.rows) == 3
+    assert (len(dev.rows), dev.num_scored) == (3, 1)
     assert "1 sentences of more than 6 sub-words, read in windows (line 1)" in dev.warnings[0]
     assert sum((row >= 0).sum() for row in dev.rows.labels) == 12
     assert dev.score(outputs(dev, 3))["f1"] == 1

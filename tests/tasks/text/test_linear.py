@@ -57,6 +57,18 @@ def test_scores_are_predicted_from_words(put_both):
     assert scored(task) == pytest.approx(1.0, abs=0.05)
 
 
+def test_texts_without_words_or_with_one_class_have_no_score(put_both):
+    proteins = rows("M K V,yes", "A A G,no")
+    assert math.isnan(scored(put_both("text,label", proteins, proteins[:2])))
+    one = put_both("text,label", rows("good,yes"), ["bad,no"], labels=("no", "yes"))
+    assert math.isnan(scored(one))
+
+
+def test_a_single_label_that_a_text_may_have(put_both):
+    train = rows('good film,"yes"', 'bad film,""')
+    assert scored(put_both("text,label", train, train[:2], problem_type="multi_label")) == 1.0
+
+
 def test_large_tables_and_a_missing_library_have_no_score(put_both, monkeypatch):
     task = put_both("text,label", rows("good,yes", "bad,no"), ["good,yes", "bad,no"])
     monkeypatch.setattr(linear, "MAX_EXAMPLES", 23)

@@ -1,10 +1,12 @@
 """Texts with labels from every kind of table, and what is said of bad ones."""
 
+import csv
 import dataclasses
 import difflib
 import itertools
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -238,10 +240,8 @@ def test_stray_quotes_in_quoted_files(tmp_path):
     assert len(read_texts(path, COLUMNS).examples) == 3
 
 
-def test_field_limit_is_put_back(tmp_path):
-    import csv
-
-    before = csv.field_size_limit()
+def test_field_limit_is_put_back(tmp_path, request):
+    request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(before := 100_000)))
     long = "x" * (before + 1)
     path = put(tmp_path / "a.csv", f"text,label\n{long},1\ny,2\n")
     assert read_texts(path, COLUMNS).examples[0].text == long
@@ -324,6 +324,16 @@ def test_ids(tmp_path):
     path = put(tmp_path / "c.jsonl", '{"n": 7, "text": "a"}\n{"n": null, "text": "b"}\n')
     with pytest.raises(UserError, match=r"c\.jsonl, line 2: column 'n' is empty"):
         read_texts(path, named, labelled=False)
+
+
+def test_an_id_and_a_group_may_be_spelled_none(tmp_path):
+    path = put(tmp_path / "a.csv", "n,who,text\nNone,None,a\nx,,b\n")
+    with pytest.raises(UserError, match=r"line 3: column 'who' is empty; expected a group") as told:
+        read_texts(path, TableConfig(id="n", group="who"), labelled=False)
+    assert "line 2" not in f"{told.value}"
+    path.write_text("n,who,text\nNone,None,a\n")
+    (found,) = read_texts(path, TableConfig(id="n", group="who"), labelled=False).examples
+    assert (found.id, found.group) == ("None", "None")
 
 
 # Labels

@@ -16,7 +16,7 @@ from bert_jax.tasks.long_texts import pair_lengths
 from bert_jax.tasks.opening import open_task, restore_task
 from bert_jax.tasks.task import LabelSpec, Split
 from bert_jax.tasks.text import sources as text_sources
-from bert_jax.tasks.text.sources import read_glue
+from bert_jax.tasks.text.sources import read_glue, read_glue_source
 from bert_jax.tasks.text.task import TextTask
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -440,6 +440,33 @@ def test_other_files_for_a_task_of_glue(tmp_path):
         task.open_split("tset")
     with pytest.raises(UserError, match=r"task\.data is empty"):
         opened(GlueConfig(name="mnli"))
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "official", "other"),
+    [
+        ("cola", "sentence", ("is_acceptable", "1"), "acceptable"),
+        ("qqp", "question1,question2", ("is_duplicate", "1"), "duplicate"),
+        ("stsb", "sentence1,sentence2", ("score", "2.5"), "2.5"),
+    ],
+)
+def test_only_the_label_has_another_name_in_tensorflow_datasets(
+    tmp_path, name, texts, official, other
+):
+    config, row = GlueConfig(name=name), ",".join("ab"[: len(texts.split(","))])
+    column, written = official
+    paths = [
+        put(tmp_path / "a.csv", f"{texts},{column}", f"{row},{written}"),
+        put(tmp_path / "b.csv", f"{texts},label", f"{row},{other}"),
+    ]
+    found = [read_glue_source(config, path) for path in paths]
+    assert [data.truth for data in found] == [[2.5 if name == "stsb" else 1]] * 2
+    assert not any(data.warnings for data in found)
+    bare = put(tmp_path / "c.csv", texts, row)
+    data = read_glue_source(config, bare)
+    assert data.truth is None
+    assert "so its rows have no labels" in data.warnings[0]
+    assert read_glue_source(config, bare, labelled=False).warnings == ()
 
 
 @pytest.mark.parametrize(

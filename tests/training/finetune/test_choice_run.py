@@ -9,12 +9,14 @@ import pytest
 from small_finetuning import small_config, write_config, write_files
 from task_examples import read_json_lines
 
+from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.rows import eval_batches
 from bert_jax.training.finetune.evaluate import evaluate_finetuned, split_outputs
+from bert_jax.training.finetune.setup import set_up
 
 ENDINGS = ("the mat", "under a hill", "the cat on the mat")
 
@@ -60,6 +62,24 @@ def test_the_right_ending_is_learned_and_predicted(run, tmp_path, capsys):
     assert {entry["choice"] for entry in predicted} == {"a under a hill"}
     assert read_model(run).verbs == ("embed",)
     capsys.readouterr()
+
+
+def test_an_export_is_scored_and_the_next_run_goes_on_from_its_head(run, tmp_path):
+    out, data = tmp_path / "out", run.parent / "dev.csv"
+    export(run, "huggingface", out)
+    files = {"init": f"{out}", "train": f"{data}", "dev": f"{data}"}
+    section = {"choices": ["a", "b", "c"], "train": f"{data}", "dev": f"{data}"}
+    task = {"kind": "choice", "max_length": 16, **section}
+    setup = set_up(small_config(files, task=task, head="keep"))
+    expected = read_finetuned(run).params["head"]
+    jax.tree.map(np.testing.assert_array_equal, setup.start.parts[0]["head"], expected)
+    # SWAG's columns are the default, so a fourth choice is added.
+    _, *lines = data.read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    rows = [",".join([*row[:-1], "the mat", row[-1]]) for row in cells]
+    header = "sent1,sent2,ending0,ending1,ending2,ending3,label"
+    (tmp_path / "swag.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert evaluate_finetuned(out, f"{tmp_path / 'swag.csv'}").scores["accuracy"] == 1.0
 
 
 @pytest.mark.parity

@@ -13,20 +13,25 @@ from small_finetuning import small_config, write_config, write_files
 from task_examples import put, put_json, read_json_lines
 
 import bert_jax
+from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Reranker
 from bert_jax.model.embedding import EmbeddingConfig
+from bert_jax.objectives.distillation import DistillationConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import start as finetune_start
 from bert_jax.training.finetune import train as train_module
-from bert_jax.training.finetune.evaluate import evaluate_finetuned
+from bert_jax.training.finetune.evaluate import evaluate_finetuned, split_outputs
 from bert_jax.training.finetune.setup import set_up
+from bert_jax.training.progress import Means, Moment, Progress
 from bert_jax.training.steps import trials
+from bert_jax.training.steps.trials import init_trials
 
 PLACES, ANIMALS = ("mat", "hill", "under", "on"), ("cat", "dog")
 
@@ -223,6 +228,61 @@ def test_a_reranker_and_its_first_stage(tmp_path, files, capsys, loss, first):
     assert main(["predict", run, "--data", path, "--out", f"{tmp_path}/out"]) == 0
     predicted = read_json_lines(tmp_path / "out" / "predictions.jsonl")
     np.testing.assert_allclose(predicted[-1]["scores"], scores, atol=1e-5)
+    # The next run goes on from its head; there are no lists of a teacher to learn from.
+    again = set_up(dataclasses.replace(config, init=run, head="keep"))
+    jax.tree.map(np.testing.assert_array_equal, again.start.parts[0], model.params)
+    distil = DistillationConfig(run)
+    with pytest.raises(UserError, match=r"task\.kind is 'rerank'; only classes, scores, tags"):
+        set_up(dataclasses.replace(config, init=run, distil=distil))
+
+
+def scores_of(config, workdir, monkeypatch):
+    """Dev and test scores of a run's first parameters, as the run and as `evaluate` get them."""
+    monkeypatch.setattr(report, "write_reports", lambda *_, **named: None)
+    setup = set_up(config)
+    mesh = make_trial_mesh(setup.config.mesh, 1, jax.devices()[:1])
+    state = init_trials(setup.step, mesh, np.array([6]), setup.start.parts, np.array([0]))
+    scorer = report.TaskScorer(setup.config, setup, mesh, open_workdir(workdir))
+    progress = Progress(setup.schedule.waves[0][0])
+    at = Moment(0, 1, state.train, [progress], Means(1), best=state.best)
+    ((dev, *_),) = scorer.score(state.params, at, lambda _: None)
+    progress.take(1, 1.0, dev, setup.task.metric)
+    (test,) = scorer.conclude(at, lambda _: None)
+    params = jax.tree.map(lambda leaf: leaf[0], state.params)
+    model = dataclasses.replace(
+        setup.initial, params=params, embedding=setup.objective.config,
+        origin=Origin("finetune", task=setup.task),
+    )  # fmt: skip
+    return [dev, test], [each.score(split_outputs(model, each)) for each in setup.splits[1:]]
+
+
+@pytest.mark.parametrize(
+    ("dev", "more"),
+    [
+        ({"negatives": ["the dog ran here"]}, {"rows": "pairs"}),
+        ({"negatives": []}, {"dev_rows": "scores", "loss": "kl"}),
+    ],
+)
+def test_groups_of_dev_and_test_may_be_smaller_than_those_of_training(
+    tmp_path, files, dev, more, monkeypatch
+):
+    rows = enumerate(read_json_lines(Path(files["pairs"]))[:13])
+    dev = put_json(tmp_path / "dev.jsonl", *({**row, **dev, "score": n} for n, row in rows))
+    task = {"kind": "embedding", "max_length": 16, "train": files["pairs"], "dev": dev} | more
+    task |= {"test": dev, "negatives": ["negatives"]}
+    found, expected = scores_of(pairs_config(files, task=task), tmp_path, monkeypatch)
+    for each, own in zip(found, expected, strict=True):
+        assert each == pytest.approx(own, abs=1e-5)
+
+
+def test_queries_of_test_data_may_be_longer_than_all_others(tmp_path, files, monkeypatch):
+    rows = read_json_lines(Path(files["pairs"]))
+    longer = [{**row, "query": f"{'. ' * 7}{row['query']}"} for row in rows]
+    test = put_json(tmp_path / "test.jsonl", *longer)
+    task = {"kind": "embedding", "max_length": 16, "train": files["pairs"], "test": test}
+    config = pairs_config(files, task={**task, "dev": files["pairs"]})
+    (_, found), (_, expected) = scores_of(config, tmp_path, monkeypatch)
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_low_rank_updates_of_vectors(tmp_path, files, capsys):

@@ -6,14 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_finetuning import small_config, write_config, write_files
+from small_saved import small_saved
+from squad_files import entry
 from task_examples import read_json_lines
 
 import bert_jax
 from bert_jax.cli.main import main
+from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
+from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.training.finetune import folds
+from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run_plan import Result
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,10 @@ def test_a_fold_is_scored_once_and_can_be_scored_again(runs):
     for number in (1, 2):
         rows = read_metrics(workdir / f"fold-{number}" / "metrics.jsonl")
         assert sum("eval/accuracy" in row for row in rows) == 1
-        scores.append(evaluate_finetuned(workdir / f"fold-{number}").scores["accuracy"])
+        again = evaluate_finetuned(workdir / f"fold-{number}")
+        scores.append(again.scores["accuracy"])
+        (title, *_) = report_lines("dev", again.reports["dev"])
+        assert title.startswith("## dev, data that chose nothing")
     found = json.loads((workdir / "folds.json").read_text())["folds"]
     assert [fold["accuracy"] for fold in found] == pytest.approx(scores)
     for file in ("report.md", "statistics.txt"):
@@ -125,3 +134,38 @@ def test_contradicted_labels_are_listed(runs):
     assert margins == sorted(margins, reverse=True)
     assert rows
     assert f"The models contradict {len(rows)} labels" in (workdir / "report.md").read_text()
+
+
+def pooled(monkeypatch, home: Path, task: dict, model) -> dict:
+    """The scores of two folds, of a model that gives zeros and that nobody trains."""
+    monkeypatch.setattr(folds, "finetune", lambda *_, **__: Result(home, 1, finished=True))
+    monkeypatch.setattr(folds, "read_finetuned", lambda _: model)
+    monkeypatch.setattr(
+        folds, "split_outputs",
+        lambda _, split: [np.zeros((len(ids), 2), np.float32) for ids in split.rows.tokens],
+    )  # fmt: skip
+    config = build(FinetuneConfig, {"init": f"{home}", "task": {**task, "folds": 2}})
+    return folds.finetune_folds(config, home / "run", echo=lambda _: None).eval_metrics
+
+
+def test_questions_without_a_target_are_scored_in_their_fold(monkeypatch, tmp_path):
+    """They are not trained on, so that they have no row among the training rows."""
+    paragraphs = [
+        {"context": f"the cat {n}", "qas": [entry(f"{n}", "cat", start=4 if n else 0)]}
+        for n in range(4)
+    ]
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    task = {"kind": "squad", "train": f"{file}", "misplaced": "keep"}
+    found = pooled(monkeypatch, tmp_path, task, small_saved("span"))
+    assert found == {"eval/exact": 0.0, "eval/f1": 0.0}
+    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 4
+
+
+def test_folds_of_rows_longer_than_those_of_pretraining(monkeypatch, tmp_path):
+    """The runs lengthen rotary positions; the pooled scores need the positions of the runs."""
+    trained = small_saved("tags", positions="rope", num_types=0, pooler=False, num_positions=512)
+    file = tmp_path / "a.txt"
+    file.write_text("a X\nb Y\n\nb Y\n\na X\n")
+    task = {"kind": "tagging", "train": f"{file}", "max_length": 512}
+    assert pooled(monkeypatch, tmp_path, task, trained) == {"eval/accuracy": 0.5}

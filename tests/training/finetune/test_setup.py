@@ -63,6 +63,12 @@ def test_distillation_without_a_teacher_is_refused(files):
         set_up(small_config(files, distil__temperature=3.0))
 
 
+def test_class_weights_of_other_labels_are_refused(files):
+    task = {"kind": "table", "train": files["train"], "class_weights": "bird=2"}
+    with pytest.raises(UserError, match=r"^task\.class_weights: the label 'bird' is not known"):
+        set_up(small_config(files, task=task))
+
+
 def test_a_baseline_has_the_tokenizer_of_init(files):
     saved = small_saved("mlm")
     models = {files["init"]: saved, "other": saved}
@@ -128,6 +134,12 @@ def test_probabilities_are_dropped_where_the_model_was_trained_so(positions, bef
     found = encoder_of(saved, config)
     assert found.attention_dropout_rate == after
     assert found.hidden_dropout_rate == (saved.config.hidden_dropout_rate if rate is None else rate)
+    own = dataclasses.replace(
+        saved.config, embedding_dropout_rate=0.0, mlp_dropout_rate=0.3, hidden_dropout_rate=0.4
+    )
+    found = encoder_of(dataclasses.replace(saved, config=own), config)
+    assert found.rate_of("embedding") == 0
+    assert found.rate_of("mlp") == (0.3 if rate is None else rate)
 
 
 def test_a_start_is_told_apart_by_all_that_it_has():

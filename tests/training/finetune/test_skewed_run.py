@@ -1,5 +1,6 @@
 """A run with every option for rare classes, probabilities and long texts, up to its answers."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,11 +10,19 @@ from small_finetuning import small_config, write_files
 
 import bert_jax
 from bert_jax.artefacts.exchange.export import export
-from bert_jax.artefacts.saved.reading import read_finetuned
+from bert_jax.artefacts.formats.huggingface_files import Reading, TaskOutputs
+from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
+from bert_jax.model.task_heads import TaskHeadConfig
+from bert_jax.tasks.config import WindowOptions
 from bert_jax.training.finetune import evaluate
 from bert_jax.training.finetune import train as train_module
-from bert_jax.training.finetune.evaluate import predict_finetuned, split_outputs
+from bert_jax.training.finetune.data import _implied_task
+from bert_jax.training.finetune.evaluate import (
+    evaluate_finetuned,
+    predict_finetuned,
+    split_outputs,
+)
 from bert_jax.training.finetune.train import finetune
 
 pytestmark = pytest.mark.slow
@@ -84,3 +93,27 @@ def test_from_a_table_to_answers(tmp_path, monkeypatch):
                     assert (name in answer["labels"]) == (name in expected["labels"])
             # A low temperature multiplies what other programs round.
             assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-3)
+
+    # The export has the thresholds and windows of the run, so it has the run's scores.
+    again = evaluate_finetuned(tmp_path / "export", table["dev"], columns={"separator": "|"})
+    assert again.scores == pytest.approx({name: best[name] for name in again.scores}, abs=1e-5)
+    assert again.scores.keys() >= {"f1", "macro_f1", "accuracy", "threshold/hill"}
+
+
+@pytest.mark.drawn
+def test_an_export_of_another_task_is_read_with_its_own_limits(tmp_path):
+    model = read_model(write_files(tmp_path)["init"])
+
+    def implied(network, kind, labels=(), reading=None):
+        outputs = TaskOutputs(TaskHeadConfig(network, 2), kind, labels, reading=reading)
+        task, scores = _implied_task(dataclasses.replace(model, outputs=outputs, max_length=32))
+        return task.config, task.spec.rules, scores
+
+    spans, rules, scores = implied("span", "span", reading=Reading(4, 6, 5, 1.5))
+    assert (spans.windows, spans.max_answer_tokens) == (WindowOptions(32, 4, 6), 5)
+    assert (rules, scores) == ("v2.0", {"null_threshold": 1.5})
+    assert implied("span", "span", reading=Reading(4, 6, 5))[1:] == ("v1.1", {})
+    tags, _, _ = implied("tagging", "tags", ("a", "b"), Reading(7))
+    assert (tags.kind, tags.stride, tags.labels) == ("tagging", 7, ("a", "b"))
+    assert implied("tagging", "tags", ("a", "b"))[0].stride == 0
+    assert implied("classification", "choice")[0].kind == "choice"

@@ -12,6 +12,7 @@ from bert_jax.tasks.rows import NO_LABEL, Rows, TrainBatches, choose_buckets, ev
 from bert_jax.training.finetune.evaluate import score_rows
 from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig
+from bert_jax.training.steps.recheck import GRADIENT_DIGESTS, Recheck, SilentCorruptionError
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.steps.step import make_eval_step, make_train_step
 from bert_jax.training.steps.trials import init_trials, place_rows, place_settings
@@ -122,6 +123,24 @@ def test_a_trial_that_skips_a_batch_goes_on():
     assert found["bad"].tolist() == [[0, 0], [1, 0], [0, 0], [0, 0]]
     assert np.asarray(state.opt_state.num_updates).tolist() == [3, 4]
     assert np.isfinite(found["loss"][2:]).all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "trials", "wrong", "named"),
+    [((-1, 1, 1), 1, 2, 1, "0"), ((-1, 2, 2), 8, 6, 9, "6, 7"), ((-1, 1, 1), 2, 6, 2, "0")],
+)
+def test_a_device_is_named_where_it_trains_several_trials(sizes, devices, trials, wrong, named):
+    """Digest `wrong` of all trials and parts of a batch differs when a step is computed again."""
+    mesh = make_trial_mesh(MeshConfig(*sizes), trials, jax.devices()[:devices])
+    config = step_config("single_label", guard=GuardConfig(recheck_every=1))
+    state = init_trials(config, mesh, np.arange(trials), [{}], np.zeros(trials)).train
+    digests = np.zeros((trials, mesh.shape["data"] * mesh.shape["fsdp"]), np.uint32)
+    other = digests.copy()
+    other.flat[wrong] = 1
+    results = iter([(state, {GRADIENT_DIGESTS: each}) for each in (digests, other)])
+    said = rf"gave different gradients: .* device ids {named} of process 0"
+    with pytest.raises(SilentCorruptionError, match=said):
+        Recheck(config, mesh, lambda: "").step(1, lambda _: next(results), state)
 
 
 @pytest.mark.parametrize(("sizes", "devices"), [((-1, 1, 1), 1), ((-1, 2, 2), 8)])

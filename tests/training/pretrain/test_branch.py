@@ -31,7 +31,7 @@ from bert_jax.training.pretrain import branch as branch_module
 from bert_jax.training.pretrain.branch import Branch, open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
-from bert_jax.training.pretrain.train import train
+from bert_jax.training.pretrain.train import resolve_pretraining, train
 from bert_jax.training.run.session import hold_workdir
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.workdir import EMPTY
@@ -281,6 +281,37 @@ def test_the_text_before_the_branch_must_be_equal(run, tmp_path):
     (run.workdir / "config.json").write_text(json.dumps(record))
     found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@4")
     assert "the tokenizer: fingerprint another there, " in found
+
+
+def test_the_teacher_before_the_branch_must_be_equal(run, tmp_path):
+    """A branch went on with another teacher of the same architecture, without a word."""
+    record = json.loads((run.workdir / "config.json").read_text())
+    (run.workdir / "config.json").write_text(json.dumps(record | {"teacher": "another"}))
+    found = refused(run, run.config, tmp_path / "new", f"{run.workdir}@4")
+    assert "the teacher: fingerprint another there, none given" in found
+
+
+def test_a_branch_counts_its_patience_anew(run, tmp_path, monkeypatch):
+    """The branch of a run that training.patience had ended was over without a step."""
+    restore = Branch.restore
+
+    def ended(found: Branch, abstract: Any) -> Any:
+        restored = restore(found, abstract)
+        progress = {"scores": [{"step": 2}, {"step": 4}], "best": 1.0, "best_step": 2}
+        extra = restored.record.extra | {"progress": progress}
+        record = dataclasses.replace(restored.record, extra=extra)
+        return dataclasses.replace(restored, record=record)
+
+    monkeypatch.setattr(Branch, "restore", ended)
+    every = {"training__eval_every_steps": 1, "training__patience": 1}
+    plan = resolve_pretraining(
+        config_of(run.corpus.train.path, **every), open_workdir(tmp_path / "new"),
+        run.corpus._replace(heldout=run.corpus.train), branch_from=f"{run.workdir}@4",
+    )  # fmt: skip
+    plan.saves.prepare(lambda *_: None)
+    now = plan.saves.restore()
+    assert now is not None
+    assert (now.step, now.ended) == (4, False)
 
 
 def test_names_that_lead_to_no_checkpoint(run, tmp_path):

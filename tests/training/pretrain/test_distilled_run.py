@@ -69,7 +69,7 @@ def test_a_run_reports_what_it_learns_and_saves_the_student_alone(whole, teacher
     assert not any("eval/soft_loss" in row for row in rows)
     record = json.loads((workdir / "config.json").read_text())
     assert len(record["teacher"]) == 64
-    assert [each["role"] for each in record["lineage"]][-1] == "distil.teacher"
+    assert [each["role"] for each in record["lineage"]][-1] == "distil.from_teacher"
     first = next(row["eval/mlm_loss"] for row in rows if "eval/mlm_loss" in row)
     theirs = [row["eval/mlm_loss"] for row in saved(teacher)[1] if "eval/mlm_loss" in row]
     assert first < 2 * theirs[-1]
@@ -104,6 +104,15 @@ def test_another_teacher_is_refused(whole, corpus):
     message = r"contains a run with another configuration .*the teacher: fingerprint"
     with pytest.raises(UserError, match=message):
         train(config_of(whole[0]), whole[0], corpus=corpus, echo=lambda line: None)
+
+
+def test_a_student_starts_from_one_model(teacher):
+    """It started from init, and from_teacher was ignored."""
+    config = replace(config_of(teacher), init=str(teacher))
+    with pytest.raises(
+        UserError, match=r"from_teacher is true, but init is '.*'; a student starts"
+    ):
+        resolve_start(config, read_model)
 
 
 def test_verbs_read_the_student_without_the_teacher(whole, corpus, capsys):

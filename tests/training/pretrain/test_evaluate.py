@@ -18,7 +18,9 @@ from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.objectives.objective import Forward
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain import evaluate as module
+from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.evaluate import EVAL_SEED, evaluate, heldout_rows
+from bert_jax.training.pretrain.train import train
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.step import make_eval_step
 
@@ -173,3 +175,16 @@ def test_a_batch_that_does_not_divide_is_refused(params):
     step = make_eval_step(CONFIG, mesh, EVAL_SEED)
     with pytest.raises(UserError, match="the batch is 4; it must be a multiple of 8"):
         evaluate(CONFIG.objective, step, params, [make_rows(4)], mesh)
+
+
+def test_fields_that_need_evaluations_need_held_out_text(tmp_path):
+    """They were ignored, or `patience` counted the scores of probes and ended the run."""
+    corpus = Corpus(write_store(tmp_path / "train", 20, 0), None)
+    for given, said in (
+        ({"training__patience": 2}, "training.patience is 2, but the corpus has no held-out text"),
+        ({"checkpoint__keep_best": 1, "checkpoint__save_every_steps": 4}, "checkpoint.keep_best"),
+        ({"training__eval_translations": 3}, "training.eval_translations is 3"),
+    ):
+        with pytest.raises(UserError, match=said):
+            train(small_config(**given), tmp_path / "work", corpus=corpus, echo=lambda _: None)
+    assert not list((tmp_path / "work").glob("*.json*"))

@@ -136,7 +136,7 @@ def test_a_run_ends_where_its_score_no_longer_rises(source, corpus, tmp_path):
     def run(**changes):
         said: list[str] = []
         given = {"checkpoint__best_metric": "eval/bleu", "optimizer__learning_rate": 1e-12}
-        config = config_of(source, training__num_steps=40, **given, **changes)
+        config = config_of(source, training__num_steps=40, **(given | changes))
         return train(config, tmp_path / "work", corpus=corpus, echo=said.append), said
 
     result, said = run(training__patience=2)
@@ -149,6 +149,11 @@ def test_a_run_ends_where_its_score_no_longer_rises(source, corpus, tmp_path):
     assert (result.finished, result.step) == (True, 6)
     rows = read_metrics(tmp_path / "work" / "metrics.jsonl")
     assert [row["step"] for row in rows if "eval/bleu" in row] == [0, 2, 4, 6]
+    # Another metric has no best value yet, so its first evaluation cannot end the run.
+    another = {"checkpoint__best_metric": "eval/translation_loss"}
+    for patience, end in ((1, 10), (2, 12)):
+        result, _ = run(training__patience=patience, **another)
+        assert (result.finished, result.step) == (True, end)
 
 
 def test_a_loss_is_better_where_it_is_lower(source, corpus, tmp_path):

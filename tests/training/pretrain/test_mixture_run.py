@@ -7,7 +7,9 @@ import pytest
 from small_run import small_config, write_store
 
 from bert_jax.cli.main import main
-from bert_jax.training.pretrain.train import train
+from bert_jax.files.remote import open_workdir
+from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.train import resolve_pretraining, train
 from bert_jax.training.run.telemetry import read_metrics
 
 
@@ -51,3 +53,23 @@ def test_text_seen_and_held_out_loss_of_each_corpus(
     assert main(["status", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["corpora"]
     assert [each["label"] for each in found] == ["de", "en"]
+
+
+def test_text_seen_by_a_phase_without_a_mixture_counts_in_a_mixture_after_it(tmp_path: Path):
+    """The text of the first phase was forgotten at the first step of the second phase."""
+    for seed, name in enumerate(("de", "en")):
+        write_store(tmp_path / name / "train", 40, seed)
+    de, en = str(tmp_path / "de"), str(tmp_path / "en")
+    first = {"length": 32, "batch_size": 16, "share": 0.5}
+    mixed = {**first, "mixture": [{"corpus": de}, {"corpus": en}]}
+    config = small_config(
+        data__corpus=de, training__phases=[first, mixed], training__num_steps=4,
+        training__log_every_steps=1,
+    )  # fmt: skip
+    plan = resolve_pretraining(config, open_workdir(tmp_path / "run"), open_corpus(de))
+    seen = [plan.voice.columns(0, step) for step in range(5)]
+    assert [row["data/rows"] for row in seen] == [0, 16, 32, 48, 64]
+    for row in seen[1:]:
+        assert row["data/de/tokens"] + row.get("data/en/tokens", 0) == row["data/tokens"]
+    epochs = [row.get("data/de/epochs", 0.0) for row in seen]
+    assert epochs == sorted(set(epochs))

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,13 +228,22 @@ def test_warm_ups_longer_than_the_run_are_scaled_with_it_and_said():
 
 
 @pytest.mark.parametrize(("given", "warned"), [
-    ({"warmup_rate": 0.1}, False), ({"warmup_rate": 0.2}, True), ({"warmup_steps": 3}, True),
-    ({"warmup_steps": 2}, False), ({"warmup_steps": 40}, False),
+    ({"warmup_rate": 0.25}, False), ({"warmup_rate": 0.3}, True), ({"warmup_steps": 7}, True),
+    ({"warmup_steps": 5}, False), ({"warmup_steps": 40}, False),
 ])  # fmt: skip
-def test_a_warning_of_a_warm_up_above_a_tenth_of_the_run(given, warned):
+def test_a_warning_of_a_warm_up_above_a_quarter_of_the_run(given, warned):
     lines = warmup_lines(config_of({}, {}, training__num_steps=20, optimizer=given))
-    steps = {"warmup_rate": 4}.get(*given, 3)
+    steps = {"warmup_rate": 6}.get(*given, 7)
     assert any(f"rises for {steps} of 20 steps" in line for line in lines) == warned
+
+
+@pytest.mark.parametrize("group", ["pretrain", "translate"])
+def test_no_shipped_recipe_warns_of_its_warm_up(group):
+    files = sorted((Path(__file__).parents[3] / "configs" / group).glob("*.py"))
+    assert len(files) > 5
+    for file in files:
+        lines = warmup_lines(load_config(PretrainConfig, f"{group}/{file.stem}"))
+        assert not any("Warning" in line for line in lines), file
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(8, False), (2000, True)])

@@ -21,6 +21,7 @@ from small_run import (
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.inspection.replay import replay_batch
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
@@ -125,6 +126,16 @@ def test_a_checkpoint_has_the_thetas_of_its_phase(run, tmp_path):
     tokens = run.corpus.heldout.num_tokens
     assert again["eval/num_masked"] == pytest.approx(0.15 * tokens, rel=0.1)
     assert again["eval/mlm_loss"] == pytest.approx(run.evaluation["eval/mlm_loss"], rel=1e-5)
+
+
+def test_a_run_that_ends_early_is_saved_with_the_thetas_of_its_last_step(run, tmp_path):
+    given = to_dict(run.config) | {"optimizer": {"learning_rate": 1e-12}}
+    given["training"] |= {"num_steps": 30, "eval_every_steps": 1, "patience": 1}
+    given["checkpoint"] |= {"save_every_steps": 99}
+    result = train(build(PretrainConfig, given), tmp_path / "work", echo=lambda _: None)
+    assert result.finished
+    assert 1 < result.step < 10  # in the first phase
+    assert read_model(tmp_path / "work").config.rope_theta == 10000
 
 
 def stop_at_the_border(line: str) -> None:

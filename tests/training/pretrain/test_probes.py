@@ -11,6 +11,7 @@ from bert_jax.config.mapping import build
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneOptimizerConfig
+from bert_jax.training.pretrain import probes
 from bert_jax.training.pretrain.probes import Probe
 from bert_jax.training.pretrain.train import resolve_pretraining, train
 from bert_jax.training.run.telemetry import read_metrics
@@ -81,9 +82,35 @@ def test_a_recipe_without_a_rate_is_one_run_with_the_rate_of_the_width(corpus, t
     plan = resolve_pretraining(config, open_workdir(tmp_path / "work"), corpus)
     (probe,) = (scorer for scorer in plan.scorers if isinstance(scorer, Probe))
     setup, _, _ = probe._of_stages[0]
-    assert [trial.learning_rate for trial in setup.schedule.waves[0]] == [
-        FinetuneOptimizerConfig.rate_of(config.model.hidden_dim)
-    ]
+    rate = FinetuneOptimizerConfig.rate_of(config.model.hidden_dim)
+    assert [trial.learning_rate for trial in setup.schedule.waves[0]] == [rate]
+    assert setup.config.optimizer.head_learning_rate == max(rate, 1e-3)  # as in fine-tuning
+
+
+def test_static_queries_of_a_probe_have_the_weights_of_fine_tuning(corpus, tmp_path, monkeypatch):
+    """All tokens of queries weighed 1, although embedding.queries was idf."""
+    rows = ["query,document", *(f"{5 + n} 60,{5 + n} 60 {6 + n} {7 + n}" for n in range(20))]
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.csv").write_text("\n".join(rows) + "\n")
+    task = {"kind": "embedding"} | {n: str(tmp_path / f"{n}.csv") for n in ("train", "dev")}
+    vectors = {"pooling": "splade", "queries": "idf"}
+    values = {"task": task, "embedding": vectors, "optimizer": {"learning_rate": 1e-3}}
+    name = write_config(tmp_path / "search.py", build(FinetuneConfig, values))
+    config = small_config(**SHORT, training__probes=[{"recipe": name, "num_steps": 1}])
+    plan = resolve_pretraining(config, open_workdir(tmp_path / "work"), corpus)
+    (probe,) = (scorer for scorer in plan.scorers if isinstance(scorer, Probe))
+    found = []
+
+    def stop(_config, setup, *_):
+        found.append(setup.start.inits["the run"])
+        raise InterruptedError
+
+    monkeypatch.setattr(probes, "FinetuneSaves", stop)
+    now = plan.saves.begin(0, plan.stages[0])
+    with pytest.raises(InterruptedError):
+        probe.score(now.state.params, now, lambda _: None)
+    weights = found[0]["queries"]
+    assert 0 < weights[60] < weights[10]  # a token of every document, a token of three
 
 
 @pytest.mark.parametrize(

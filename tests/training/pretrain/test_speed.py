@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from small_run import write_corpus
+from small_run import small_config, write_corpus
 
 from bert_jax.cli.start.recipe import Size, recipe
 from bert_jax.distributed.parallel.sharding import make_mesh
@@ -43,3 +43,16 @@ def test_steps_are_timed_without_the_first_until_it_is_enough(
     monkeypatch.setattr(speed, "_MEASURED_SECONDS", enough)
     monkeypatch.setattr(speed, "_LEAST_STEPS", least)
     assert speed.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) == seconds
+
+
+def test_whole_batches_are_timed_even_longer_than_the_run(tmp_path, monkeypatch):
+    """Batches of the warm-up were timed, and a run of three steps ended in an IndexError."""
+    phase = {"length": 32, "batch_size": 16, "batch_warmup_steps": 3}
+    config = small_config(training__phases=[phase], training__num_steps=3)
+    timed: list[int] = []
+    monkeypatch.setattr(speed, "jitted_init", lambda *_: lambda key: None)
+    monkeypatch.setattr(speed, "make_train_step", lambda *_: lambda state, batch: (state, {}))
+    monkeypatch.setattr(speed, "place_batch", lambda batch, _: timed.append(len(batch["tokens"])))
+    monkeypatch.setattr(speed, "_MEASURED_SECONDS", 0.0)
+    assert speed.step_seconds(config, write_corpus(tmp_path)) >= 0
+    assert timed == [16] * 4

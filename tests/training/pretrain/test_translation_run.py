@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
 import pytest
+from one_shard import StoreWriter
 from small_run import TOKENIZER, fingerprint, small_config
 from translation_run import translation_config, write_translations
 
@@ -21,10 +24,13 @@ from bert_jax.model.seq2seq.transformer import TransformerNetwork
 from bert_jax.objectives.config import TranslationConfig
 from bert_jax.planning.compile import compile_step, row_flops
 from bert_jax.planning.topology import parse_topology
+from bert_jax.training.pretrain import probes
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.progress import Moment
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run_plan import Scorer
 from bert_jax.training.steps.state import jitted_init
 
 pytestmark = pytest.mark.usefixtures("reused_steps")
@@ -102,6 +108,52 @@ def test_the_model_that_was_saved_translates_and_is_evaluated(whole, corpus, tmp
     assert len(capsys.readouterr().out.splitlines()) == 60
     assert cli.main(["fill-mask", workdir, "5 [MASK]"]) == 2
     assert "no masked-LM head; it supports translate" in capsys.readouterr().err
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Models and sources that a `Translations` translates; each source is its own translation."""
+    pytest.importorskip("sacrebleu")
+    calls = []
+
+    def translated(saved, source, settings, steps):
+        calls.append((saved, source))
+        return [row[row > 0].tolist() for row in source.tokens]
+
+    monkeypatch.setattr(probes, "translated", translated)
+    monkeypatch.setattr(probes.Translations, "_current", probes.Translations._saved)
+    return calls
+
+
+def test_sources_longer_than_the_model_takes_are_cut_for_scores(asked, tmp_path):
+    """The first evaluation ended the run."""
+    with StoreWriter(tmp_path, TOKENIZER) as writer:
+        for count in (4, 200):
+            writer.append(np.full(2 * count, 9), np.full(2, count), np.array([2]))
+        pairs = writer.store(pairs=True).shards[0]
+    config = translation_config(training__eval_translations=2).with_vocabulary(64)
+    scorer = probes.Translations(config, pairs, tmp_path / "tokenizer", Mock(Scorer))
+    scorer.score({}, Mock(Moment, stage=0), lambda _: None)
+    special = TOKENIZER.special_ids
+    ((_, source),) = asked
+    assert source.tokens.shape[1] == config.model.num_positions == 64
+    assert source.tokens[0, :7].tolist() == [special.cls, *[9] * 4, special.sep, special.pad]
+    assert source.tokens[1].tolist() == [special.cls, *[9] * 62, special.sep]
+
+
+def test_translations_are_scored_with_the_rotary_base_of_the_phase(asked, corpus):
+    """All phases were scored with the base of section `model`."""
+    phase = {"length": 32, "batch_size": 16}
+    config = translation_config(
+        model__positions="rope", training__eval_translations=2,
+        training__phases=[{**phase, "share": 0.5}, {**phase, "share": 0.5, "rope_theta": 7e4}],
+    ).with_vocabulary(64)  # fmt: skip
+    pairs, files = corpus.heldout.shards[0], corpus.train.path / "tokenizer"
+    scorer = probes.Translations(config, pairs, files, Mock(Scorer))
+    for stage in (0, 1):
+        scorer.score({}, Mock(Moment, stage=stage), lambda _: None)
+    models = [model for saved, _ in asked for model in (saved.config, saved.network.model)]
+    assert [model.rope_theta for model in models] == [1e4, 1e4, 7e4, 7e4]
 
 
 def test_a_pairing_that_the_objective_does_not_read_is_refused():
@@ -188,6 +240,34 @@ def test_a_decoder_of_another_depth_is_no_start(given, said):
         TranslationConfig(num_decoder_layers=given).laid_out(network.model, params)
     fits = TranslationConfig(num_decoder_layers=1, init_decoder=True)
     assert fits.laid_out(network.model, params) is params
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "said"),
+    [({"tying": "none"}, {}, "objective.tying is 'all' here, but 'none' in init"),
+     ({"name": "recurrent_translation", "residual_from": 2}, {},
+      "objective.residual_from is 0 here, but 2 in init"),
+     ({"name": "recurrent_translation"}, {"num_decoder_layers": 1, "cell": "lstm"},
+      "objective.cell is 'lstm' here, but 'gru' in init; "
+      "objective.num_decoder_layers is 1 here, but 0 in init"),
+     ({"name": "recurrent_translation", "num_decoder_layers": 2}, {"window": 3}, ""),
+     ({"num_decoder_layers": 2}, {}, "")],
+)  # fmt: skip
+def test_a_network_of_another_wiring_is_no_start(there, given, said):
+    """It began anyway, without the tables and layers of init that the run did not have."""
+    there = {"name": "translation", **there}
+    started_from = translation_config(objective=there).with_vocabulary(64)
+    network = started_from.objective.network(started_from.model)
+    initial = SavedModel(
+        network.model, jax.eval_shape(network.init, jax.random.key(0)), None, TOKENIZER, Path(),
+        64, "a translator", Origin("pretrain"), network,
+    )  # fmt: skip
+    config = translation_config(objective={"name": there["name"], **given}, init="elsewhere")
+    if not said:
+        assert resolve_start(config.with_vocabulary(64), lambda _: initial)[1].initial is not None
+        return
+    with pytest.raises(UserError, match=re.escape(f"({said}). Set these fields of this run to ")):
+        resolve_start(config.with_vocabulary(64), lambda _: initial)
 
 
 def test_both_lengths_count_and_a_slice_of_tpus_is_planned(tmp_path):

@@ -47,6 +47,7 @@ KERNELS = {
     LAYERS + "mlp/up/kernel": (1, (2,)),
     LAYERS + "mlp/down/kernel": (2, (1,)),
 }
+HEAD = "mlm/dense/kernel"
 
 
 def random_like(tree, seed):
@@ -150,9 +151,10 @@ def muon_updates(alone):
     return alone(MUON)
 
 
-def test_hidden_matrices_are_the_kernels_of_layers_with_the_embedding_on_one_side():
+def test_hidden_matrices_are_kernels_with_the_embedding_on_one_side():
     sides = {name: (s.reduction_axis, s.output_axis) for name, s in matrix_sides(AXES).items()}
-    assert sides == {name: ((embed,), others) for name, (embed, others) in KERNELS.items()}
+    kernels = {name: ((embed,), others) for name, (embed, others) in KERNELS.items()}
+    assert sides == {**kernels, HEAD: ((0,), (1,))}
     square = {"encoder": {"layers": {"kernel": ("layers", None, "mlp"), "bias": ("layers", "mlp")}}}
     ((name, side),) = matrix_sides(square).items()
     assert (name, side.reduction_axis, side.output_axis) == ("encoder/layers/kernel", (1,), (2,))
@@ -167,11 +169,18 @@ def test_muon_of_stacked_layers_is_muon_of_each(start, grads, muon_updates, name
             assert_near(named(muon_updates[step])[name][layer], expected[step], f"{name} {layer}")
 
 
+def test_muon_of_the_heads_dense_layer(start, grads, muon_updates):
+    history = [named(grad)[HEAD] for grad in grads]
+    expected = muon_of_one_layer(MUON, named(start)[HEAD], history, (1, (2,)))
+    for step in range(STEPS):
+        assert_near(named(muon_updates[step])[HEAD], expected[step], HEAD)
+
+
 def test_muon_leaves_all_else_to_adamw(start, alone, muon_updates):
     adamw = alone(replace(MUON, name="adamw"))
-    others = [name for name in named(start) if name not in KERNELS]
+    others = [name for name in named(start) if name not in (*KERNELS, HEAD)]
     assert "encoder/embeddings/token" in others
-    assert "mlm/dense/kernel" in others
+    assert "mlm/dense/bias" in others
     for a, b in zip(muon_updates, adamw, strict=True):
         for name in others:
             np.testing.assert_array_equal(named(a)[name], named(b)[name], err_msg=name)
@@ -248,7 +257,7 @@ def test_checkpoints_have_both_moments_but_of_muons_matrices(start, name):
     state = jax.eval_shape(optimizer.init, start)
     if isinstance(state, CountedState):  # optax's own state, whatever its entries
         return
-    without = KERNELS if name == "muon" else ()
+    without = (*KERNELS, HEAD) if name == "muon" else ()
     paths = [f"mu/{path}" for path in named(start)]
     paths += [f"nu/{path}" for path in named(start) if path not in without]
     assert list(named(state)) == ["num_updates", *paths]

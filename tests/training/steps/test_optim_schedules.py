@@ -7,17 +7,21 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import scaling
 from bert_jax.errors import UserError
 from bert_jax.training.steps.optim import (
+    OPTIMIZERS,
     SCHEDULES,
     OptimizerConfig,
     PhaseRate,
     learning_rate_schedule,
+    make_optimizer,
 )
+from bert_jax.training.steps.optim_parts import counted
 
 
 def rates(config, num_steps):
@@ -110,6 +114,20 @@ def test_a_schedule_is_what_its_entry_says(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "linear", lambda at: at.left**2)
     config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=0)
     np.testing.assert_allclose(rates(config, 2), [1.0, 0.25, 0.0], atol=1e-6)
+
+
+def test_a_recipe_may_register_an_optimizer(monkeypatch):
+    with pytest.raises(
+        UserError, match=r"optimizer\.name is 'sign'.* that the module of a recipe reg"
+    ):
+        OptimizerConfig(name="sign")
+    made = counted(optax.stateless(lambda grads, _: jax.tree.map(jnp.sign, grads)))
+    monkeypatch.setitem(OPTIMIZERS, "sign", lambda config, axes: made)
+    config = OptimizerConfig(name="sign", learning_rate=0.5, warmup_steps=0, schedule="constant")
+    optimizer, params = make_optimizer(config, 2, {"w": ("embed",)}), {"w": jnp.ones(2)}
+    steps, state = optimizer.update({"w": jnp.array([0.2, -0.3])}, optimizer.init(params), params)
+    np.testing.assert_allclose(steps["w"], [-0.5, 0.5])
+    assert int(state.num_updates) == 1
 
 
 @pytest.mark.parametrize(

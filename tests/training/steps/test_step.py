@@ -274,6 +274,13 @@ def test_the_state_is_donated(trained):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))
 
 
+@pytest.mark.parametrize("part", ["hidden", "attention", "embedding", "mlp"])
+def test_dropout_in_one_part_of_the_model_is_enough(part):
+    rates = {f"{name}_dropout_rate": 0.0 for name in ("hidden", "attention")}
+    config = with_model(CONFIG, replace(MODEL, **rates | {f"{part}_dropout_rate": 0.1}))
+    assert dropout_seed(config, config.seed, jnp.int32(0)) is not None
+
+
 def test_masks_and_dropout_change_with_step_seed_and_row():
     params, rows = jax.device_put(make_params()), make_masked_rows()
     row_index = rows["row_index"]

@@ -55,7 +55,7 @@ def test_the_text_says_what_is_known(sweep):
     lines = summary_lines(sweep)
     assert lines[:22] == [
         "accuracy x 100: best of the 2 evaluations of each run; a constant prediction gets 68.0",
-        "on dev, the set that chose the epoch; no test data are named (task.*.test)",
+        "on dev, the set that chose the epoch; no test data are named (task.test)",
         "failed: a run that is not above 72.0 at its last evaluation, or diverged",
         "init     rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
         "seconds",
@@ -114,7 +114,7 @@ def test_one_seed_and_percent():
     lines = summary_lines(summarise(outcomes, "f1"), percent=True)
     assert lines == [
         "f1: best evaluation of each run",
-        "on dev, the set that chose the epoch; no test data are named (task.*.test)",
+        "on dev, the set that chose the epoch; no test data are named (task.test)",
         "init    rate  runs  failed  lost  median     quartiles  best  mean  std  epoch  last  "
         "seconds",
         "wiki    3e-5     1       0     0    61.2  61.2 to 61.2  61.2  61.2    -      2  60.5  "

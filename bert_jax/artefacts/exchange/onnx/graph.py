@@ -54,14 +54,9 @@ class Graph:
         return self.op("Reshape", x, self.weight(name, list(sizes)))
 
     def affine(
-        self,
-        x: str,
-        path: str,
-        params: Mapping[str, Any],
-        name: str | None = None,
-        *,
+        self, x: str, path: str, params: Mapping[str, Any], name: str | None = None, *,
         num_inputs: int = 1,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Compute `x @ kernel` plus any bias; `num_inputs` counts the kernel's input axes."""
         kernel = np.asarray(params["kernel"])
         matrix = kernel.reshape(math.prod(kernel.shape[:num_inputs]), -1)
@@ -146,7 +141,7 @@ class Graph:
         if self.saved.outputs is not None:
             outputs |= self.head(x, pooled, params)
         if self.saved.embedding is not None:
-            outputs[self.embedding(x, params)] = ["batch", self.saved.vector_width]
+            outputs[self.embedding(x, params)] = ["batch", self.saved.vector_width()]
         return outputs
 
     def embeddings(self, params: Mapping[str, Any]) -> tuple[str, str]:
@@ -216,13 +211,9 @@ class Graph:
         return self.op("Add", self.op("Mul", x, cos), self.op("Mul", others, sin))
 
     def attention(
-        self,
-        x: str,
-        mask: str,
-        rotation: tuple[str, str] | None,
-        path: str,
+        self, x: str, mask: str, rotation: tuple[str, str] | None, path: str,
         params: Mapping[str, Any],
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Return the output of a layer's attention, before the residual sum."""
         config = self.config
         kv_heads = config.num_kv_heads or config.num_heads
@@ -289,11 +280,15 @@ class Graph:
         assert embedding is not None
         if embedding.pooling in ("mean", "mean_sqrt_len"):
             vectors = self.mean(x, root=embedding.pooling != "mean")
-        elif embedding.pooling == "max":
+        elif embedding.pooling in ("max", "splade"):
+            x = output_names(self.saved)["mlm"] if embedding.is_sparse else x
             mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.BOOL)
             mask = self.op("Unsqueeze", mask, self.weight("axis_2", [2]))
             states = self.op("Where", mask, x, self.weight("masked_score", MASKED_SCORE))
             vectors = self.op("ReduceMax", states, self.weight("axis_1", [1]), keepdims=0)
+            if embedding.is_sparse:
+                more = self.op("Add", self.op("Relu", vectors), self.weight("one_float", 1.0))
+                vectors = self.op("Log", more)
         elif embedding.pooling == "cls":
             vectors = self.op("Gather", x, self.weight("first", 0), axis=1)
         else:

@@ -154,10 +154,9 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
 
 
 def cost(
-    saved: SavedModel,
-    rows: Sequence[Sequence[int]],
+    saved: SavedModel, rows: Sequence[Sequence[int]],
     run: Callable[[proof.Batch], Mapping[str, np.ndarray]],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Measure how far the outputs of a program differ from the outputs of its source.
 
     Returns:

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class ParquetSource(Source):
             if self._field not in columns:
                 raise BadRecord(f"{self.name}: {missing_field(self._field, columns)}", "no-text")
             names = {self._field, *self.options.kept_names(columns)}
+            _check_once(f"{self.name}: the schema", columns, names)
             begin, end = self.part or (0, file.num_row_groups)
             sizes = [file.metadata.row_group(group).num_rows for group in range(end)]
             first, total = sum(sizes[:begin]) + 1, max(1, sum(sizes[begin:]))
@@ -84,17 +85,16 @@ class DelimitedSource(FileSource):
         if self.options.field not in header:
             told = f"{self.name}, line 1: {missing_field(self.options.field, header)}"
             raise BadRecord(told, "no-text")
+        used = self.options.field, *self.options.kept_names(header)
+        _check_once(f"{self.name}, line 1: the header", header, used)
         for line, row in records:
             if isinstance(row, BadRecord):
                 yield row
             elif len(row) == len(header):
                 yield self._row(dict(zip(header, row, strict=True)), line)
             elif row:
-                told = (
-                    f"{len(row)} fields where the header has {len(header)}; a text with a "
-                    f"{'comma' if quoting else 'tab'} "
-                    f"{'must be in double quotes' if quoting else 'counts as two fields'}"
-                )
+                rule = "comma must be in double quotes" if quoting else "tab counts as two fields"
+                told = f"{len(row)} fields where the header has {len(header)}; a text with a {rule}"
                 yield self._bad(line, told, "malformed", f"{row}")
 
     def _quoted(self) -> Iterator[tuple[int, list[str] | BadRecord]]:
@@ -135,6 +135,14 @@ class DelimitedSource(FileSource):
                 again.extendleft(reversed(row[1:]))
                 first, spoiled = first + 1, None
                 row.clear()
+
+
+def _check_once(what: str, columns: Sequence[str], names: Iterable[str]) -> None:
+    """Raise a BadRecord if one of `names` occurs several times in `columns`."""
+    for name in names:
+        if (count := columns.count(name)) > 1:
+            told = f"{what} has {name!r} {count} times; rename all but one"
+            raise BadRecord(told, "no-text")
 
 
 def _fields(line: str | BadRecord) -> list[str] | BadRecord:

@@ -14,19 +14,19 @@ from typing import Any
 
 from bert_jax.data.corpus.cleaning.clean import Drops
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
-from bert_jax.data.corpus.documents import ReadOptions, Source
-from bert_jax.data.corpus.intake import BAD_SAMPLES, QUARANTINE, DropReport
+from bert_jax.data.corpus.documents import Head, ReadOptions, Source
+from bert_jax.data.corpus.intake import BAD_SAMPLES, MARKS, QUARANTINE, DropReport
 from bert_jax.data.corpus.passes import Pass, Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded.duplicates import find_duplicates, read_drops, scan
 from bert_jax.data.corpus.sharded.engine import SHARD_BYTES, Engine, Task, plan_tasks
 from bert_jax.data.corpus.sharded.shuffle import RANGE_BYTES
-from bert_jax.data.corpus.sharded.workspace import MARKS, Workspace
+from bert_jax.data.corpus.sharded.workspace import Workspace
 from bert_jax.data.store import ARRAYS, COUNTS, ShardEntry, open_shard, read_manifest
 from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
 
-_FORMAT = 5
+_FORMAT = 6
 """Version of the code that makes shards. Tasks that another version completed are run again."""
 
 
@@ -75,9 +75,8 @@ def make_shard(
         def place(corpus: str, part: str) -> Path:
             return root / corpus / part / "shards" / task.name
 
-        with Pass(
-            job.recipe, place, thresholds=job.thresholds, drops=drops, samples=job.samples
-        ) as made:
+        made = Pass(job.recipe, place, thresholds=job.thresholds, drops=drops, samples=job.samples)
+        with made:
             made.run(task.sources, num_workers, lambda: advance(task))
             shards = made.finish()
             mark = {
@@ -86,6 +85,7 @@ def make_shard(
                 "corpora": {name: vars(each) for name, each in made.written().items()},
                 "report": vars(made.report),
                 "bad": vars(made.bad),
+                "on_bad": task.on_bad if made.bad.documents else None,
                 "sources": made.sources,
                 "tallies": {name: each.as_json() for name, each in made.tallies.items()},
             }
@@ -94,17 +94,10 @@ def make_shard(
 
 
 def build_shards(
-    recipe: Recipe,
-    tasks: Sequence[Task],
-    workspace: Workspace,
-    engine: Engine,
-    *,
-    drops: Workspace | None = None,
-    samples: int = 0,
-    options: ReadOptions | None = None,
-    progress: bool = True,
-    provenance: Provenance | None = None,
-) -> Built:
+    recipe: Recipe, tasks: Sequence[Task], workspace: Workspace, engine: Engine, *,
+    drops: Workspace | None = None, samples: int = 0, options: ReadOptions | None = None,
+    progress: bool = True, provenance: Provenance | None = None,
+) -> Built:  # fmt: skip
     """Run the tasks that are not complete, and write the manifests of all corpora.
 
     The result depends neither on the engine nor on what earlier builds left in the workspace. Raise
@@ -130,7 +123,9 @@ def build_shards(
             break
         thresholds |= better
     if not any(each.train + each.heldout for each in built.written.values()):
-        raise UserError("the texts in the sources contain no tokens, so the corpus is empty.")
+        dropped = ", ".join(f"{n:,} {why}" for why, n in built.report.documents.most_common())
+        which = f"are dropped ({dropped}) or" if dropped else "in the sources"
+        raise UserError(f"the texts {which} contain no tokens, so the corpus is empty.")
     stores: dict[tuple[str, str], list[ShardEntry]] = {}
     for mark in marks:
         for corpus, part, entry in mark["shards"]:
@@ -162,7 +157,7 @@ def build_shards(
                 for number in range(len(entries)):
                     open_shard(store, number, check=False)  # raises if a file is missing
         built.bad.write_samples(root / QUARANTINE)
-        for corpus in built.written:
+        for corpus in {corpus for corpus, _ in stores}:  # filters may drop a whole corpus
             write_datasheet(root / corpus)
     workspace.remove(MARKS)
     return built
@@ -194,9 +189,7 @@ def _scan_task(
     del advance  # a scan reads far ahead of its work, so the bytes read do not show progress
     with space.scratch() as root:
         (root / MARKS / f"{task.name}.json").unlink(missing_ok=True)
-        texts = (
-            document.text for source in task.sources for document in source.documents(gaps=True)
-        )
+        texts = (each.text for source in task.sources for each in source.documents(gaps=True))
         found = scan(texts, recipe.cleaning, root, task.number, num_workers=num_workers)
     mark = {"key": _scan_key(recipe, task), "scan": found}
     space.write_mark(task.name, mark)
@@ -209,14 +202,16 @@ def _run(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
-    A task is complete if its mark in `space` contains the key `key(task)`. If a local engine has
-    fewer incomplete tasks than processes, the tasks run one by one, each with all processes.
-
-    Returns:
-        Marks of all tasks, in the order of `tasks`.
+    A task is complete if its mark in `space` contains the key `key(task)` and, with bad records,
+    the reaction `task.on_bad`. If a local engine has fewer incomplete tasks than processes, the
+    tasks run one by one, each with all processes. Return all marks, in the order of `tasks`.
     """
+
+    def is_complete(task: Task, mark: Mapping[str, Any]) -> bool:
+        return mark.get("key") == key(task) and mark.get("on_bad") in (None, task.on_bad)
+
     marks = space.marks()
-    todo = [task for task in tasks if marks.get(task.name, {}).get("key") != key(task)]
+    todo = [task for task in tasks if not is_complete(task, marks.get(task.name, {}))]
     done = 0
     size = sum(task.size for task in todo)
     bar = progress_bar(of=description, unit="B", total=size, shown=progress)
@@ -266,6 +261,7 @@ class Estimate:
     def lines(self, num_workers: int) -> list[str]:
         """Return the lines of a readable estimate."""
         hours = self.processor_seconds / 3600
+        count = f"{num_workers} process{'es' * (num_workers != 1)}"
         return [
             f"estimate from {self.sampled / 1e6:,.1f} MB of {self.total / 1e6:,.1f} MB "
             f"({min(self.sampled / self.total, 1):.2%} of the sources); nothing is built",
@@ -273,11 +269,11 @@ class Estimate:
             f"  text             {self.text_bytes / 1e6:,.1f} MB",
             f"  tokens           {self.tokens:,}",
             f"  store            {self.store_bytes / 1e6:,.1f} MB in {self.shards:,} shard(s)",
-            f"  processor hours  {hours:,.3g} (with {num_workers} processes like this one: "
+            f"  processor hours  {hours:,.3g} (with {count} like this one: "
             f"{hours / num_workers:,.3g} hours)",
             f"  memory           {self.process_bytes / 2**30:.2f} GiB a process, "
-            f"{self.process_bytes * (num_workers + 1) / 2**30:.2f} GiB with {num_workers} of them "
-            "on one machine",
+            f"{self.process_bytes * (num_workers + 1) / 2**30:.2f} GiB with {count} on one "
+            "machine",
         ]
 
 
@@ -292,49 +288,63 @@ def estimate_corpus(
     input is bad, or the sample contains no tokens.
     """
     tasks = plan_tasks(sources, shard_bytes)
-    sample = _sample(sources, sample_bytes)
+    # Each source of examples has its own scale: one source's examples are larger than another's.
+    sets = [[each] for each in sources if each.unit == "examples"]
+    groups = [[each for each in sources if each.unit != "examples"], *sets]
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as name:
-        directory = Path(name)
-        begin = time.process_time()
-        if recipe.cleaning.needs_scan:
-            texts = (document.text for head in sample for document in head.documents())
-            scan(texts, recipe.cleaning, directory, 0)
-        with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
-            made.run(sample)
-            seconds = time.process_time() - begin
-            tokens = sum(entry.num_tokens for entry in made.finish().values())
-            documents = sum(source["documents"] for source in made.sources)
-        files = (file for name in ARRAYS for file in directory.glob(f"*/{name}.bin"))
-        store_bytes = sum(file.stat().st_size for file in files)
-    total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
-    if not tokens or not sampled:
-        raise UserError("the sample of the sources contains no tokens.")
-    scale = max(1.0, total / sampled)
+        parts = [
+            _sampled(group, recipe, sample_bytes, Path(name, f"{number}"))
+            for number, group in enumerate(filter(None, groups))
+        ]
+    sums = {field: sum(part[field] for part in parts) for field in parts[0]}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
         memory += 10 * RANGE_BYTES
+    estimate = Estimate(**sums, process_bytes=memory, shards=len(tasks))
+    if not estimate.tokens or not estimate.sampled:
+        raise UserError("the sample of the sources contains no tokens.")
+    return estimate
+
+
+def _sampled(
+    sources: Sequence[Source], recipe: Recipe, sample_bytes: int, directory: Path
+) -> dict[str, Any]:
+    """Build a sample of sources that share one scale; return fields of `Estimate`, by name."""
+    directory.mkdir()
+    sample, begin = _sample(sources, sample_bytes), time.process_time()
+    if recipe.cleaning.needs_scan:
+        texts = (document.text for head in sample for document in head.documents())
+        scan(texts, recipe.cleaning, directory, 0)
+    with Pass(recipe, lambda corpus, part: directory / f"{corpus}-{part}") as made:
+        made.run(sample)
+        seconds = time.process_time() - begin
+        tokens = sum(entry.num_tokens for entry in made.finish().values())
+        documents = sum(source["documents"] for source in made.sources)
+    store_bytes = sum(f.stat().st_size for n in ARRAYS for f in directory.glob(f"*/{n}.bin"))
+    total, sampled = sum(each.size for each in sources), sum(each.bytes_read for each in sample)
     text_bytes = sum(each.text_bytes for each in made.written().values())
-    return Estimate(
-        total, sampled, int(documents * scale), int(tokens * scale), int(text_bytes * scale),
-        int(store_bytes * scale), seconds * scale, memory, len(tasks),
-    )  # fmt: skip
+    scale = max(1.0, total / max(1, sampled))
+    return {
+        "total": total, "sampled": sampled, "documents": int(scale * documents),
+        "tokens": int(scale * tokens), "text_bytes": int(scale * text_bytes),
+        "store_bytes": int(scale * store_bytes), "processor_seconds": scale * seconds,
+    }  # fmt: skip
 
 
 def _sample(sources: Sequence[Source], sample_bytes: int) -> list[Source]:
     """Return parts of the sources, about `sample_bytes` in all, spread evenly over all sources."""
     total = sum(source.size for source in sources)
     if total <= sample_bytes:
-        # A source of size 0 counts examples, and knows their number only once it is open.
-        return [source if source.size else source.head(_ROWS) for source in sources]
+        # A source of examples knows their number only once it is open.
+        return [Head(each, _ROWS) if each.unit == "examples" else each for each in sources]
     wanted = [total * (2 * number + 1) // (2 * _PIECES) for number in range(_PIECES)]
     pieces: list[Source] = []
     begin = 0
     for source in sources:
         mine = [at for at in wanted if begin <= at < begin + source.size]
         begin += source.size
-        if not mine:
-            continue
-        parts = source.divided(max(1, source.size // len(mine)))[: len(mine)]
-        limit = sample_bytes * len(mine) // (_PIECES * len(parts))
-        pieces += [part.head(max(1, limit)) for part in parts]
+        if mine:
+            parts = source.divided(max(1, source.size // len(mine)))[: len(mine)]
+            limit = sample_bytes * len(mine) // (_PIECES * len(parts))
+            pieces += [part.head(max(1, limit)) for part in parts]
     return pieces

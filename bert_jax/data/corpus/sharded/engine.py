@@ -37,6 +37,11 @@ class Task:
         """Sum of the sources' sizes in bytes, or in examples for a source that counts examples."""
         return sum(source.size for source in self.sources)
 
+    @property
+    def on_bad(self) -> list[str | None]:
+        """Reactions of the sources to bad records; `identity` does not include them."""
+        return [each.options.on_bad if each.options else None for each in self.sources]
+
     def identity(self) -> list[dict[str, Any]]:
         """Return values that identify the task's documents, without reading the documents."""
         return [source.identity() for source in self.sources]
@@ -126,11 +131,9 @@ class RayEngine(Engine):
             if colon:
                 socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
             found = ray.init(
-                address=address or "local",
-                **({} if address else options),
-                log_to_driver=False,
-                logging_level="WARNING",
-            )
+                address=address or "local", **({} if address else options),
+                log_to_driver=False, logging_level="WARNING",
+            )  # fmt: skip
             head = (address if colon else None) or found.address_info["gcs_address"]
             self._head: str = head.removeprefix("ray://")
         except Exception as error:  # Ray's errors have no common class

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from bert_jax.data.corpus.intake import QUARANTINE
-from bert_jax.data.store import is_store
+from bert_jax.data.corpus.intake import MARKS, QUARANTINE
+from bert_jax.data.store import ARRAYS, COUNTS, is_store
 from bert_jax.errors import UserError
 from bert_jax.files.claims import bucket_claims
 from bert_jax.files.lease import Lease, Times
@@ -29,10 +29,13 @@ from bert_jax.files.staging import StagedDirectory, disk_full, replace_file
 from bert_jax.files.untrusted.json_file import parse_json
 from bert_jax.files.urls import failures_named, file_system, is_url, upload
 
+_OWN = re.compile(
+    rf"{MARKS}/\d{{5,}}\.json|{QUARANTINE}/[\w-]+\.jsonl|([\w-]+/)?(train|heldout)/(corpus\.json|"
+    rf"shards/\d{{5,}}/({'|'.join((*ARRAYS, COUNTS))})\.bin)"
+)
+"""Names of files that a build may remove. A directory in a bucket may also hold a user's files."""
 _TIMES = Times(patience=30.0)
 """Times of the lease on a bucket. Patience is short, since a stopped build has nothing to save."""
-MARKS = "tasks"
-"""Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 
 
 class Part(NamedTuple):
@@ -47,7 +50,7 @@ class Workspace:
     """A picklable directory that all processes of a build access: on a shared disk, or a URL."""
 
     def __init__(self, place: str | Path) -> None:
-        self.place = str(place).rstrip("/")
+        self.place = str(place).rstrip("/") if is_url(place) else f"{Path(place).absolute()}"
         self.local = None if is_url(self.place) else Path(self.place)
         """Directory of the workspace; None in a bucket."""
 
@@ -94,25 +97,25 @@ class Workspace:
     def marks(self) -> dict[str, Any]:
         """Return the marks of complete tasks by name. A task whose mark is damaged is left out."""
         found = dict[str, Any]()
-        for name in (Path(key).name for key in self._find(MARKS)):
+        for name in self._find(MARKS):
             with contextlib.suppress(UserError):
-                mark = parse_json(self.read(f"{MARKS}/{name}") or b"", where=name)
+                mark = parse_json(self.read(name) or b"", where=name)
                 found |= {Path(name).stem: mark} if isinstance(mark, dict) else {}
         return found
 
     def write_mark(self, name: str, mark: dict[str, Any]) -> None:
         """Mark a task as complete; its files must have been written."""
         with self.scratch() as root:
-            replace_file(root / MARKS / f"{name}.json", json.dumps(mark).encode())
+            data = json.dumps(mark, ensure_ascii=False).encode(errors="replace")
+            replace_file(root / MARKS / f"{name}.json", data)
 
     def keep_only(self, shards: Sequence[str]) -> None:
-        """Remove all shards except `shards`, such as shards that earlier builds left behind."""
+        """Remove what earlier builds left behind: shards except `shards`, and bad records."""
         if self.local is None:
-            kept = tuple(f"{self._key(each)}/" for each in shards)
-            for key in self._find():
-                name = key.removeprefix(f"{self._key()}/")
-                if re.search(r"(^|/)shards/", name) and not key.startswith(kept):
-                    self._files().rm_file(key)
+            kept = tuple(f"{each}/" for each in (*shards, MARKS))
+            for name in self._find():
+                if not name.startswith(kept):
+                    self._files().rm_file(self._key(name))
             return
         stays = {self.local / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
@@ -122,8 +125,11 @@ class Workspace:
                     shutil.rmtree(path)
 
     def remove(self, name: str = "") -> None:
-        """Remove a directory of the workspace, by default all of the workspace."""
-        if self._files().exists(self._key(name)):
+        """Remove all of the workspace, or a directory; in a bucket, only a build's files in it."""
+        if name and self.local is None:
+            for each in self._find(name):
+                self._files().rm_file(self._key(each))
+        elif self._files().exists(self._key(name)):
             self._files().rm(self._key(name), recursive=True)
 
     def lease(self) -> Lease:
@@ -133,9 +139,10 @@ class Workspace:
         return Lease(claims, self.place, _TIMES, say=say, writer="build", place="directory")
 
     def _find(self, name: str = "") -> list[str]:
-        """Return the keys below a directory; [] if it does not exist."""
-        files, key = self._files(), self._key(name)
-        return list(files.find(key)) if files.exists(key) else []
+        """Return the names of a build's files in a directory; [] if it does not exist."""
+        files, key, start = self._files(), self._key(name), len(self._key()) + 1
+        names = (each[start:] for each in files.find(key)) if files.exists(key) else ()
+        return list(filter(_OWN.fullmatch, names))
 
     def _files(self) -> Any:
         return fsspec.filesystem("file") if self.local else file_system(self.place)
@@ -146,20 +153,21 @@ class Workspace:
 
 def is_corpora(path: Path) -> bool:
     """Return true if `path` is a corpus, or a directory of corpora as `--by-column` makes it."""
-    if is_store(path / "train"):
-        return True
     found = [each for each in path.glob("*") if each.name != QUARANTINE]
-    return bool(found) and all(is_store(each / "train") for each in found)
+    return is_store(path / "train") or (bool(found) and all(is_store(p / "train") for p in found))
 
 
 @contextlib.contextmanager
 def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterator[Workspace]:
     """Yield the workspace of a build, which becomes the corpus `out` if the `with` block succeeds.
 
-    If the block fails and `resume` is set, complete tasks are kept for the next build. Raise a
-    UserError if `out` may not be replaced, or cannot be written, or another build uses it.
+    If the block fails and `resume` is set, complete tasks are kept for the next build. A local
+    build also resumes if an earlier build left `OUT.unfinished`. Raise a UserError if `out` may not
+    be replaced, or cannot be written, or another build uses it.
     """
     if not is_url(out):
+        # A build that does not resume would leave the directory of an earlier build behind.
+        resume = resume or Path(f"{out}.unfinished").is_dir()
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
             space = Workspace(staged.path)
             try:
@@ -180,15 +188,12 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
         with failures_named(f"cannot write {out}", str(out)):
             while not lease.take():
                 time.sleep(_TIMES.poll)
-            manifest = re.compile(r".*/(train|heldout)/corpus\.json")
-            there = list(filter(manifest.fullmatch, bucket._find()))
+            there = [name for name in bucket._find() if name.endswith("/corpus.json")]
             if there and not overwrite:
-                raise UserError(
-                    f"{out} already exists and is complete. Name another place, or ask for it to "
-                    "be overwritten (--overwrite)."
-                )
-            for key in there:  # without manifests the old corpus no longer counts
-                file_system(bucket.place).rm_file(key)
+                how = "Name another place, or ask for it to be overwritten (--overwrite)."
+                raise UserError(f"{out} already exists and is complete. {how}")
+            for name in there:  # without manifests the old corpus no longer counts
+                file_system(bucket.place).rm_file(bucket._key(name))
         yield bucket
     finally:
         lease.release()

@@ -1,10 +1,13 @@
 """The search as a program gives the translations of the model, from its files alone."""
 
+import ast
 import dataclasses
 import json
 import runpy
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -83,6 +86,21 @@ def test_the_example_translates_from_the_files_alone(
     known = [at for at, text in enumerate(answers) if "<unk>" not in text]  # it has other names
     assert len(known) > 1
     assert [printed[at] for at in known] == [answers[at] for at in known]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [(">> a", ["<s>", ">> a"]), (">>x<< a", [">>x<<", "<s>", " a"]), (">a", ["<s>", ">a"])],
+)
+def test_the_example_takes_only_a_whole_code_from_a_text(text, tokens):
+    """The function, without its file's imports; the stand-in's one piece is the text."""
+    nodes = ast.walk(ast.parse(EXAMPLE.read_text()))
+    (function,) = (each for each in nodes if getattr(each, "name", "") == "encode")
+    source = SimpleNamespace(encode=lambda text, out_type: ["<s>", text])
+    ids = defaultdict(lambda: 0, {token: token for token in ["</s>", *tokens]})
+    names = {"source": source, "ids": ids}
+    exec(compile(ast.Module([function], []), str(EXAMPLE), "exec"), names)  # noqa: S102
+    assert names["encode"](text) == [*tokens, "</s>"]
 
 
 def test_other_weights_are_found(saved, tmp_path):

@@ -43,7 +43,7 @@ def test_options_become_rules_and_their_record():
         (["--drop-near-duplicates=0.8"], "--drop-near-duplicates is now --drop-duplicates near"),
         (["--language=de:0"], "--language de:0: the probability"),
         (["--language-threshold", "0.5"], "--language-threshold is now --language CODE:P"),
-        (["--keep-dropped", "out"], "--keep-dropped has nothing to write"),
+        (["--keep-dropped", "out"], "--keep-dropped works only with an option that"),
         (["--filter", "gophers"], "Did you mean 'gopher'"),
     ],
 )

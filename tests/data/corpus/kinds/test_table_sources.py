@@ -1,12 +1,14 @@
-"""CSV and TSV as sources."""
+"""CSV, TSV and parquet as sources."""
 
 import gzip
 
 import pytest
 
 from bert_jax.data.corpus.documents import ReadOptions
+from bert_jax.data.corpus.kinds import tables
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
+from bert_jax.files.tfds import PreparedSplit
 
 
 def read(path, **options):
@@ -38,12 +40,19 @@ def test_tsv_keeps_quotes(tmp_path):
         ("a.csv", 'text,n\na,1\n"b"x,2\n', "line 3: a stray quote"),
         ("a.csv", "", "line 1: no field 'text'; the fields present are none"),
         ("a.csv", "text\n", "holds no text"),
+        ("a.tsv", "text\ttext\na\tb\n", "line 1: the header has 'text' 2 times; rename all"),
     ],
 )
 def test_bad_tables(tmp_path, name, data, message):
     (tmp_path / name).write_text(data)
     with pytest.raises(UserError, match=message):
         read(tmp_path / name)
+
+
+def test_a_kept_column_that_is_there_twice(tmp_path):
+    (tmp_path / "a.csv").write_text("text,lang,n,n,lang\na,de,1,2,en\n")
+    with pytest.raises(UserError, match=r"a\.csv, line 1: the header has 'lang' 2 times; rename"):
+        read(tmp_path / "a.csv", keep=("lang",))
 
 
 def test_a_field_too_long(tmp_path):
@@ -61,3 +70,26 @@ def test_fields_of_json_and_parquet(tmp_path):
     assert read(tmp_path / "a.jsonl", keep=("lang",)) == [("a", {"lang": "de"}), ("b", {})]
     pq.write_table(pa.table({"text": ["a", None], "lang": ["de", "en"]}), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", keep=("lang", "no")) == [("a", {"lang": "de"})]
+
+
+def test_fields_of_bytes_become_text(tmp_path, monkeypatch):
+    """TFDS and columns of some parquet files have bytes for texts."""
+    examples = [{"text": b"a", "lang": "d\u00e9".encode(), "n": 1}, {"text": b"b", "lang": b"\xff"}]
+    prepared = PreparedSplit({}, examples, "1.0.0")
+    monkeypatch.setattr(tables, "open_tfds", lambda *_: prepared)
+    found = [("a", {"lang": "d\u00e9", "n": 1}), ("b", {"lang": "\ufffd"})]
+    assert read("tfds:made", keep=("lang", "n")) == found
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": ["a"], "lang": [b"de"]}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", keep=("*",)) == [("a", {"lang": "de"})]
+
+
+def test_parquet_columns_of_the_same_name(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = [pa.array([each]) for each in ("a", "de", "en", 1, 2)]
+    names = ["text", "lang", "lang", "n", "n"]
+    parquet.write_table(pa.Table.from_arrays(columns, names), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [("a", {})]
+    for options in ({"keep": ("lang",)}, {"field": "lang"}):
+        with pytest.raises(UserError, match=r"a\.parquet: the schema has 'lang' 2 times; rename"):
+            read(tmp_path / "a.parquet", **options)

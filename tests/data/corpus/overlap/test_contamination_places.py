@@ -126,7 +126,7 @@ def test_words_counted_on_an_engine_give_the_vocabulary_of_one_process(
     [
         (["--engine=local", "--kind=bpe"], "--engine counts words for --kind wordpiece; the train"),
         (["--engine=local", "--max-mb=256"], "--max-mb limits a sample; leave out one of them"),
-        (["--num-workers=2"], "--num-workers needs --engine"),
+        (["--num-workers=2"], "--num-workers works only with --engine"),
         (["--engine=dask"], "there is no engine 'dask'"),
     ],
 )
@@ -140,14 +140,15 @@ def test_what_an_engine_does_not_do_for_a_tokenizer_is_refused(
     assert not out.exists()
 
 
-def test_bad_records_of_all_tasks_count_together(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("on", [["--engine=local", "--num-workers=1"], []])
+def test_bad_records_of_all_tasks_count_together(tmp_path, monkeypatch, capsys, on: list[str]):
     """A task has few records: a share of them says nothing."""
     lines = [f'{{"text": "word{number % 7} and more"}}' for number in range(2000)]
     lines[::25] = ["{"] * 80
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(build, "_COUNTED_BYTES", 12_000)
-    how = ["tokenizer", f"--input={tmp_path}/a.jsonl", "--vocab-size=50", "--engine=local",
-           "--num-workers=1", f"--out={tmp_path}/out"]  # fmt: skip
+    out = f"--out={tmp_path}/out"
+    how = ["tokenizer", f"--input={tmp_path}/a.jsonl", "--vocab-size=50", out, *on]
     assert main([*how, "--on-bad=skip"]) == 2
     assert "80 of 2,000 records are bad" in capsys.readouterr().err
     assert main([*how, "--on-bad=skip:0.05"]) == 0

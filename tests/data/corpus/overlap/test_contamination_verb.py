@@ -40,6 +40,14 @@ def corpus(tmp_path) -> Path:
     return tmp_path / "corpus"
 
 
+def test_a_corpus_may_be_named_like_its_training_part(corpus, tmp_path):
+    place = corpus.rename(tmp_path / "train")
+    spec = put(tmp_path / "eval.txt", " ".join(DRAW.choices(LETTERS, k=20)))
+    for name in (place, place / "train"):
+        assert main(["contamination", f"{name}", "--against", spec, "--num-workers=1"]) == 0
+    assert len(reports_of(place / "train")) == 1
+
+
 def test_evaluation_texts_are_found_across_sentences(corpus, tmp_path, capsys):
     document = [word for sentence in DOCUMENTS[3] for word in sentence]
     seen = " ".join(document[20:50]).upper().replace("A", "Á")  # the tokenizer drops both
@@ -72,6 +80,14 @@ def test_reports_are_found_from_a_run(corpus, tmp_path):
     (report,) = reports_on_ancestors(run)
     (shares,) = report.shares().values()
     assert shares.tolist() == [1]
+    for field, reports in (("init", 1), ("distil.teacher", 0), ("sweep.baseline", 0)):
+        section, _, name = field.partition(".")  # a student has not read its teacher's text
+        other = {section: {name: f"{run}"} if name else f"{run}"}
+        put(tmp_path / field / "config.json", json.dumps({**record, "config": other}))
+        assert len(reports_on_ancestors(tmp_path / field)) == reports
+    other = {"distil": {"teacher": f"{run}", "from_teacher": True}}  # has the teacher's weights
+    put(tmp_path / "student" / "config.json", json.dumps({**record, "config": other}))
+    assert len(reports_on_ancestors(tmp_path / "student")) == 1
     record["corpus"] = "another fingerprint"
     put(run / "config.json", json.dumps(record))
     assert not reports_on_ancestors(run)
@@ -124,6 +140,7 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
         ([], "required: --against"),
         (["--against", "none.txt"], "none.txt does not exist"),
         (["--against", "heldout", "--similarity=0.3"], "--similarity is 0.3"),
+        (["--against", "a.txt", "--similarity=0.7"], "--similarity works only with --against held"),
         (["--against", "a.txt", "--against", "b.txt", "--out=c.json"], "--out names one file"),
     ],
 )

@@ -15,6 +15,7 @@ from word_tokenizer import WordTokenizer
 
 from bert_jax.data.corpus.build import build_corpora
 from bert_jax.data.corpus.cleaning.clean import CleaningConfig
+from bert_jax.data.corpus.documents import ReadOptions
 from bert_jax.data.corpus.passes import Recipe
 from bert_jax.data.corpus.sharded import shuffle, workspace
 from bert_jax.data.corpus.sharded.engine import Engine
@@ -114,6 +115,36 @@ def test_a_corpus_in_a_bucket(bucket, local, tmp_path, shard_bytes):
     build(f"{bucket}/raw/*", out, recipe, shard_bytes=shard_bytes, overwrite=True)
     _, heldout = fetched(out, tmp_path / "again")
     assert heldout.num_documents > local.heldout.num_documents
+
+
+def test_a_build_removes_only_its_own_files(bucket):
+    """A directory of a bucket may hold the input of the build, and other files of the user."""
+    out = f"{bucket}/mine"
+    mine = {
+        "shards/0.txt", "web/shards/00000/a.txt", "train/shards/README", "train/shards/00000/a.bin",
+        "tasks/00000.json.gz", "tasks/plan.json", "duplicates/a.txt",
+        "duplicates/scans/00000/ends.bin", "a/b/train/corpus.json",
+    }  # fmt: skip
+    for name in mine:
+        files().pipe_file(f"{out}/{name}", TEXTS[1].encode())
+    recipe = replace(RECIPE, cleaning=CleaningConfig(duplicate_paragraphs=True))
+    build(f"{out}/shards/*", out, recipe)
+    first = names(out)
+    build(f"{out}/shards/*", out, overwrite=True, shard_bytes=1 << 30)
+    for there, several in ((first, True), (names(out), False)):
+        assert mine < there
+        assert {name.split("/")[0] for name in there - mine} == {"train", "heldout", "CORPUS.md"}
+        assert ("train/shards/00001/tokens.bin" in there) == several
+
+
+def test_bad_records_of_a_replaced_build_do_not_stay(bucket):
+    files().pipe_file("corpora/torn.jsonl", b'{"text": "A text has words."}\n{\n')
+    out, how = f"{bucket}/torn", ReadOptions(on_bad="quarantine", most_bad=0.5)
+    build(f"{bucket}/torn.jsonl", out, options=how)
+    assert "quarantine/malformed.jsonl" in names(out)
+    files().pipe_file(f"{out}/quarantine/notes.txt", b"")
+    build(f"{bucket}/raw/*", out, overwrite=True)
+    assert {name for name in names(out) if "quarantine" in name} == {"quarantine/notes.txt"}
 
 
 def test_a_build_that_ended_early_is_continued(bucket, local, tmp_path):
@@ -226,7 +257,7 @@ def test_duplicates_are_sought_in_any_place(bucket, tmp_path, monkeypatch, place
     out = f"{bucket}/{place}"
     build(f"{bucket}/repeated/in.txt", out, recipe, scratch=scratch)
     assert not files().exists("corpora/scratch")
-    assert not any(name.startswith(("duplicates/", "tasks/")) for name in names(out))
+    assert not any(name.startswith(("duplicates", "tasks/")) for name in names(out))
     train, heldout = fetched(out, tmp_path / "fetched")
     assert train.meta["dropped"] == {"duplicate": 10}
     assert train.fingerprint == here.train.fingerprint

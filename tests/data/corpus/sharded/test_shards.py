@@ -1,12 +1,15 @@
 """A corpus of several shards: the same for any number of workers and after any end."""
 
+import bz2
 import contextlib
+import gzip
 import itertools
 import json
 import resource
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_texts import make_text
 from word_tokenizer import Failing, WordTokenizer
@@ -14,6 +17,8 @@ from word_tokenizer import Failing, WordTokenizer
 from bert_jax.data.corpus import passes
 from bert_jax.data.corpus.build import build_corpora, build_corpus
 from bert_jax.data.corpus.cleaning.clean import CleaningConfig
+from bert_jax.data.corpus.documents import Head
+from bert_jax.data.corpus.kinds import tables
 from bert_jax.data.corpus.passes import Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded import build as shard_build
 from bert_jax.data.corpus.sharded.build import estimate_corpus
@@ -23,6 +28,7 @@ from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
 from bert_jax.files.staging import StagedDirectory
+from bert_jax.files.tfds import PreparedSplit
 
 SHARD_BYTES = 10_000
 CORPUS = ["CORPUS.md", "heldout", "train"]
@@ -118,6 +124,24 @@ def test_a_build_that_ended_early_is_continued(texts, tmp_path, made):
     assert again.train.fingerprint == whole.train.fingerprint
     assert left(tmp_path) == ["out", "whole"]
     assert not (tmp_path / "out" / "tasks").exists()
+
+
+def test_a_build_of_one_task_leaves_no_earlier_build_behind(texts, tmp_path):
+    bad = tmp_path / "in" / "3.txt"
+    bad.write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=r"3\.txt, line 1: not UTF-8"):
+        build(texts, tmp_path / "out")
+    bad.unlink()
+    assert left(tmp_path) == ["out.unfinished"]
+    found = build(texts, tmp_path / "out", shard_bytes=1 << 30)
+    assert left(tmp_path) == ["out"]
+    assert (
+        found.train.fingerprint
+        == build(texts, tmp_path / "whole", shard_bytes=1 << 30).train.fingerprint
+    )
+    assert sorted(path.name for path in (tmp_path / "out" / "train" / "shards").iterdir()) == [
+        path.name for path in (tmp_path / "whole" / "train" / "shards").iterdir()
+    ]
 
 
 def test_the_bar_moves_inside_a_task(texts, tmp_path, monkeypatch):
@@ -258,6 +282,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     [
         ('{"text": "a"}', r"a\.jsonl, document 121: no field 'lang', which --by-column names"),
         ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which cannot name a corpus"),
+        ('{"text": "a", "lang": "tasks"}', "'tasks', which .* none of tasks, duplicates, quaran"),
     ],
 )
 def test_bad_fields(by_language, tmp_path, line, message):
@@ -286,8 +311,10 @@ def test_duplicates_are_dropped_across_shards(texts, tmp_path, shard_bytes):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == CORPUS
 
 
-def test_what_was_read_for_duplicates_is_not_read_again(texts, tmp_path, monkeypatch):
+@pytest.mark.parametrize("scratch", [None, "shared"])
+def test_what_was_read_for_duplicates_is_not_read_again(texts, tmp_path, monkeypatch, scratch):
     recipe = replace(RECIPE, cleaning=CleaningConfig(duplicates=True))
+    shared = scratch and tmp_path / scratch
 
     def ends_early(*_):
         raise UserError("the machine goes down")
@@ -295,9 +322,10 @@ def test_what_was_read_for_duplicates_is_not_read_again(texts, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(shard_build, "make_shard", ends_early)
         with pytest.raises(UserError, match="goes down"):
-            build(texts, tmp_path / "out", recipe)
+            build(texts, tmp_path / "out", recipe, scratch=shared)
+    build(texts, tmp_path / "other", recipe, scratch=shared)
     monkeypatch.setattr(shard_build, "scan", lambda *_, **__: pytest.fail("read again"))
-    build(texts, tmp_path / "out", recipe)
+    build(texts, tmp_path / "out", recipe, scratch=shared)
 
 
 @pytest.mark.parametrize("filters", [(), ("words=999:",)])  # of the build before
@@ -373,6 +401,29 @@ def test_a_small_corpus_holds_out_two_documents_or_none(heldout, smallest, expec
     assert better_thresholds(replace(RECIPE, heldout_rate=0.0), {}, found) == {}
 
 
+def test_a_corpus_without_documents_to_train_on(by_language, tmp_path):
+    with open(by_language, "a") as file:
+        file.write('{"text": "short", "lang": "xx"}\n')
+    cleaning = CleaningConfig(filters=("words=2:100000",))
+    recipe = Recipe(WordTokenizer(), 1 - 1e-9, by_field="lang", cleaning=cleaning)
+    how = {"engine": Engine(1), "progress": False}
+    built = build_corpora([by_language], recipe, tmp_path / "out", **how)
+    found = {each.path.name: (each.written.train, each.written.heldout) for each in built}
+    assert found == {
+        "de": (38, 2),
+        "en": (37, 2),
+        "zh-Hant": (38, 2),
+        "unknown": (1, 0),
+        "xx": (0, 0),
+    }
+    assert "xx: 0.0 MB" in built[-1].summary()
+    assert "0 documents to train on, 0 held out" in built[-1].summary()
+    assert not (tmp_path / "out" / "xx").exists()
+    nothing = replace(recipe, cleaning=CleaningConfig(filters=("words=99999:100000",)))
+    with pytest.raises(UserError, match=r"are dropped \(121 words\) or contain no tokens"):
+        build_corpora([by_language], nothing, tmp_path / "none", **how)
+
+
 def test_estimate(texts, tmp_path):
     sources = resolve_sources([texts])
     built = build(texts, tmp_path / "out")
@@ -392,6 +443,42 @@ def test_estimate(texts, tmp_path):
     assert sample.tokens == pytest.approx(tokens, rel=0.2)
     assert sample.documents == pytest.approx(240, rel=0.2)
     assert "processor hours" in "\n".join(sample.lines(2))
+
+
+def test_an_estimate_reads_a_sample_of_a_data_set(monkeypatch):
+    examples = [{"text": f"Text {number} has words."} for number in range(1000)]
+    prepared = PreparedSplit({}, examples, "1.0.0")
+    monkeypatch.setattr(tables, "open_tfds", lambda *_: prepared)
+    monkeypatch.setattr(shard_build, "_ROWS", 50)
+    found = estimate_corpus(resolve_sources(["tfds:made"]), RECIPE)
+    assert (found.total, found.sampled) == (1000, 50)
+    assert found.documents == 1000
+
+
+@pytest.mark.parametrize("sample_bytes", [1000, 1_000_000])
+def test_an_estimate_of_files_and_a_data_set(texts, monkeypatch, sample_bytes):
+    prepared = PreparedSplit({}, [{"text": "A text has words."}] * 1000, "1.0.0")
+    monkeypatch.setattr(tables, "open_tfds", lambda *_: prepared)
+    monkeypatch.setattr(shard_build, "_ROWS", 50)
+
+    def documents_of(*names):
+        sources = resolve_sources(names)
+        return estimate_corpus(sources, RECIPE, sample_bytes=sample_bytes).documents
+
+    assert documents_of(texts, "tfds:made") == documents_of(texts) + 1000
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.bz2"])
+def test_an_estimate_counts_what_it_reads_of_a_compressed_file(tmp_path, kind):
+    opens, random = {"jsonl.gz": gzip.open, "jsonl.bz2": bz2.open}[kind], np.random.default_rng(0)
+    path = tmp_path / f"texts.{kind}"
+    with opens(path, "wt") as file:
+        for _ in range(40_000):
+            file.write(json.dumps({"text": random.bytes(50).hex()}) + "\n")
+    (source,) = resolve_sources([str(path)])
+    head = Head(source, source.size // 10)
+    share = len(list(head.documents())) / 40_000
+    assert head.bytes_read / source.size == pytest.approx(share, rel=0.15)
 
 
 def test_engines_by_name():
