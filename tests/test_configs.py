@@ -1,6 +1,5 @@
 """The configuration files: each builds, and has the size in its name."""
 
-import dataclasses
 import importlib.util
 import math
 import re
@@ -14,7 +13,7 @@ import pytest
 from made_plans import made_plan
 
 from bert_jax.cli import main as cli
-from bert_jax.config.command_line import load_config
+from bert_jax.config.command_line import load_config, overridden
 from bert_jax.errors import UserError
 from bert_jax.model.config import SIZES
 from bert_jax.model.heads import init_params
@@ -22,7 +21,6 @@ from bert_jax.objectives.objective import num_params
 from bert_jax.planning import compile as plan_compile
 from bert_jax.planning import planner
 from bert_jax.planning.command import startable
-from bert_jax.planning.search import with_phase
 from bert_jax.planning.topology import parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of
@@ -176,9 +174,9 @@ def test_the_last_phase_can_be_planned(name: str, monkeypatch: pytest.MonkeyPatc
     answer = {"refused": "", "seconds": 0.0, "memory": None, "hlo": ""}
     monkeypatch.setattr(plan_compile, "_compile", lambda step: lowered.append(step) or answer)
     config = load_config(PretrainConfig, name).with_vocabulary(MODERN[name][0])
-    model = dataclasses.replace(config.model, scan_unroll=1)
-    config = with_phase(dataclasses.replace(config, model=model), -1, batch_size=4)
     last = len(config.training.phases) - 1
+    batch = f"--config.training.phases[{last}].batch_size=4"
+    config = overridden(config, ["--config.model.scan_unroll=1", batch])
     plan = plan_compile.compile_step(config, last, parse_topology("v5e:2x2"), cache=None)
     (step,) = lowered
     assert plan.fits

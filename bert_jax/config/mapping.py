@@ -87,7 +87,7 @@ def diff(a: Any, b: Any, free: Sequence[str] = ()) -> list[tuple[str, Any, Any]]
         (name, left.get(name), right.get(name))
         for name in [*left, *(name for name in right if name not in left)]
         if left.get(name) != right.get(name)
-        and not any(name == each or name.startswith(f"{each}.") for each in free)
+        and not any(name == each or name.startswith((f"{each}.", f"{each}[")) for each in free)
     ]
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.config.command_line import overridden
 from bert_jax.distributed.parallel.sharding import make_mesh, num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning import output
 from bert_jax.planning.compile import Plan, default_cache, row_tokens, with_vocabulary
 from bert_jax.planning.planner import Planner
-from bert_jax.planning.search import Settings, accumulation_field, with_phase
+from bert_jax.planning.search import Settings, accumulation_field
 from bert_jax.planning.topology import Topology, devices, parse_topology
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import check_stages, warmup_lines, with_batch_unit
@@ -116,7 +117,7 @@ def with_rows_per_chip(
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     batch_size = rows * topology.num_chips * config.accumulation_of(phase)
-    return with_phase(config, phase, batch_size=batch_size)
+    return overridden(config, [f"--config.training.phases[{phase}].batch_size={batch_size}"])
 
 
 def _as_configured(planner: Planner) -> _Answer:
@@ -134,7 +135,7 @@ def _as_configured(planner: Planner) -> _Answer:
     if found is None:
         place = f"{planner.topology.name} with any mesh, accumulation or rematerialisation"
         return _nothing_fits(plan, record, f"{plan.rows} rows per step do not fit on {place}")
-    overrides = planner.overrides(found.settings)
+    overrides = found.settings.overrides(planner.config, planner.phase)
     tried = [
         f"  fsdp {settings.fsdp}, tensor {settings.tensor}, accumulation "
         f"{settings.accumulation}, remat {settings.remat}: {guess.peak / 2**30:.2f} GiB "
@@ -164,7 +165,7 @@ def _fit(planner: Planner) -> _Answer:
         settings = dataclasses.replace(found.settings, accumulation=1)
         fit = planner.fit(settings)
     best = planner.with_batch(settings, fit.best, settings.accumulation)
-    overrides = planner.overrides(best)
+    overrides = best.overrides(planner.config, planner.phase)
     largest, fastest = (planner.rows_per_chip(settings, rows) for rows in (fit.largest, fit.best))
     mfus = {
         f"{planner.rows_per_chip(settings, rows):g}": planner.mfu(planner.rows(settings, rows), s)
@@ -219,7 +220,7 @@ def _fast(planner: Planner) -> _Answer:
         batches.append(_batch(planner, name, lead, planner.plan(lead).seconds))
     if not fits:
         record["configured"] = None if plan is None else output.as_dict(plan)
-        record["overrides"] = planner.overrides(lead)
+        record["overrides"] = lead.overrides(planner.config, planner.phase)
     batches.append(_batch(planner, "0.5 M tokens", usual, planner.plan(usual).seconds))
     fastest = planner.with_batch(settings, pace.rows, pace.accumulation)
     seconds = pace.tried[pace.rows].seconds(pace.accumulation)
@@ -249,7 +250,8 @@ def _batch(
         "rows_per_chip": rows / settings.accumulation / planner.topology.num_chips,
         "accumulation": settings.accumulation, "step_seconds": seconds,
         "tokens_per_second": seconds and rows * tokens / seconds,
-        "mfu": seconds and planner.mfu(rows, seconds), "overrides": planner.overrides(settings),
+        "mfu": seconds and planner.mfu(rows, seconds),
+        "overrides": settings.overrides(planner.config, planner.phase),
     }  # fmt: skip
 
 

@@ -30,11 +30,12 @@ from bert_jax.distributed.parallel.sharding import batch_sharding, check_batch_s
 from bert_jax.errors import UserError
 from bert_jax.files.caches import cache_directory
 from bert_jax.files.staging import replace_file
+from bert_jax.files.urls import scheme
 from bert_jax.planning.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.planning.hlo_cost.hlo import parse_program
 from bert_jax.planning.topology import Topology, devices, quiet
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.corpus import Corpus, open_corpus, store_openers
 from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.steps.state import abstract_state
@@ -54,9 +55,9 @@ class Memory:
     parameters: int
     optimizer: int
     batch: int
-    temporaries: int
+    temporaries: int = 0
     """Peak of activations, gradients and everything else that lives only during a step."""
-    other: int
+    other: int = 0
     """Code, padding of the arguments to tiles, and results that do not reuse arguments' memory."""
 
     @property
@@ -181,15 +182,13 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     """Fill in the model's sizes; return the configuration and a line on the vocabulary size."""
     config, start = resolve_start(config, read_model)
     if start.initial is not None:
-        config = config.with_vocabulary(start.initial.config.vocab_size)
-    if config.data.corpus and Path(config.data.corpus).exists():
-        size = open_corpus(config.data.corpus).train.vocab_size
-        return config.with_vocabulary(size), f"vocabulary: {size:,} tokens, from the corpus"
-    if config.model.vocab_size:
-        size = config.model.vocab_size
-        return config, f"vocabulary: {size:,} tokens, as configured"
-    said = f"vocabulary: {ASSUMED_VOCAB_SIZE:,} tokens assumed (no corpus; set model.vocab_size)"
-    return config.with_vocabulary(ASSUMED_VOCAB_SIZE), said
+        config = config.with_vocabulary(start.initial.tokenizer.vocab_size)
+    size, source = config.model.vocab_size, ", as configured"
+    if corpus := _corpus(config.data.corpus):
+        size, source = corpus.train.vocab_size, ", from the corpus"
+    elif not size:
+        size, source = ASSUMED_VOCAB_SIZE, " assumed (no corpus; set model.vocab_size)"
+    return config.with_vocabulary(size), f"vocabulary: {size:,} tokens{source}"
 
 
 def compile_step(
@@ -214,7 +213,6 @@ def compile_step(
     known = Memory(
         parameters=bytes_on_device(state.params),
         optimizer=bytes_on_device(state._replace(params=None)), batch=bytes_on_device(batch),
-        temporaries=0, other=0,
     )  # fmt: skip
     plan = Plan(config, phase, topology, dict(mesh.shape), known, usable_bytes(topology))
     if known.peak > plan.usable:  # no need to ask the compiler
@@ -279,8 +277,13 @@ def _planned_step(config: PretrainConfig, phase: int) -> Any:
     if config.model.dtype == "auto":  # would follow the default backend, here the CPU
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
-    there = config.data.corpus and Path(config.data.corpus).exists()
-    return step_config(config, open_corpus(config.data.corpus) if there else None, phase)
+    return step_config(config, _corpus(config.data.corpus), phase)
+
+
+def _corpus(path: str) -> Corpus | None:
+    """Open a corpus; return None if there is none at the path, which may be in a bucket."""
+    built = path and (store_openers(path) if scheme(path) else Path(path).exists())
+    return open_corpus(path) if built else None
 
 
 def _compile(lowered: Any) -> dict[str, Any]:
@@ -342,10 +345,8 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
     """Return the cache key: a hash of everything on which the compiler's result depends."""
     digest = hashlib.sha256()
     for package in ("jax", "jaxlib", "libtpu"):
-        version = "unknown"
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            version = metadata.version(package)
-        digest.update(f"{package} {version}\n".encode())
+        versions = [each.version for each in metadata.distributions(name=package)]
+        digest.update(f"{package} {versions}\n".encode())
     order = ",".join(str(device.id) for device in mesh.devices.flat)
     digest.update(f"{topology.name} {dict(mesh.shape)} {order}\n".encode())
     digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())

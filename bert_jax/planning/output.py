@@ -192,8 +192,7 @@ def _stack(axes: Any, labels: Sequence[str], bars: Sequence[dict[str, float]]) -
 
 def _row(name: str, value: str, share: float, note: str) -> str:
     filled = round(min(max(share, 0.0), 1.0) * _BAR)
-    more = ">" if share > 1.005 else ""
-    bar = "█" * filled + more
+    bar = "█" * filled + (">" if share > 1.005 else "")
     return f"  {name:22} {value:>10}  {bar:{_BAR + 1}} {note}".rstrip()
 
 

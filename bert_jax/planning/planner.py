@@ -108,14 +108,9 @@ class Planner:
             seconds=shallow.seconds + (deeper.seconds - shallow.seconds) * more,
         )
 
-    def overrides(self, settings: Settings) -> list[str]:
-        """Return the command-line arguments that change the configuration to these settings."""
-        return settings.overrides(self.config, self.phase)
-
     def mfu(self, rows: int, seconds: float) -> float:
         """Compute the MFU of a step of `rows` global rows."""
-        flops = row_flops(self.config, self.phase) * rows
-        return flops / (seconds * self.topology.bf16_flops)
+        return rows * row_flops(self.config, self.phase) / (seconds * self.topology.bf16_flops)
 
     def rows_per_chip(self, settings: Settings, rows_per_shard: int) -> float:
         """Convert rows per shard to rows per chip. A shard may be smaller or larger than a chip."""

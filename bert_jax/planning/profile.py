@@ -46,7 +46,7 @@ class Profile:
         return self._after
 
     def _after(self, step: int | None, session: Session, wait: Callable[[], None]) -> None:
-        self._now = step or self._now
+        is_first, self._now = not self._now, step or self._now
         if self._tracing and step in (None, self.last):
             self._tracing = False
             wait()
@@ -64,6 +64,11 @@ class Profile:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python would fill the trace
             jax.profiler.start_trace(session.work.local / "profile", profiler_options=options)
+        elif is_first and self._now >= self.first:
+            session.out.say(
+                f"Warning: --profile={self.first}:{self.last} traces nothing, because this start "
+                f"began with step {self._now}; give a FIRST of at least {self._now + 1}"
+            )
 
     def _table(self, session: Session) -> list[str]:
         """End the trace; write and return milliseconds per step and device by source line."""

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.config.command_line import overridden
 from bert_jax.distributed.parallel.sharding import divisors
@@ -66,14 +66,6 @@ def accumulation_field(config: PretrainConfig, phase: int) -> str:
     phases = config.training.phases
     is_own = len(phases) > 1 or phases[phase].accumulation is not None
     return f"training.phases[{phase}].accumulation" if is_own else "training.accumulation"
-
-
-def with_phase(config: PretrainConfig, phase: int, **changes: Any) -> PretrainConfig:
-    """Return the configuration with changed fields of one phase."""
-    phases = list(config.training.phases)
-    phases[phase] = dataclasses.replace(phases[phase], **changes)
-    training = dataclasses.replace(config.training, phases=tuple(phases))
-    return dataclasses.replace(config, training=training)
 
 
 def settings_of(config: PretrainConfig, phase: int, num_devices: int) -> Settings:

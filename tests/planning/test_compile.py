@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 from made_plans import made_plan
-from small_run import small_config
+from small_run import TOKENIZER, VOCAB_SIZE, small_config, write_corpus
 
+from bert_jax.artefacts.saved.model import Origin, SavedModel
+from bert_jax.model.config import ModelConfig
 from bert_jax.objectives.objective import num_params
 from bert_jax.planning import compile as plan_compile
 from bert_jax.planning.compile import (
@@ -122,6 +124,37 @@ def test_where_the_vocabulary_is_from():
     config, said = with_vocabulary(given)
     assert config == given
     assert "500 tokens, as configured" in said
+
+
+@pytest.fixture
+def in_bucket(tmp_path, monkeypatch):
+    """The path of a corpus in a bucket."""
+    path, corpus = "gs://bucket/corpus", write_corpus(tmp_path)
+    monkeypatch.setattr(plan_compile, "store_openers", {path: {"train": None}, "gs://b/no": {}}.get)
+    monkeypatch.setattr(plan_compile, "open_corpus", {path: corpus}.__getitem__)
+    return path
+
+
+def test_the_vocabulary_of_a_corpus_in_a_bucket(in_bucket):
+    config, said = with_vocabulary(small_config(data={"corpus": in_bucket}))
+    assert config.model.vocab_size == VOCAB_SIZE
+    assert said == f"vocabulary: {VOCAB_SIZE} tokens, from the corpus"
+    assert plan_compile._planned_step(config, 0).objective.baseline is not None
+    _, said = with_vocabulary(small_config(data={"corpus": "gs://b/no"}))
+    assert "assumed (no corpus" in said
+
+
+def test_an_initial_model_with_more_rows_than_its_tokenizer_has_tokens(in_bucket, monkeypatch):
+    """The run has a row for each token of the tokenizer, which is the corpus's."""
+    model = SavedModel(
+        ModelConfig(vocab_size=VOCAB_SIZE + 6, num_layers=3), {"encoder": {}}, None, TOKENIZER,
+        Path("x"), 512, "x", Origin("huggingface"),
+    )  # fmt: skip
+    monkeypatch.setattr(plan_compile, "read_model", lambda directory: model)
+    for given, source in (({}, "as configured"), ({"corpus": in_bucket}, "from the corpus")):
+        config, said = with_vocabulary(small_config(init="x", data=given))
+        assert (config.model.vocab_size, config.model.num_layers) == (VOCAB_SIZE, 3)
+        assert source in said
 
 
 @pytest.mark.parametrize(

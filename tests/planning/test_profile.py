@@ -155,6 +155,25 @@ def test_a_trace_that_cannot_be_read_is_said_and_the_run_goes_on(tmp_path, monke
     assert not (tmp_path / "profile" / "lines.txt").exists()
 
 
+@pytest.mark.parametrize(("continued_from", "warns"), [(0, False), (18, False), (19, True)])
+def test_a_start_after_the_step_before_the_first_warns_once(
+    tmp_path, monkeypatch, continued_from, warns
+):
+    """Steps count from the beginning of the run, not of the start."""
+    monkeypatch.setattr(profile.xla_client, "pjrt_plugin_loaded", lambda name: False)
+    begun: list[Path] = []
+    monkeypatch.setattr(profile.jax.profiler, "start_trace", lambda path, **_: begun.append(path))
+    trace, said = Profile("20:25")(ShortPlan(30, mesh_of_one())), list[str]()
+    for step in range(continued_from + 1, 23):
+        trace(step, Listener(tmp_path, said), lambda: None)
+    assert len(begun) == 1 - warns
+    warning = (
+        "Warning: --profile=20:25 traces nothing, because this start began with step 20; "
+        "give a FIRST of at least 21"
+    )
+    assert said == [warning] * warns
+
+
 @pytest.mark.parametrize("given", ["5", "6:3", "1:3", "0:0", "a:b", "2:", "2:3:4", "-2:3", "2.5:3"])
 def test_ranges_that_are_refused(given):
     with pytest.raises(

@@ -4,9 +4,11 @@ import dataclasses
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import jax
+import numpy as np
 import pytest
 import small_finetuning
 from gcs_emulator import make_bucket, running_emulator
@@ -16,7 +18,9 @@ from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.training import check
+from bert_jax.training.pretrain.branch import Branch
 from bert_jax.training.pretrain.saves import prepare_workdir
+from bert_jax.training.run_plan import RunPlan
 from bert_jax.training.start import Start
 
 
@@ -55,6 +59,31 @@ def test_a_run_that_continues_on_a_larger_mesh_is_checked(tmp_path, capsys):
     file = small_finetuning.write_config(tmp_path / "config.py", larger)
     assert main(["pretrain", f"--config={file}", f"--workdir={work}", "--check"]) == 0
     assert "ok      step: mlm_loss 4." in capsys.readouterr().out
+
+
+class TwoStages(RunPlan):
+    """The parts of a plan that the check of a step reads; the state is the stage's number."""
+
+    objective: Any = SimpleNamespace(metrics=[SimpleNamespace(name="loss")])
+
+    def __init__(self, branch: Branch | None):
+        stages = [SimpleNamespace(steps=range(n, n + 6), train=None, settings=()) for n in (0, 6)]
+        batches = SimpleNamespace(stream=lambda at: iter([at]))
+        saves = SimpleNamespace(branch=branch, begin=lambda n, stage: SimpleNamespace(state=n))
+        vars(self).update(mesh=None, stages=stages, batches=batches, saves=saves)
+
+
+@pytest.mark.parametrize(
+    ("branch", "loss"), [(None, 0), *((Branch({"step": n}, None, {}), 100 + n) for n in (6, 7))]
+)
+def test_a_branch_is_checked_at_the_step_that_comes_next(tmp_path, monkeypatch, branch, loss):
+    """Its own directory has no checkpoint yet."""
+
+    def step(state, batch):
+        return state, {"bad": np.zeros(1), "loss": np.array(100 * state + batch)}
+
+    monkeypatch.setattr(check, "make_train_step", lambda train, mesh: step)
+    assert check._step(TwoStages(branch), str(tmp_path)) == f"loss {loss}"
 
 
 def test_fine_tuning_is_checked_up_to_a_step(tmp_path, capsys):

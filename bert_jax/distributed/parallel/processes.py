@@ -4,7 +4,7 @@ Call `join` before the first JAX computation. It recognises a run with several p
 
 1. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, set by `launch/local.py`, by
    `launch/gke.sh` on GPU nodes, or by users of other clusters. (JAX itself reads only the first.)
-2. Slurm's variables inside a job step, or Open MPI's variables under `mpirun`.
+2. Slurm's variables inside a job step, or the variables of Open MPI 4 under `mpirun`.
 3. TPU chips in this machine. JAX finds the other hosts of the slice, and the other slices, through
    the metadata server or the variables that GKE sets.
 """
@@ -83,6 +83,11 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
         found = Cluster("Open MPI", "ompi", count=_number(environ, "OMPI_COMM_WORLD_SIZE"))
     elif on_tpu:
         found = _from_tpu(environ)
+    elif (size := environ.get("OMPI_COMM_WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"mpirun started {size} processes, but Open MPI 5 does not tell JAX where process 0 is."
+            f" Set {ADDRESS}, {COUNT} and {INDEX} in each, or give --distributed=off"
+        )
     return None if found is None or found.count == 1 else found
 
 
@@ -130,7 +135,7 @@ def join(mode: Mode, timeout_seconds: int = 300, *, devices: bool = True) -> Non
             raise UserError(
                 f"--distributed=on, but no other processes were found: {ADDRESS}, {COUNT} and "
                 f"{INDEX} are not set, and this process was not started by srun (Slurm) or mpirun "
-                "(Open MPI) or on a TPU. To run only on this machine: --distributed=off"
+                "(Open MPI 4) or on a TPU. To run only on this machine: --distributed=off"
             ) from failed[0]
         kind = JoinError if isinstance(failed[0], RuntimeError) else UserError
         line = str(failed[0]).strip().partition("\n")[0]

@@ -250,6 +250,7 @@ def test_what_joins(environ, on_tpu, method, count):
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, False),  # a shell of salloc
         ({k: v for k, v in SLURM.items() if "STEP" not in k}, False),  # sbatch without srun
         (GIVEN | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),  # Open MPI 5
     ],
 )
 def test_what_stays_alone(environ, on_tpu):
@@ -269,6 +270,15 @@ def test_what_stays_alone(environ, on_tpu):
 def test_variables_that_cannot_be(changes, message):
     with pytest.raises(UserError, match=message):
         find_cluster(GIVEN | changes, on_tpu=False)
+
+
+def test_processes_of_open_mpi_5_do_not_each_take_themselves_for_the_run():
+    environ = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+    with pytest.raises(UserError, match="mpirun started 4 processes, but Open MPI 5 does"):
+        find_cluster(environ, on_tpu=False)
+    found = find_cluster(environ | GIVEN, on_tpu=False)
+    assert found is not None
+    assert found.index == 3
 
 
 def test_off_looks_at_nothing(monkeypatch):

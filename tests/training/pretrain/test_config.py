@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from bert_jax.config.mapping import build, diff, to_dict
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import FREE_FIELDS, PretrainConfig
-from bert_jax.training.pretrain.sections import TrainingConfig
+from bert_jax.training.pretrain.sections import ProbeConfig, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,20 @@ def test_diff_names_what_differs_and_without_free_fields_what_may_not():
             "checkpoint": {"keep": 9},
             "mesh": {"tensor": 2},
             "optimizer": {"learning_rate": 0.5},
-            "training": {"log_every_steps": 3, "phases": [{"length": 64}]},
+            "training": {
+                "log_every_steps": 3, "phases": [{"length": 64}],
+                "probes": [{"recipe": "cola.py"}],
+            },
         },
-    )
+    )  # fmt: skip
     assert {name for name, _, _ in diff(old, new)} == {
         "checkpoint.keep",
         "mesh.tensor",
         "optimizer.learning_rate",
         "training.log_every_steps",
         "training.phases[0].length",
+        "training.probes",
+        *(f"training.probes[0].{each.name}" for each in fields(ProbeConfig)),
     }
     assert diff(old, new, FREE_FIELDS) == [
         ("training.phases[0].length", 128, 64),
