@@ -129,10 +129,10 @@ def _row(saved: SavedModel, text: str, text_b: str | None) -> tuple[TokenRow, li
         words.append([part[start:end] for start, end in found.offsets])
     row = make_row(saved.tokenizer, *ids)
     _check_length(saved, "text", len(row.ids))
-    of_row = ["", *words[0], ""]
+    of_row = [*[""] * saved.tokenizer.special_ids.opens, *words[0]]
     if len(words) > 1:
-        of_row += [""] * (row.second_start - len(of_row)) + [*words[1], ""]
-    return row, of_row
+        of_row += [*[""] * (row.second_start - len(of_row)), *words[1]]
+    return row, [*of_row, ""]
 
 
 def _check_tokens(name: str, text: str, count: int) -> None:

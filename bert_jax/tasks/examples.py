@@ -210,8 +210,11 @@ class MissingColumn(UserError):
     """Error for a table without the column `column`."""
 
     def __init__(self, column: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(column, message)  # the arguments from which pickle makes a copy
         self.column = column
+
+    def __str__(self) -> str:
+        return f"{self.args[1]}"
 
 
 class Problems:

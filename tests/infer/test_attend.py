@@ -10,12 +10,13 @@ import pytest
 from asked_models import random_model
 from attend_models import MODEL, attention_weights, scripts_model, weights_in
 from fast_files import write_fast
+from marian_files import write_tokenizer
 from small_saved import FAMILIES, small_saved
 
 from bert_jax.artefacts.saved import reading
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
-from bert_jax.infer.attend import MAX_TOKENS, attention, quantized
+from bert_jax.infer.attend import MAX_TOKENS, _row, attention, quantized
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
@@ -67,6 +68,15 @@ def test_a_byte_holds_a_weight_to_the_error_that_the_page_states():
     weights = np.linspace(0, 1, 10_000, dtype=np.float32).reshape(1, 1, 100, 100)
     error = abs((quantized(weights) / 255.0) ** 2 - weights)
     assert (error <= 0.004 * np.sqrt(weights) + 1e-5).all()
+
+
+@pytest.mark.parametrize("second", [None, "a cat"])
+def test_words_of_a_model_whose_rows_begin_without_cls(saved, tmp_path, second):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "marian"))
+    row, words = _row(dataclasses.replace(saved, tokenizer=tokenizer), "the dog", second)
+    first = [tokenizer.id_to_token(int(i)).replace("▁", "") for i in row.ids[:-1]]
+    assert [*first, ""] == words
+    assert "".join(words) == ("thedog" if second is None else "thedogacat")
 
 
 class Tags(html.parser.HTMLParser):

@@ -203,9 +203,7 @@ class Cleaning(Verb):
                     f"--drop-duplicates has {each!r}; give exact, paragraphs, near or "
                     "near=JACCARD, with commas between them"
                 )
-        config = CleaningConfig(
-            filters=self.filter, language=language, without=self.without, **given
-        )
+        config = CleaningConfig(self.filter, language=language, without=self.without, **given)
         needed = "an option that drops text: --filter, --language, --drop-duplicates, --without"
         self.only_with(needed, not config.is_empty, "--keep-dropped")
         return config
@@ -258,7 +256,8 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
     heldout_rate: Annotated[float | None, "SHARE"] = None
     """Share of the documents, or of the pairs, to hold out for evaluation (default: 0.01)."""
     overwrite: bool = False
-    """Replace an existing corpus at --out as soon as the new corpus is complete."""
+    """Replace an existing corpus at --out: on a disk, as soon as the new corpus is complete; in a
+    bucket, the old corpus is lost when the build begins."""
 
     def __call__(self) -> int:
         self._check_form()
@@ -275,8 +274,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
         from bert_jax.planning.prices import read_prices
         from bert_jax.tokenization.load import load_tokenizer
 
-        size = self.shard_mb
-        shard_bytes = SHARD_BYTES if size is None else math.ceil(size * (1 << 20))
+        shard_bytes = SHARD_BYTES if self.shard_mb is None else math.ceil(self.shard_mb * (1 << 20))
         rate = {} if self.heldout_rate is None else {"heldout_rate": self.heldout_rate}
         recipe = Recipe(
             load_tokenizer(self.tokenizer), splitter=self.splitter or "fast",
@@ -297,8 +295,7 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
             built = build_corpora(
                 self.input, recipe, out, engine=engine, shard_bytes=shard_bytes,
                 options=options, overwrite=self.overwrite, keep_dropped=self.keep_dropped,
-                scratch=self.scratch,
-                provenance=Provenance(self.license, self.command_line),
+                scratch=self.scratch, provenance=Provenance(self.license, self.command_line),
             )  # fmt: skip
         for corpus in built:
             print(corpus.summary())
@@ -311,11 +308,10 @@ class Corpus(Sources, OfPairs, OfText, groups.License, groups.OnEngine):
 
         some = {"heldout_rate": self.heldout_rate, "num_workers": self.num_workers}
         given: dict[str, Any] = {name: value for name, value in some.items() if value is not None}
-        both = self.pairs, self.heldout_pairs
-        sources, heldout = (self.opened(*files, swap=self.swap) for files in both)
         built = build_pairs(
-            sources, load_tokenizer(self.tokenizer), out, heldout=heldout,
-            drop_duplicates=bool(self.drop_duplicates), overwrite=self.overwrite,
+            self.opened(*self.pairs, swap=self.swap), load_tokenizer(self.tokenizer), out,
+            heldout=self.opened(*self.heldout_pairs, swap=self.swap), overwrite=self.overwrite,
+            drop_duplicates=bool(self.drop_duplicates),
             provenance=Provenance(self.license, self.command_line), **given,
         )  # fmt: skip
         print(built.summary())

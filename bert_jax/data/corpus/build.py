@@ -147,7 +147,8 @@ def build_corpora(
             `recipe.by_field`, `out` gets one directory per value, each with both stores.
         engine: engine that runs the tasks; by default, in local processes.
         shard_bytes: number of bytes of input files per shard.
-        overwrite: whether to replace an existing corpus once the new one is complete.
+        overwrite: whether to replace an existing corpus: on a disk, once the new one is complete;
+            in a bucket, the old corpus is lost when the build begins.
         keep_dropped: new directory for samples of the documents that cleaning dropped.
         scratch: directory or gs://BUCKET/DIRECTORY for the files of the search for duplicates,
             which all processes must be able to reach; by default, inside the unfinished corpus.
@@ -163,7 +164,6 @@ def build_corpora(
     wanted = (*options.keep, recipe.by_field, *itertools.chain(*FIELDS.values()))
     options = replace(options, keep=tuple(dict.fromkeys(filter(None, wanted))))
     tasks = plan_tasks(resolve_sources(sources, options), shard_bytes)
-    samples = SAMPLES if keep_dropped is not None else 0
     with contextlib.ExitStack() as stack:
         dropped = None
         if keep_dropped is not None:
@@ -177,8 +177,8 @@ def build_corpora(
             drops = Workspace(f"{scratch or space.place}/{DUPLICATES}-{name:016x}")
             find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(
-            recipe, tasks, space, engine, drops=drops, samples=samples, progress=progress,
-            options=options, provenance=provenance,
+            recipe, tasks, space, engine, drops=drops, samples=SAMPLES if dropped else 0,
+            progress=progress, options=options, provenance=provenance,
         )  # fmt: skip
         if drops is not None:
             drops.remove()

@@ -80,19 +80,18 @@ class BuiltPairs(NamedTuple):
             *_sizes("train", self.train),
             *(_sizes("heldout", self.heldout) if self.heldout else ["  heldout: none"]),
         ]
-        warnings, shard = [], self.train.shards[0]
+        shard, warning = self.train.shards[0], None
         try:
             plan = plan_translations(shard, DEFAULT_LENGTH, DEFAULT_LENGTH)
         except UserError as error:
-            warnings.append(f"Warning: {error}")
+            warning = f"Warning: {error}"
         else:
             clause, warning = plan.losses(shard)
             lines.append(
                 f"  as rows of {plan.length} source and {plan.target_length} target tokens: "
                 f"{len(plan):,} rows; {clause}"
             )
-            warnings += [warning] if warning else []
-        return "\n".join([*lines, *self.findings, *warnings, *self.warnings])
+        return "\n".join(filter(None, [*lines, *self.findings, warning, *self.warnings]))
 
 
 def _sizes(name: str, store: TokenStore) -> list[str]:
@@ -162,16 +161,18 @@ def build_pairs(
         tally = Tally(tokenizer.target)
         for text in sample:
             tally.measure(text)
+        duplicates = train.duplicates if heldout else train.duplicates + held.duplicates
+        cleaning = {"cleaning": {"duplicates": True}, "dropped": {"duplicate": duplicates.count}}
         for part, read in ((train, sources), (held, heldout or sources)):
             if part.writer.num_documents:  # an empty held-out store is left out
                 records = [record for source in read for record in source.records()]
                 accounted = account(tally, records, provenance or Provenance())
+                accounted |= cleaning if part.drops else {}
                 part.finish(accounted, text_bytes, 0.0 if heldout else heldout_rate)
         write_datasheet(staged.path)
         staged.commit()
     out = Path(out)
     heldout_store = open_store(out / "heldout") if is_store(out / "heldout") else None
-    duplicates = train.duplicates if heldout else train.duplicates + held.duplicates
     findings, warnings = _findings(train, held, heldout_store, duplicates, sample)
     return BuiltPairs(
         out, open_store(out / "train"), heldout_store, text_bytes, time.perf_counter() - begin,

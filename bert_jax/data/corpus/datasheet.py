@@ -83,8 +83,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
-        encoding = tokenizer.encode(text)
-        ids, offsets = encoding.ids.tolist(), encoding.offsets.tolist()
+        ids, offsets = (each.tolist() for each in tokenizer.encode(text))
         for id, (begin, end) in zip(ids, offsets, strict=True):
             counts[text_script(text[begin:end])].update(counts_of(id))
     return counts
@@ -222,12 +221,13 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
     header = headers["train"]
     account = header.get("account", {})
     command = account.get("command") or "from Python"
+    sources = dict.fromkeys(_sources(each.get("sources", [])) for each in headers.values())
     sections = [
         "# Datasheet of a corpus",
         f"Built on {plain(account.get('built', 'an unknown date'))} with bert_jax "
         f"{plain(account.get('versions', {}).get('bert_jax', ''))}: `{plain(command, 2000)}`.",
         _stores(headers),
-        "## Sources\n\n" + _sources(header.get("sources", [])),
+        "## Sources\n\n" + "\n\nHeld-out text comes from other sources:\n\n".join(sources),
         "## Licence\n\n" + _licences(account),
         "## Languages\n\n"
         + (_amounts("language", account.get("languages", {})) or "No document names its language."),

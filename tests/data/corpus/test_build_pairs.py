@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -161,6 +162,9 @@ def test_duplicates(files, tokenizer, tmp_path, monkeypatch, drop):
     assert told + ("left out" if drop else "kept; --drop") in built.summary()
     assert built.train.num_documents == (5 if drop else 7)
     assert texts_of(built.train, tokenizer)[-1][1] == TARGETS[1 if drop else 0]
+    told = re.sub(" +", " ", (tmp_path / "out" / "CORPUS.md").read_text())
+    assert ("None: neither a filter nor a search for duplicates" in told) != drop
+    assert ("| `duplicates` | yes |" in told) == ("| `duplicate` | 2 |" in told) == drop
 
 
 def test_held_out_pairs_that_are_known_or_swapped(files, tokenizer, tmp_path):
@@ -170,6 +174,8 @@ def test_held_out_pairs_that_are_known_or_swapped(files, tokenizer, tmp_path):
     ]
     built = build(files, tokenizer, tmp_path / "out", heldout=[open_pairs(held)])
     assert built.heldout.num_documents == 2
+    told = (tmp_path / "out" / "CORPUS.md").read_text()
+    assert [told.count(f"| `{name}`") for name in [*files, *held]] == [1] * 4
     summary = built.summary()
     assert "1 of 2 held-out sources are in the training pairs too, for example 'Two dogs" in summary
     assert "held-out targets" not in summary
@@ -200,6 +206,8 @@ def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
     again = build(names, tokenizer, tmp_path / "again", heldout_rate=0.3, drop_duplicates=True)
     assert built.duplicates.count == again.duplicates.count > 0
     stores = (again.train, again.heldout)
+    for store in stores:
+        assert store.meta["dropped"] == {"duplicate": again.duplicates.count}
     kept = [pair for store in stores for pair in texts_of(store, tokenizer)]
     assert len(set(kept)) == len(kept) == 400 - built.duplicates.count
     assert "held-out sources" not in built.summary()

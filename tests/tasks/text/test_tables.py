@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import pickle
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.config import TableConfig
-from bert_jax.tasks.examples import LabelSet, Origin
+from bert_jax.tasks.examples import LabelSet, MissingColumn, Origin
 from bert_jax.tasks.text.tables import read_texts
 
 COLUMNS = TableConfig()
@@ -199,6 +200,14 @@ def test_header_is_not_guessed(tmp_path):
 def test_missing_column(tmp_path, name, header, message):
     with pytest.raises(UserError, match=message):
         read_texts(put(tmp_path / name, f"{header}\nx,y\n"), COLUMNS)
+
+
+def test_a_missing_column_keeps_its_message_on_the_way_from_a_worker():
+    error = MissingColumn("en", "a.tsv: no column 'en'")
+    error.add_note("in a worker")
+    found = pickle.loads(pickle.dumps(error))
+    assert (found.column, f"{found}") == ("en", "a.tsv: no column 'en'")
+    assert found.__notes__ == ["in a worker"]
 
 
 def test_a_name_that_is_a_number(tmp_path):

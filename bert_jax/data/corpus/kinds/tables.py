@@ -57,14 +57,14 @@ class ParquetSource(Source):
     def divided(self, size: int) -> Sequence[Source]:
         if self.size <= size:
             return [self]
-        cuts, rows = [0], 0
         with open_parquet(self.name) as file:
-            total = max(1, file.metadata.num_rows)
-            for group in range(1, file.num_row_groups):
-                rows += file.metadata.row_group(group - 1).num_rows
-                if self.size * rows >= total * size * len(cuts):
-                    cuts.append(group)
-            parts = list(itertools.pairwise([*cuts, file.num_row_groups]))
+            begin, end = self.part or (0, file.num_row_groups)
+            counts = [file.metadata.row_group(group).num_rows for group in range(begin, end)]
+        cuts, total = [begin], max(1, sum(counts))
+        for group, rows in enumerate(itertools.accumulate(counts[:-1]), begin + 1):
+            if self.size * rows >= total * size * len(cuts):
+                cuts.append(group)
+        parts = list(itertools.pairwise([*cuts, end]))
         share = self.size // len(parts)
         return [self._of(part, share) for part in parts] if len(parts) > 1 else [self]
 

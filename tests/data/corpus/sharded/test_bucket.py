@@ -143,6 +143,9 @@ def test_bad_records_of_a_replaced_build_do_not_stay(bucket):
     build(f"{bucket}/torn.jsonl", out, options=how)
     assert "quarantine/malformed.jsonl" in names(out)
     files().pipe_file(f"{out}/quarantine/notes.txt", b"")
+    with pytest.raises(UserError, match=r"torn\.jsonl, line 2"):
+        build(f"{bucket}/torn.jsonl", out, overwrite=True)
+    assert "train/corpus.json" not in names(out)  # in a bucket, the old corpus is lost at once
     build(f"{bucket}/raw/*", out, overwrite=True)
     assert {name for name in names(out) if "quarantine" in name} == {"quarantine/notes.txt"}
 

@@ -445,6 +445,20 @@ def test_estimate(texts, tmp_path):
     assert "processor hours" in "\n".join(sample.lines(2))
 
 
+def test_an_estimate_of_a_parquet_file_reads_all_its_parts(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": make_text(320).split("\n\n")})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    (source,) = resolve_sources([str(tmp_path / "a.parquet")])
+    found = estimate_corpus([source], RECIPE, sample_bytes=source.size // 2)
+    assert found.documents == pytest.approx(320, rel=0.2)
+    _, part, _ = source.divided(source.size // 3)
+    texts = [text for each in part.divided(part.size // 5) for text in each.texts()]
+    assert texts == list(part.texts())
+
+
 def test_an_estimate_reads_a_sample_of_a_data_set(monkeypatch):
     examples = [{"text": f"Text {number} has words."} for number in range(1000)]
     prepared = PreparedSplit({}, examples, "1.0.0")
