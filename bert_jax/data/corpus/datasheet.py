@@ -83,7 +83,7 @@ def measure_coverage(tokenizer: Tokenizer, texts: Iterable[str]) -> Counts:
     counts, counts_of = Counts(Counter), _counts_of(tokenizer)
     for each in texts:
         text = tokenizer.word_prefix + each  # as in a build, where sentences follow one another
-        ids, offsets = (each.tolist() for each in tokenizer.encode(text))
+        ids, offsets = (found.tolist() for found in tokenizer.encode(text))
         for id, (begin, end) in zip(ids, offsets, strict=True):
             counts[text_script(text[begin:end])].update(counts_of(id))
     return counts
