@@ -178,16 +178,13 @@ def group_rows(
         if len(ids) > room:
             cut.add((side, text))
     numbers: dict[bytes, int] = {}
-    id_of: dict[str, int] = {}
-    for _, text in different:
-        id_of[text] = numbers.setdefault(text_key(text), len(numbers))
+    id_of = {text: numbers.setdefault(text_key(text), len(numbers)) for _, text in different}
     tokens: list[np.ndarray] = []
     text_ids: list[int] = []
     size = max(map(len, groups))
     for group in groups:
         tokens += [found[each] for each in group] + [np.zeros(0, np.int32)] * (size - len(group))
-        text_ids += [id_of[text] for _, text in group]
-        text_ids += [-1] * (size - len(group))
+        text_ids += [id_of[text] for _, text in group] + [-1] * (size - len(group))
     labels = None
     if data.kind == "pairs" and config.loss != "contrast":
         labels = wanted_scores(data.examples, size - 1)

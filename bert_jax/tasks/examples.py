@@ -41,7 +41,7 @@ class TextExample:
     """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
-    """Id from the file. If the file has no ids, the index of the example."""
+    """Id from the file. If the file has no ids, the index of the row, skipped rows included."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | tuple[float, ...] | None
@@ -50,7 +50,6 @@ class TextExample:
     origin: Origin
     group: str | None = None
     """Group of the example; None if the table has no groups."""
-
     more: tuple[str, ...] = ()
     """Other texts: hard negatives or choices. A choice includes the beginning that all share."""
 

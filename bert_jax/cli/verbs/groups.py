@@ -182,12 +182,13 @@ class Columns(Verb):
         """
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
-            field, _, column = (word.strip() for word in part.partition("="))
+            field, equals, column = (word.strip() for word in part.partition("="))
+            fits = column and field in known if known else equals  # a task's field may be empty
             if field in ("header", "quoting") and column in ("True", "False"):
                 written[field] = column == "True"
             elif field == "delimiter" and column:
                 written[field] = column.replace("\\t", "\t")
-            elif not column or field in ("header", "quoting") or (known and field not in known):
+            elif field in ("header", "quoting", "delimiter") or not fits:
                 raise UserError(
                     f"--columns has {part!r}; write FIELD=COLUMN, separated by commas, where FIELD "
                     f"is {' or '.join(known) or 'a field of the task, as in text=review'}. To set "

@@ -38,15 +38,13 @@ def read_texts(
         source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
         labels: the classes; None means the classes that occur in the file (see `LabelSet.of`).
-        labelled: whether to read the labels.
         score_range: lowest and highest valid score; None permits any finite number.
         more: names of other columns to read.
         texts_of: function that makes `TextExample.more` from a row's origin and values in `more`.
     """
     name = fspath(source)
     problems = Problems(name)
-    read = (table.text, table.text_pair, table.id, table.group)
-    present = [*filter(None, read), *more]
+    present = [*filter(None, (table.text, table.text_pair, table.id, table.group)), *more]
     if labelled:
         present += table.label_columns or (table.label,)
     if table.label_columns:
@@ -61,7 +59,7 @@ def read_texts(
     ragged: list[Origin] = []
     empty: list[Origin] = []
     seen: dict[str, int] = {}
-    for row in read_rows(name, present, table):
+    for index, row in enumerate(read_rows(name, present, table)):
         origin = row.origin
         if row.missing:
             ragged.append(origin)
@@ -91,7 +89,7 @@ def read_texts(
         except UserError as error:
             problems.add(error)
         else:
-            number = key or f"{len(examples)}"
+            number = key or f"{index}"
             examples.append(TextExample(number, text, pair, None, origin, group, texts))
             found.append(label)
     if table.problem_type != "regression" and labelled:

@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.artefacts.saved.runs import TRAIN_TEXTS, is_finetuning, read_record
+from bert_jax.config.command_line import overridden
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
@@ -36,7 +37,8 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     model = read_finetuned(path) if finetuned else read_model(path)
     task, scores = (task_of(model), model.origin.metrics) if finetuned else _implied_task(model)
     if columns:
-        config = build(TaskConfig, {**to_dict(task.config), **columns}, "--columns")
+        given = [f"--config.{name}={value}" for name, value in columns.items()]
+        config = overridden(task.config, given, "--columns")
         task = TASKS[config.kind](config, task.spec, task.tokenizer)
     origin = dataclasses.replace(model.origin, task=task, metrics=scores)
     return dataclasses.replace(model, origin=origin)

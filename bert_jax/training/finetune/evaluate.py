@@ -19,8 +19,7 @@ from bert_jax.distributed.parallel.in_flight import in_flight
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
-from bert_jax.objectives.objective import Forward, Objective
-from bert_jax.objectives.task import TaskObjective
+from bert_jax.objectives.objective import Forward
 from bert_jax.tasks.examples import listed
 from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
@@ -277,17 +276,13 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
     """Compute the logits of a split on all devices, in the form that `Split.score` takes."""
-    objective: Objective
-    if model.embedding is not None:
-        task = task_of(model).config
-        objective = saved_objective(model.embedding, model.config, task, split.rows)
-    else:
-        assert model.outputs is not None  # from `read_finetuned`
-        objective = TaskObjective(model.config, model.outputs.head, task_of(model).objective)
+    params, head = model.params, model.head
+    if head is not None and head.kind != "classification" and model.config.pooler:
+        params = model.complete_params()  # a file may lack the pooler, which the head does not read
+    objective = saved_objective(model, task_of(model), split.rows)
     config = StepConfig(objective, OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)
-    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.params)
-    params = place_params(config, mesh, one)
+    params = place_params(config, mesh, jax.tree.map(lambda leaf: np.asarray(leaf)[None], params))
     lengths = split.rows.lengths
     buckets = choose_buckets(lengths, 8, limit=model.config.num_positions)
     with progress_bar(of="evaluation", unit="rows", total=len(lengths)) as bar:
@@ -304,11 +299,11 @@ def divide(
     """Group the indices of a split's examples: clean, seen (contaminated), or unjudged (unknown).
 
     `texts` maps the key of a text to two counts: all its n-grams, and how many of them the run's
-    corpora contain (0 in a clean text). If `texts` contains no example of the split, the result is
-    empty or, if `needed` is true, a UserError is raised.
+    corpora contain (0 in a clean text). Other texts do not count, such as choices joined to their
+    beginning. If the split has none of `texts`, return {} or, if `needed`, raise a UserError.
     """
-    keys = [tuple(map(text_key, each)) for each in split.texts()]
-    if not any(all(key in texts for key in each) for each in keys):
+    keys = [[key for key in map(text_key, each) if key in texts] for each in split.texts()]
+    if not any(keys):
         if needed:
             raise UserError(
                 f"{split.name}: none of its {len(keys):,} examples is in the report given by "

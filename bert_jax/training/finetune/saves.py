@@ -113,10 +113,9 @@ class FinetuneSaves:
 
     def described(self) -> list[str]:
         """Return the files of a run, with the size of its model."""
-        size = 4 * num_params(self._setup.objective)
         return [
             FILES,
-            f"checkpoints/  best model, {size / 1e6:,.1f} MB",
+            f"checkpoints/  best model, {4 * num_params(self._setup.objective) / 1e6:,.1f} MB",
             "resume/       all trials and their best models, until the end",
             "statistics.json, .txt and .png, report.json and .md",
         ]

@@ -19,9 +19,9 @@ from bert_jax.model.heads import MASKED_LM
 from bert_jax.model.task_heads import TaskHeadConfig, starting_params
 from bert_jax.objectives.distillation import DistillationConfig, Distilled
 from bert_jax.objectives.embedding import Comparison, ContrastConfig, EmbeddingObjective
-from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.objective import Objective, trained
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
-from bert_jax.tasks.config import EmbeddingTaskConfig, TaskConfig
+from bert_jax.tasks.config import EmbeddingTaskConfig
 from bert_jax.tasks.embedding import token_weights
 from bert_jax.tasks.retrieval.metrics import ListLoss, PairKind
 from bert_jax.tasks.rows import Rows, eval_batches
@@ -175,19 +175,21 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
         raise UserError(
             f"the head of {saved.name} is for {outputs.objective}, but the task is {task.predicts}"
         )
-    kernel, bias = (np.asarray(saved.params["head"][part]) for part in ("kernel", "bias"))
+    names, wanted, kept = outputs.labels, task.spec.labels, saved.params["head"]
+    if task.objective != "regression" and set(names) != set(wanted):
+        differ = {"lack": sorted({*wanted} - {*names}), "have": sorted({*names} - {*wanted})}
+        parts = [f"{what} {first_few(some, 5)}" for what, some in differ.items() if some]
+        raise UserError(f"the labels of {saved.name} {' and '.join(parts)}")
+    if task.objective == "arcs":
+        if names != wanted:
+            raise UserError(f"{saved.name} has the labels in the order {', '.join(names)}")
+        return kept
+    kernel, bias = (np.asarray(kept[part]) for part in ("kernel", "bias"))
     if task.objective == "regression":  # a saved head predicts raw scores
         mean, deviation = np.float32(task.spec.mean), np.float32(task.spec.deviation)
         return {"kernel": kernel / deviation, "bias": (bias - mean) / deviation}
-    names, wanted = outputs.labels, task.spec.labels
-    if set(names) != set(wanted):
-        ours, theirs = set(wanted), set(names)
-        differ = {"lack": sorted(ours - theirs), "have": sorted(theirs - ours)}
-        parts = [f"{what} {first_few(some, 5)}" for what, some in differ.items() if some]
-        raise UserError(f"the labels of {saved.name} {' and '.join(parts)}")
-    if not wanted:  # start and end of a span, or the score of a choice
-        return {"kernel": kernel, "bias": bias}
-    order = [names.index(label) for label in wanted]
+    # The outputs for a span (start and end) and for a choice (its score) have no labels.
+    order = [names.index(label) for label in wanted] or slice(None)
     return {"kernel": kernel[..., order], "bias": bias[order]}
 
 
@@ -228,6 +230,11 @@ def with_vectors(
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
     )
+    if not trained(objective, objective.axes()):
+        raise UserError(
+            f"training.freeze is {config.training.freeze!r}, but these vectors have no other part "
+            "to train; name fewer parts"
+        )
     if section.rows == "texts" and not objective.has_dropout():
         raise UserError(
             "task.rows is 'texts', which compares a text with itself under different "
@@ -292,13 +299,15 @@ def with_few_tokens(
     return {**start, MASKED_LM: {**head, "bias": head["bias"] - max(0.0, above)}}
 
 
-def saved_objective(
-    config: EmbeddingConfig, model: ModelConfig, task: TaskConfig, rows: Rows
-) -> EmbeddingObjective:
-    """Make the objective with which a saved model computes the vectors of rows."""
-    assert isinstance(task, EmbeddingTaskConfig)
-    comparison, length = _COMPARISONS[task.rows], query_length(rows)
-    return EmbeddingObjective(model, config, comparison, rows.group, query_length=length)
+def saved_objective(model: SavedModel, task: Task, rows: Rows) -> Trainable:
+    """Make the objective with which a saved model computes the outputs for rows."""
+    config, section = model.embedding, task.config
+    if config is None:
+        assert model.outputs is not None  # else it has no task
+        return TaskObjective(model.config, model.outputs.head, task.objective)
+    assert isinstance(section, EmbeddingTaskConfig)
+    comparison, length = _COMPARISONS[section.rows], query_length(rows)
+    return EmbeddingObjective(model.config, config, comparison, rows.group, query_length=length)
 
 
 def scoring(objective: Trainable, rows: Rows) -> Trainable:

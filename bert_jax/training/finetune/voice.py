@@ -127,9 +127,8 @@ def unlearned(
         return ""
     return (
         f"no run learned anything: the best {metric} on dev is {best:.4g}, and {baseline} has "
-        f"{constant_score:.4g}. Try other rates "
-        "(sweep.learning_rates=1e-5,3e-5,1e-4), more steps (training.num_epochs), or a larger "
-        "pretrained model (init)"
+        f"{constant_score:.4g}. Try other rates (sweep.learning_rates=1e-5,3e-5,1e-4), more steps "
+        "(training.num_epochs), or a larger pretrained model (init)"
     )
 
 

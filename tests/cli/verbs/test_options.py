@@ -99,6 +99,11 @@ def test_columns_are_named_in_one_way():
     for wrong in ("text", "txt=a", "header=no", "delimiter="):
         with pytest.raises(UserError, match="--columns has"):
             Columns(columns=(wrong,)).named("text")
+    of_task = Columns(columns=("choices=a,b,text_pair=",))  # the task knows its fields
+    assert of_task.named() == ({"choices": "a,b", "text_pair": ""}, {})
+    for wrong in ("text", "header=", "delimiter="):
+        with pytest.raises(UserError, match="--columns has"):
+            Columns(columns=(wrong,)).named()
 
 
 def test_every_option_is_explained_in_the_help(capsys):

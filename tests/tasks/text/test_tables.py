@@ -311,15 +311,15 @@ def test_bad_tables(tmp_path, name, text, message):
 
 
 def test_empty_texts(tmp_path):
-    path = put(tmp_path / "a.tsv", "text\tpair\tlabel\na\tb\t0\n \tb\t1\na\t\t1\n")
+    path = put(tmp_path / "a.tsv", "text\tpair\tlabel\na\tb\t0\n \tb\t1\na\t\t1\nc\td\t1\n")
     with pytest.raises(UserError, match=r"(?s)2 rows are wrong:.*line 3: a text is empty.*line 4"):
         read_texts(path, TableConfig(text_pair="pair", empty="fail"))
     kept = read_texts(path, TableConfig(text_pair="pair"))
-    assert [e.text for e in kept.examples] == ["a", " ", "a"]
+    assert [e.text for e in kept.examples] == ["a", " ", "a", "c"]
     assert kept.warnings == (f"{path}: 2 rows with an empty text kept (lines 3, 4)",)
     labels = LabelSet(("0", "1"))
     skipped = read_texts(path, TableConfig(text_pair="pair", empty="skip"), labels=labels)
-    assert [e.text for e in skipped.examples] == ["a"]
+    assert [(e.id, e.text) for e in skipped.examples] == [("0", "a"), ("3", "c")]
     assert "2 rows with an empty text skipped" in skipped.warnings[0]
 
 

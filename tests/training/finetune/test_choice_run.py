@@ -12,10 +12,12 @@ from task_examples import read_json_lines
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
 from bert_jax.cli.main import main
+from bert_jax.data.corpus.overlap.evaluation import text_key
 from bert_jax.errors import UserError
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.rows import eval_batches
-from bert_jax.training.finetune.evaluate import evaluate_finetuned, split_outputs
+from bert_jax.training.finetune.data import splits_of
+from bert_jax.training.finetune.evaluate import divide, evaluate_finetuned, split_outputs
 from bert_jax.training.finetune.setup import set_up
 
 ENDINGS = ("the mat", "under a hill", "the cat on the mat")
@@ -80,6 +82,11 @@ def test_an_export_is_scored_and_the_next_run_goes_on_from_its_head(run, tmp_pat
     header = "sent1,sent2,ending0,ending1,ending2,ending3,label"
     (tmp_path / "swag.csv").write_text("\n".join([header, *rows]) + "\n")
     assert evaluate_finetuned(out, f"{tmp_path / 'swag.csv'}").scores["accuracy"] == 1.0
+    columns = {"text": "sent1", "choices": "a,b,c"}
+    assert evaluate_finetuned(out, f"{data}", columns=columns).scores["accuracy"] == 1.0
+    (split,) = splits_of(run, read_finetuned(run), f"{data}")
+    known = {text_key(split.texts()[0][0]): (3, 0)}  # a report has a choice without its beginning
+    assert len(divide(split, known, needed=True)["clean"]) == 10
 
 
 @pytest.mark.parity

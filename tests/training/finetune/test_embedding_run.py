@@ -315,6 +315,7 @@ def test_low_rank_updates_of_vectors(tmp_path, files, capsys):
         ({"task": {"kind": "table"}, "embedding__symmetric": True}, "the section embedding is set"),
         ({"embedding__pooling": "splade", "embedding__dimensions": [8]}, "splade has no dim"),
         ({"embedding__queries": "ones"}, "the others have no queries without an encoder"),
+        ({"training__freeze": "encoder"}, "these vectors have no other part to train"),
     ],
 )
 def test_what_does_not_fit(files, changes, message):

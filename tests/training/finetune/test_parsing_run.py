@@ -1,8 +1,10 @@
 """A parser from a treebank to trees, by the command line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -14,6 +16,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.training.finetune.evaluate import evaluate_finetuned
+from bert_jax.training.finetune.setup import set_up
 
 
 def sentence(number: int) -> str:
@@ -69,6 +72,21 @@ def test_a_parser_learns_and_writes_trees(run, tmp_path, capsys):
     share = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
     assert share == pytest.approx(scores["las"])
     capsys.readouterr()
+
+
+def test_the_next_run_goes_on_from_the_head_if_the_relations_are_the_same(run):
+    workdir, dev = run
+    task = {"kind": "parsing", "max_length": 16, "train": f"{dev}", "dev": f"{dev}"}
+    files = {"init": f"{workdir}", "train": f"{dev}", "dev": f"{dev}"}
+    (start,) = set_up(small_config(files, task=task, head="keep")).start.parts
+    jax.tree.map(np.testing.assert_array_equal, start["head"], read_model(workdir).params["head"])
+    names = ["root", "punct", "obl", "nsubj", "det", "case"]
+    wrong = {"has the labels in the order case, det, ": names, "lack amod;": [*names, "amod"]}
+    for said, labels in wrong.items():
+        config = small_config(files, task={**task, "labels": labels}, head="keep")
+        with pytest.raises(UserError, match=said):
+            set_up(config)
+    assert "head" not in set_up(dataclasses.replace(config, head="auto")).start.parts[0]
 
 
 def test_what_a_parser_is_not_asked(run, tmp_path):

@@ -164,11 +164,12 @@ def _examples(path: Path) -> Iterator[Example]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value; a list of strings, usually words, is joined by spaces."""
+    """Yield the strings in a JSON value; a list of strings, most without blanks, is one text."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        yield " ".join(value)
+        are_texts = sum(" " in each for each in value) > len(value) / 2
+        yield from value if are_texts else [" ".join(value)]
     elif isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _strings(each)

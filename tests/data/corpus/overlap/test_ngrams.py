@@ -137,6 +137,8 @@ def test_the_report_says_which_examples_were_seen(tmp_path):
         ("a.csv", '"it is a very long text",1\nso,2\n',
          [("it is a very long text", "1"), ("so", "2")]),
         ("a.jsonl", '{"a": "1", "n": 3, "b": ["x", "y"], "c": [{"d": "z"}]}', [("1", "x y", "z")]),
+        ("a.jsonl", '{"negatives": ["a cat", "no", "a dog"], "tokens": ["New York", "is", "big"]}',
+         [("a cat", "no", "a dog", "New York is big")]),
     ],
 )  # fmt: skip
 def test_evaluation_files(tmp_path, name: str, content: str, texts: list):
