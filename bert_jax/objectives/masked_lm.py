@@ -132,9 +132,11 @@ class MaskedLM(Teachable):
         self, logits: Array, wanted: Array, rows: Batch, temperature: float
     ) -> Float[Array, "B P"]:
         """Compute the divergence from the teacher's predictions at each masked position."""
+        count = self.model.vocab_size
         if wanted.shape != logits.shape:  # the same vocabulary, padded differently
-            count = self.model.vocab_size
             logits, wanted = logits[..., :count], wanted[..., :count]
+        # A teacher's table may have rows of no token. Masks, unlike slices, need no communication.
+        wanted = jnp.where(jnp.arange(wanted.shape[-1]) < count, wanted, heads.PADDED_LOGIT)
         return losses.divergences(logits, wanted, temperature)
 
     def soft_weights(self, rows: Batch) -> Float[Array, "B P"]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.distributed.checkpoint.agreement import all_agree
-from bert_jax.training.progress import DivergedError, Means, Moment
+from bert_jax.training.progress import DivergedError, Means, Moment, Progress
 from bert_jax.training.run.session import Session, StopRequest
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.run_plan import (
@@ -82,15 +82,14 @@ class _Run:
             if restored:
                 self._read_rows()
             lines, event = plan.voice.about(self.now.step, restored is not None)
-            length, devices = plan.num_steps, plan.mesh.size
             with session.telling(
-                self.now.step, plan.objective, num_steps=length, num_devices=devices
+                self.now.step, plan.objective, num_steps=plan.num_steps, num_devices=plan.mesh.size
             ) as out:
                 if self.trace:
                     closing.callback(self.trace, None, session, lambda: None)
                 for line in lines:
                     out.say(line)
-                session.event("start", event, num_steps=length)
+                session.event("start", event, num_steps=plan.num_steps)
                 if self.policy.scores_start and not restored:
                     self._score(plan.scorers)
                 finished = self._train(stop)
@@ -130,6 +129,9 @@ class _Run:
                 self.now = self.saves.begin(number, stage)
             self.shown = Means(len(self.now.progress))
             self.now.outcomes, self.now.scores = before.outcomes, before.scores
+        elif not self.plan.num_trials and not before.ended:
+            # Scores of two phases are not comparable: their rows may differ in length.
+            before.progress = [Progress(each.member) for each in before.progress]
         self.now.stage = number
 
     def _train_stage(self, stop: StopRequest) -> bool:

@@ -45,8 +45,7 @@ class Progress:
     ) -> bool:
         """Record an evaluation; return whether it is the best so far.
 
-        The trial stops after `patience` evaluations in a row without a better score. If `patience`
-        is 0, the trial never stops early.
+        The trial stops early if it then `has_waited`.
         """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})

@@ -19,7 +19,7 @@ from bert_jax.distributed.parallel.sharding import (
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops, vocabulary_flops
-from bert_jax.model.heads import encode, init_params, layer_projections
+from bert_jax.model.heads import PADDED_LOGIT, encode, init_params, layer_projections
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives import losses, task
 from bert_jax.objectives.distillation import (
@@ -122,6 +122,20 @@ def test_padding_of_the_vocabulary_has_no_part():
     slope = jax.grad(lambda x: divergences(x, padded[1]).sum())(padded[0])
     assert not np.asarray(slope)[:, 8:].any()
     assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("more", [4, 128])
+def test_rows_of_no_token_in_the_table_of_the_teacher_have_no_part(more):
+    """A teacher's 254 rows are padded to as many as the student's 250 tokens: the loss was 3e28."""
+    theirs = replace(MODEL, vocab_size=MODEL.vocab_size + more)
+    random = np.random.default_rng(0)
+    student = random.normal(size=(1, 3, MODEL.padded_vocab_size))
+    teacher = random.normal(size=(1, 3, theirs.padded_vocab_size))
+    student[..., MODEL.vocab_size :] = teacher[..., theirs.vocab_size :] = PADDED_LOGIT
+    student, teacher = (jnp.asarray(x, jnp.float32) for x in (student, teacher))
+    expected = divergences(*(x[..., : MODEL.vocab_size] for x in (student, teacher)), 2.0)
+    found = masked(MODEL).soft_losses(student, teacher, {}, 2.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", HEADS)

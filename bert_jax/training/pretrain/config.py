@@ -73,18 +73,7 @@ class PretrainConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.target_length > self.model.num_positions:
-            raise UserError(
-                f"data.target_length {self.data.target_length} exceeds model.num_positions "
-                f"{self.model.num_positions}. Lower data.target_length or raise model.num_positions"
-            )
         for number, phase in enumerate(self.training.phases):
-            if phase.length > self.model.num_positions:
-                raise UserError(
-                    f"training.phases[{number}].length {phase.length} exceeds "
-                    f"model.num_positions {self.model.num_positions}. Lower the phase's length or "
-                    "raise model.num_positions"
-                )
             peak = self.peak_rate(number)
             if phase.end_rate is not None and phase.end_rate > peak:
                 raise UserError(
@@ -116,14 +105,23 @@ class PretrainConfig(Bounded):
             )
         self._check_best()
         if not self.init:  # else the model's architecture is not known yet
-            self.check_thetas()
+            self.check_architecture()
 
-    def check_thetas(self) -> None:
-        """Check that no phase sets a rotary base (theta) that the model does not use.
+    def check_architecture(self) -> None:
+        """Check that the model has enough positions, and uses each rotary base that a phase sets.
 
-        Raise a UserError if a phase sets an unused base. The message names the phase and the field.
+        Raise a UserError that names the field with too large a length, or with an unused base.
         """
-        for number, phase in enumerate(self.training.phases):
+        limit, remedy = "model.num_positions", "raise model.num_positions"
+        if self.init:
+            limit += f" of the model {self.init},"
+            remedy = "start from a model with more (`bert-jax grow` adds them to rotary models)"
+        phases = list(enumerate(self.training.phases))
+        lengths = {f"training.phases[{number}].length": phase.length for number, phase in phases}
+        for name, length in {"data.target_length": self.data.target_length, **lengths}.items():
+            if length > (most := self.model.num_positions):
+                raise UserError(f"{name} {length} exceeds {limit} {most}. Lower {name} or {remedy}")
+        for number, phase in phases:
             given = {name: getattr(phase, name) for name in THETAS}
             for name in (name for name, theta in given.items() if theta is not None):
                 where = f"training.phases[{number}].{name} is {given[name]:g}"
@@ -212,8 +210,7 @@ class PretrainConfig(Bounded):
         )
 
     def _thetas(self, number: int) -> dict[str, Any]:
-        phase = self.training.phases[number]
-        own = {name: getattr(phase, name) for name in THETAS}
+        own = {name: getattr(self.training.phases[number], name) for name in THETAS}
         return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
 
     def peak_rate(self, number: int) -> float:

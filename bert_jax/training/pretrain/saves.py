@@ -171,6 +171,9 @@ class PretrainSaves(Saves):
         self.axes = self.step.objective.axes()
         self.abstract = abstract_state(self.step, self.mesh)
         self.saved = without_teacher(self.abstract)
+        config = self.config
+        how = config.masking.eval_rate, config.training.eval_rows, config.training.eval_translations
+        self.judged_by = [config.retention.best_metric, *how]
 
     def described(self) -> list[str]:
         """Return the files of a run, with the size and the number of its checkpoints."""
@@ -221,8 +224,8 @@ class PretrainSaves(Saves):
         check_stages(self.config, num_batch_shards(self.mesh), step)
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
-        # With another metric, and in a branch (which has no save yet), evaluations count anew.
-        if self.newest() and extra.get("best_metric") in (None, self.config.retention.best_metric):
+        # If scores mean something else, and in a branch (without a save), evaluations count anew.
+        if self.newest() and extra.get("judged_by") in (None, self.judged_by):
             for each in now.progress:
                 vars(each).update(extra.get("progress", {}), member=each.member)
                 each.stopped = each.has_waited(self.config.training.patience)
@@ -235,7 +238,7 @@ class PretrainSaves(Saves):
         assert at.monitor is not None
         extra = {
             "means": at.means.state(), "plateau": at.monitor.state(),
-            "lowest_at": at.monitor.lowest_at, "best_metric": self.config.retention.best_metric,
+            "lowest_at": at.monitor.lowest_at, "judged_by": self.judged_by,
         }  # fmt: skip
         if self.config.training.patience:
             extra["progress"] = dataclasses.asdict(at.progress[0])

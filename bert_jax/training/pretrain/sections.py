@@ -70,7 +70,7 @@ class TrainingConfig(Bounded, section="training"):
     eval/chrf. 0 means none. Only a run that learns to translate can have them."""
     patience: Natural = 0
     """Number of evaluations in a row without a better checkpoint.best_metric after which the run
-    ends. 0 means that it never ends early."""
+    ends. Evaluations count anew in each phase. 0 means that the run never ends early."""
     probes: tuple[ProbeConfig, ...] = ()
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0

@@ -36,7 +36,7 @@ def with_architecture(
     if isinstance(objective, NetworkConfig) and network is not None and network.forces_end:
         objective = replace(objective, forces_end=True)
     config = replace(config, model=replace(config.model, **fields), objective=objective)
-    config.check_thetas()
+    config.check_architecture()
     return config
 
 
@@ -112,15 +112,14 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
     `kept` is the unit of a begun run, or 0; it stays if it is a multiple of the configured unit.
     """
-    training = config.training
-    unit = training.batch_unit
+    unit = config.training.batch_unit
     if kept:
         unit = unit if kept % unit else kept
     else:
-        needed = [shards * config.accumulation_of(n) for n in range(len(training.phases))]
+        needed = [shards * config.accumulation_of(n) for n in range(len(config.phases))]
         if any(rows % needed[number] for number, rows in stages_from(config.phases, 0)):
             unit = math.lcm(unit, *needed)
-    return replace(config, training=replace(training, batch_unit=unit))
+    return replace(config, training=replace(config.training, batch_unit=unit))
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:

@@ -33,9 +33,7 @@ def resolve_start(
     `there` is the content of the work directory. Raise a UserError if a model and the corpus have
     different tokenizers, or the teacher is unsuitable.
     """
-    initial, before = None, branches_from
-    if there.steps:
-        before = there.config(PretrainConfig)
+    initial, before = None, there.config(PretrainConfig) if there.steps else branches_from
     if config.init and before is not None:
         config = with_architecture(config, before.model, before.objective.network(before.model))
     elif config.init:

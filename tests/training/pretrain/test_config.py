@@ -125,7 +125,10 @@ def test_phases_cover_the_run():
         ({"model": {"hidden_dim": 100}}, r"hidden_dim 100 is not divisible"),
         ({"model": {"vocab_size": -1}}, r"vocab_size is -1"),
         (
-            {"data": {"pairing": "translation", "target_length": 1024}},
+            {
+                "objective": {"name": "translation"},
+                "data": {"pairing": "translation", "target_length": 1024},
+            },
             r"data\.target_length 1024 exceeds model\.num_positions 512",
         ),
         ({"model": {"num_types": 1}}, r"num_types is 1, but with data.pairing 'nsp'"),

@@ -112,6 +112,26 @@ def test_another_tokenizer_is_refused_before_anything_is_written(initial, corpus
     assert not Path(tmp_path / "work").exists()
 
 
+def test_lengths_of_rows_are_compared_with_the_positions_of_the_model(initial):
+    """Before, they were compared with section `model`, which `init` replaces."""
+
+    def started(length, positions, init_positions):
+        config = small_config(
+            init="work/old", model__num_positions=positions,
+            training__phases=[{"length": length, "batch_size": 16}],
+        )  # fmt: skip
+        old = dataclasses.replace(initial.config, num_positions=init_positions)
+        return with_architecture(config, old)
+
+    assert started(128, positions=64, init_positions=256).model.num_positions == 256
+    with pytest.raises(UserError) as refused:
+        started(128, positions=256, init_positions=64)
+    assert str(refused.value).startswith(
+        "training.phases[0].length 128 exceeds model.num_positions of the model work/old, 64. "
+        "Lower training.phases[0].length or start from a model with more"
+    )
+
+
 @pytest.mark.parametrize("extra", [0, 200])
 def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     """200 rows more than the tokenizer has tokens: the table is padded otherwise."""

@@ -149,10 +149,11 @@ def test_a_run_ends_where_its_score_no_longer_rises(source, corpus, tmp_path):
     assert (result.finished, result.step) == (True, 6)
     rows = read_metrics(tmp_path / "work" / "metrics.jsonl")
     assert [row["step"] for row in rows if "eval/bleu" in row] == [0, 2, 4, 6]
-    # Another metric has no best value yet, so its first evaluation cannot end the run.
+    # Another metric has no best value yet, so its first evaluation cannot end the run. The same
+    # holds for the same metric on other rows.
     another = {"checkpoint__best_metric": "eval/translation_loss"}
-    for patience, end in ((1, 10), (2, 12)):
-        result, _ = run(training__patience=patience, **another)
+    for rows, end in ((4096, 10), (8, 14)):
+        result, _ = run(training__patience=1, training__eval_rows=rows, **another)
         assert (result.finished, result.step) == (True, end)
 
 

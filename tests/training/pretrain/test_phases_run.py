@@ -27,9 +27,11 @@ from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
+from bert_jax.training.pretrain.evaluate import HeldOut
 from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
+from bert_jax.training.run_plan import Scores
 from bert_jax.training.steps.state import TrainState, abstract_state
 
 
@@ -128,14 +130,20 @@ def test_a_checkpoint_has_the_thetas_of_its_phase(run, tmp_path):
     assert again["eval/mlm_loss"] == pytest.approx(run.evaluation["eval/mlm_loss"], rel=1e-5)
 
 
-def test_a_run_that_ends_early_is_saved_with_the_thetas_of_its_last_step(run, tmp_path):
-    given = to_dict(run.config) | {"optimizer": {"learning_rate": 1e-12}}
-    given["training"] |= {"num_steps": 30, "eval_every_steps": 1, "patience": 1}
+def test_a_run_that_ends_early_is_saved_with_the_thetas_of_its_last_step(
+    run, tmp_path, monkeypatch
+):
+    """Longer rows have a higher loss, so a second phase ended the run at its first evaluation."""
+    losses = iter([3.0, 2.0, 1.0, 5.0, 5.0])
+    monkeypatch.setattr(HeldOut, "score", lambda *_: [Scores({"mlm_loss": next(losses)})])
+    given = to_dict(run.config)
+    given["training"] |= {"num_steps": 9, "eval_every_steps": 1, "patience": 1}
+    given["training"]["phases"][2]["rope_theta"] = 5000.0
     given["checkpoint"] |= {"save_every_steps": 99}
     result = train(build(PretrainConfig, given), tmp_path / "work", echo=lambda _: None)
     assert result.finished
-    assert 1 < result.step < 10  # in the first phase
-    assert read_model(tmp_path / "work").config.rope_theta == 10000
+    assert result.step == 5  # in the second phase, which has the steps 4 to 6
+    assert read_model(tmp_path / "work").config.rope_theta == 1000
 
 
 def stop_at_the_border(line: str) -> None:
