@@ -212,8 +212,7 @@ class PretrainConfig(Bounded):
         )
 
     def _thetas(self, number: int) -> dict[str, Any]:
-        phase = self.training.phases[number]
-        own = {name: getattr(phase, name) for name in THETAS}
+        own = {name: getattr(self.training.phases[number], name) for name in THETAS}
         return {n: getattr(self.model, n) if theta is None else theta for n, theta in own.items()}
 
     def peak_rate(self, number: int) -> float:
