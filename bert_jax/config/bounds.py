@@ -133,8 +133,7 @@ def _check(section: str, config: Any) -> None:
 @cache
 def _hints(cls: Hashable) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    fields = dataclasses.fields(typing.cast(Any, cls))
-    return {field.name: hints[field.name] for field in fields}
+    return {field.name: hints[field.name] for field in dataclasses.fields(typing.cast(Any, cls))}
 
 
 def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:

@@ -143,6 +143,8 @@ class _Mirror:
         self._url, self.files = url, file_system(url)
         self._uploaded: dict[str, FileState] = {}
         self._failed = False
+        self.renewals: list[float] = []
+        """Times of the last renewals of leases before `download`, in seconds since 1970."""
         self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
         atexit.register(self._remove)
 
@@ -161,7 +163,10 @@ class _Mirror:
             elif PurePosixPath(entry["name"]).name not in (_CHECKPOINTS, _DAMAGED, _RESUME):
                 objects |= self.files.find(entry["name"], detail=True)
         for key, entry in objects.items():
-            name = key.removeprefix(f"{root}/")
+            name, written = key.removeprefix(f"{root}/"), entry.get("mtime")
+            time = written.timestamp() if isinstance(written, datetime.datetime) else None
+            if time is not None and CLAIM.fullmatch(name):
+                self.renewals.append(time)
             # Skip leases, and markers of directories that a web console writes.
             if name.endswith("/") or key == root or CLAIM.fullmatch(name):
                 continue
@@ -178,8 +183,8 @@ class _Mirror:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(self.files.cat_file(key))
-            if isinstance(written := entry.get("mtime"), datetime.datetime):
-                os.utime(target, (written.timestamp(),) * 2)
+            if time is not None:
+                os.utime(target, (time, time))
             self._uploaded[name] = file_state(str(target))
 
     def upload(self) -> None:

@@ -204,8 +204,7 @@ class _Run:
         if now.monitor and not metrics["bad"].any():
             for kind, message in now.monitor.observe(step, watched):
                 stops = kind == "diverged" and self.policy.stops_diverged
-                error = DivergedError(message) if stops else None
-                self.session.warn(kind, message, step, error)
+                self.session.warn(kind, message, step, DivergedError(message) if stops else None)
         logs = (step - self.stage.first) % self.policy.log_every == 0 or step == self.plan.num_steps
         if now.means and (logs or self._due(step)):
             means = now.means.take()

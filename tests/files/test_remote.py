@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def test_small_files_come_back_in_another_mirror(bucket):
     assert there == {"config.json", "metrics.jsonl", "tokenizer/vocab.txt"}
     assert (second.local / "metrics.jsonl").read_text() == '{"step": 1}\n'
     assert str(second.checkpoints) == f"gs://{bucket}/runs/one/checkpoints"
+    assert first.mirror.renewals == []
+    assert second.mirror.renewals == [pytest.approx(time.time(), abs=60)]
 
 
 def test_a_path_that_lost_a_slash(bucket):

@@ -457,9 +457,9 @@ def _starts(_: Path) -> list[bytes]:
 
 
 def _use_starts(path: Path) -> None:
-    from bert_jax.artefacts.saved.runs import read_starts, time_shares
+    from bert_jax.artefacts.saved.runs import read_starts, total_seconds
 
-    time_shares(read_starts(path))
+    total_seconds(read_starts(path))
 
 
 def _use_asked(path: Path) -> None:

@@ -107,9 +107,8 @@ def proven(
 
 def read_back(saved: SavedModel, out: Path) -> SavedModel:
     """Read a directory with `read_model`; raise ProofFailedError if the result is not `saved`."""
-    back, meant = read_model(out), saved
-    if saved.network is None:
-        meant = files.without_types(saved)
+    back = read_model(out)
+    meant = saved if saved.network is not None else files.without_types(saved)
     left_out = () if saved.has_pooler and files.has_place_for_pooler(saved) else ("pooler",)
     ours, theirs = (each.without(left_out).params for each in (meant, back))
     if wrong := proof.unequal(ours, theirs, vocab_size=saved.config.vocab_size):

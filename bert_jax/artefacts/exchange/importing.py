@@ -142,8 +142,7 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
     if found.directory is not None:  # from the Hub
         return weights_entry(source, huggingface_files.weight_files(found.directory))
     prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
-    files = found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*")
-    return weights_entry(source, files)
+    return weights_entry(source, found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*"))
 
 
 def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:

@@ -168,11 +168,11 @@ def _translator(saved: SavedModel, parity: Mapping[str, Any]) -> str:
 def _data(saved: SavedModel) -> str:
     config = saved.origin.config
     if saved.origin.kind == "pretrain":
-        corpus = files.last_part(config.get("data", {}).get("corpus"))
+        corpora = _corpora(config)
         if saved.network is not None:
-            return f"## Data\n\nTrained on the translation pairs of the corpus `{corpus}`."
+            return f"## Data\n\nTrained on the translation pairs of {corpora}."
         name = saved.origin.objective or "masked_lm"
-        said = f"Pretrained on the corpus `{corpus}`"
+        said = f"Pretrained on {corpora}"
         if saved.origin.pairing is not None:
             said += f", {OBJECTIVES[name].learned(saved.origin.pairing)}"
         if name == "replaced_tokens":
@@ -187,6 +187,16 @@ def _data(saved: SavedModel) -> str:
         start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nUnknown: the files of the source model do not name its training data."
+
+
+def _corpora(config: Mapping[str, Any]) -> str:
+    """Name the corpora that the phases of a pretraining run read."""
+    data, places = config.get("data", {}), []
+    for phase in config.get("training", {}).get("phases") or [{}]:
+        mixed = phase.get("mixture") or data.get("mixture") or [data]
+        places += [part.get("corpus") for part in ([phase] if phase.get("corpus") else mixed)]
+    names = [f"`{files.last_part(place)}`" for place in dict.fromkeys(places)]
+    return f"the corp{'us' if len(names) == 1 else 'ora'} {', '.join(names)}"
 
 
 def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:

@@ -52,8 +52,14 @@ def encoder_with_vectors(saved: SavedModel) -> SavedModel:
 def scorer(saved: SavedModel) -> SavedModel:
     """Return a model without vectors; two classes become one label, with the log odds as logit."""
     saved, outputs = dataclasses.replace(saved, embedding=None), saved.outputs
-    if outputs is None or (outputs.objective, len(outputs.labels)) != ("single_label", 2):
-        return saved  # also a planned model, which has neither labels nor arrays
+    if outputs is None or (outputs.objective, outputs.head.num_labels) != ("single_label", 2):
+        return saved
+    if (outputs.long.how, outputs.long.pooling) == ("windows", "max"):
+        raise UserError(
+            f"{saved.name}: window_pooling is max, and one logit cannot hold the maxima of two"
+        )
+    if not outputs.labels:  # a planned model, which has no arrays either
+        return saved
     head = {name: array[..., 1:] - array[..., :1] for name, array in saved.params["head"].items()}
     one, second = dataclasses.replace(outputs.head, num_labels=1), outputs.labels[1:]
     outputs = dataclasses.replace(outputs, head=one, objective="multi_label", labels=second)

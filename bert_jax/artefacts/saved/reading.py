@@ -207,8 +207,12 @@ def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedMo
     """Read the base of an adapter and apply the adapter to it; see `read_model`."""
     with checked(adapter.base):
         saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
-    length = model_max_length(adapter.directory) or saved.max_length
-    saved = dataclasses.replace(saved, max_length=min(length, saved.config.num_positions))
+    config, length = saved.config, model_max_length(adapter.directory) or saved.max_length
+    # Rotary positions have no table, so training on longer rows raises their number. PEFT writes
+    # the tokenizer of the base again, whose length may be larger than the base's positions.
+    if config.positions == "rope" and length != model_max_length(adapter.base):
+        config = dataclasses.replace(config, num_positions=max(length, config.num_positions))
+    saved = dataclasses.replace(saved, config=config, max_length=min(length, config.num_positions))
     return saved if saved.outputs is None else saved.without(PRETRAINING_HEADS)
 
 

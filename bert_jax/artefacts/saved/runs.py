@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES
+from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model
 from bert_jax.distributed.checkpoint.reading import Restored, load_newest, restore_step
 from bert_jax.distributed.checkpoint.storage import saved_steps
@@ -77,7 +78,7 @@ def is_run(place: Path | str) -> bool:
         return True
     config = Path(place) / "config.json"
     if not config.is_file():
-        return not is_sentence_model(Path(place))
+        return not is_sentence_model(Path(place)) and not (Path(place) / ADAPTER).is_file()
     return "bert_jax" in read_json_object(config, max_bytes=MAX_CONFIG_BYTES)
 
 
@@ -298,13 +299,6 @@ def spent(path: Path) -> dict[str, Any]:
 def total_hours(starts: Sequence[Start]) -> float:
     """Return the hours of all starts of a run."""
     return sum(total_seconds(starts).values()) / 3600
-
-
-def time_shares(starts: Sequence[Start]) -> dict[str, float]:
-    """Return each value of `total_seconds` as a fraction of the sum of all values."""
-    totals = total_seconds(starts)
-    whole = max(sum(totals.values()), 1e-9)
-    return {name: seconds / whole for name, seconds in totals.items()}
 
 
 def down_seconds(starts: Sequence[Start]) -> float:

@@ -141,8 +141,7 @@ def _compared(ancestor: Ancestor, state: State, said: str) -> tuple[State, str]:
         return "unrecorded", ancestor.note if ancestor.kind in RUNS else ""
     if state == "verified":
         return state, ""
-    same = "the same digest in the records" if ancestor.recorded and digest else ""
-    return state, said or same
+    return state, said or ("the same digest in the records" if ancestor.recorded and digest else "")
 
 
 def lineage_lines(root: Checked) -> list[str]:

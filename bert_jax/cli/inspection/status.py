@@ -230,7 +230,7 @@ def _run_values(
     step = max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
     if starts:  # the last start may have gone back to an earlier step
         step = starts[-1].last_step
-    heard = _heard(workdir, starts, events)
+    heard = _heard(work, starts, events)
     silent = None if heard is None else max(0.0, (now or time.time()) - heard)
     logged = row.get("perf/steps_per_second")
     rate = logged if _is_number(logged) and logged > 0 else None
@@ -296,15 +296,17 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
     return None, loss + below if _is_number(loss) and _is_number(below) else None
 
 
-def _heard(workdir: Path, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
+def _heard(work: WorkDir, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
     """Return the time of the last recorded sign of life, else when metrics.jsonl last changed."""
     times = [start.last for start in starts[-1:]]
+    if work.mirror is not None:  # records are uploaded only with saves
+        times += work.mirror.renewals
     for event in events[-1:]:
         with contextlib.suppress(ValueError):
             times.append(datetime.datetime.fromisoformat(event["time"]).timestamp())
     if not times:
         with contextlib.suppress(OSError):
-            times.append((workdir / "metrics.jsonl").stat().st_mtime)
+            times.append((work.local / "metrics.jsonl").stat().st_mtime)
     return max(times, default=None)
 
 

@@ -27,8 +27,7 @@ def pretrain_lines(status: PretrainStatus, *, width: int = 80, plain: bool = Tru
         f"{phase.num_steps:,} of {phase.batch_size:,} rows of {phase.length} tokens"
         for phase in status.phases
     )
-    known = status.corpus_tokens is not None
-    tokens = f"{status.corpus_tokens:,} tokens" if known else "not there now"
+    tokens = "not there now" if status.corpus_tokens is None else f"{status.corpus_tokens:,} tokens"
     count = len(status.phases)
     phase = f", phase {status.phase + 1} of {count}" if count > 1 else ""
     subjects = [
@@ -131,13 +130,9 @@ def _state(status: RunStatus) -> str:
 def _reached(status: RunStatus, phase: str = "") -> str:
     parts = [f"step {status.step:,}"]
     if status.num_steps:
-        share = 100 * status.step / status.num_steps
-        parts[0] += f" of {status.num_steps:,} ({share:.1f}%){phase}"
-    if status.steps_per_second is not None and status.seconds_left:
-        parts.append(
-            f"{status.steps_per_second:.3g} steps/s, {duration(status.seconds_left)} left at that "
-            "rate"
-        )
+        parts[0] += f" of {status.num_steps:,} ({status.step / status.num_steps:.1%}){phase}"
+    if (rate := status.steps_per_second) is not None and (left := status.seconds_left):
+        parts.append(f"{rate:.3g} steps/s, {duration(left)} left at that rate")
     return "; ".join(parts)
 
 

@@ -23,6 +23,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.pretrain.speed import step_seconds
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.events import json_lines
 
 LOSS = "eval/mlm_loss"
 _SAME = ("corpus", "recipe", "code", "versions", "device")
@@ -57,6 +58,7 @@ def attempt(
     name = path.stem if path.stem != "recipe" else path.parent.name
     if argument:
         name += f"-{argument}"
+    told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     packages = {name: metadata.version(name) for name in _PACKAGES}
     package = Path(__file__).parents[2]  # in a clone, the shipped recipes lie beside the package
     origin = {  # what the loss depends on, so that another origin means another run
@@ -79,7 +81,7 @@ def attempt(
             f"masked-LM loss ({LOSS}); a record needs an objective that masks words"
         )
     return {
-        "name": name, "what": _first_line(path), "seed": seed, **timed,
+        "name": name, "what": told.partition("\n")[0], "seed": seed, **timed,
         "loss": result.eval_metrics[LOSS],
         "nats_below_unigram": result.eval_metrics["eval/nats_below_unigram"],
         "hours": round(total_hours(read_starts(place / "goodput.json")), 4),
@@ -95,6 +97,13 @@ def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
         for name in _SAME
         if line.get(name) != again[name]
     ]
+
+
+def is_recorded(line: Mapping[str, Any], record: Path) -> bool:
+    """Return true if a file has a line of the same run. The hours and the path may differ."""
+    known = json_lines(record.read_bytes()) if record.exists() else ()
+    names = ("track", "name", "seed", "steps", *_SAME)
+    return any(all(each.get(name) == line[name] for name in names) for _, each in known)
 
 
 def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> dict[str, Any]:
@@ -115,8 +124,3 @@ def _code_digest(*directories: Path) -> str:
         for path in sorted(directory.rglob("*.py")):
             digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def _first_line(recipe: Path) -> str:
-    """Return the first line of the recipe's docstring, which says what the recipe changes."""
-    return (ast.get_docstring(ast.parse(recipe.read_text("utf-8"))) or "").partition("\n")[0]

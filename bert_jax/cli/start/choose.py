@@ -59,8 +59,7 @@ def choices(
         time, tokens = known[base]
         found = []
         for size in sizes:  # the speeds of sizes that were not measured follow from their costs
-            seconds_of = time * size.cost(tokens) / base.cost(tokens)
-            speed = known.get(size, Speed(seconds_of, tokens))
+            speed = known.get(size, Speed(time * size.cost(tokens) / base.cost(tokens), tokens))
             found.append(Choice(size, max(1, int(seconds / speed.seconds)), speed, unique))
         # Sizes that cannot make a step in this time come last, the fastest first.
         found.sort(key=lambda choice: (max(seconds, choice.speed.seconds), -choice.nats))

@@ -119,8 +119,7 @@ def _write_page(
         if (home / path).exists():
             data = base64.b64encode((home / path).read_bytes()).decode()
             parts.append(f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">')
-    choices = html.escape((home / CHOICES).read_text("utf-8"))
-    parts.append(f"<h2>Choices</h2><pre>{choices}</pre>")
+    parts.append(f"<h2>Choices</h2><pre>{html.escape((home / CHOICES).read_text('utf-8'))}</pre>")
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{names}</title>'
     head += f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
     replace_file(home / PAGE, "".join([head, *parts]).encode(errors="backslashreplace"))

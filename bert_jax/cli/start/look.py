@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
+from unicodedata import category, normalize
 
 import jax
 
@@ -22,23 +23,23 @@ class Writing(NamedTuple):
     spaced: bool
     """Whether words have spaces between them."""
     accents: bool
-    """Whether accents are frequent enough to tell words apart."""
+    """Whether words with spaces have frequent accents or vowel signs, which tell words apart."""
 
 
 def look_at(texts: Iterable[str]) -> Writing:
     """Read about a million characters, and find out how the text is written."""
     counts, accented, read = Counter[str](), 0, 0
     for text in texts:
-        letters = [char for char in text[: _SAMPLE_CHARS - read] if char.isalpha()]
-        counts.update(map(script_of, letters))
-        accented += sum("\u00c0" <= char <= "\u024f" for char in letters)
+        part = text[: _SAMPLE_CHARS - read]
+        counts.update(map(script_of, filter(str.isalpha, part)))
+        accented += sum(category(char) == "Mn" for char in normalize("NFD", part))
         read += len(text)
         if read >= _SAMPLE_CHARS:
             break
     total = max(1, counts.total())
     shares = [f"{name} {n / total:.0%}" for name, n in counts.most_common() if n > 0.01 * total]
-    unspaced = sum(counts[name] for name in _UNSPACED)
-    return Writing(", ".join(shares), unspaced < 0.2 * total, accented > 0.005 * total)
+    spaced = sum(counts[name] for name in _UNSPACED) < 0.2 * total
+    return Writing(", ".join(shares), spaced, spaced and accented > 0.005 * total)
 
 
 def vocabulary_size(text_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """The verb that evaluates runs and models. It imports its modules only when it runs."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -112,8 +113,7 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         from bert_jax.files.remote import open_workdir
 
         local = open_workdir(self.model).local
-        is_model = (local / "config.json").is_file() and not is_run(local)
-        if is_finetuning(local) or (is_model and self.data is not None):
+        if is_finetuning(local) or (self.data is not None and not is_run(local)):
             self._refuse(
                 f"does not apply to {self.model}, a fine-tuned model. Name labelled data with "
                 "--data", Heldout, Pairs,
@@ -181,12 +181,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         run = open_heldout(self.model, corpus=self.corpus, max_rows=self.rows, length=self.length)
         losses = measure(run, position_buckets(run.length), rates)
         work = open_workdir(self.model)
-        title = work.local.absolute().name
-
-        def write(path: Path) -> None:
-            write_picture(position_figure(losses, title=title), path)
-
-        picture = self.draw(write, work, "positions.png")
+        figure = partial(position_figure, losses, title=work.local.absolute().name)
+        picture = self.draw(lambda at: write_picture(figure(), at), work, "positions.png")
         drawn = ["", f"loss by position  {picture}"] if picture else []
         self.show(losses.as_json(), [*position_lines(losses), *drawn])
         return 0

@@ -251,8 +251,7 @@ def _unknown(flag: str, parser: Parser) -> UserError:
     new = _NEW.get(f"{parser.prog} {flag}", _NEW.get(flag, ""))
     if new.partition(" ")[0] in parser.flags:
         return UserError(f"{flag} is now {new}")
-    names = [known[2:] for known in parser.flags]
-    hint = suggestion(flag[2:], names, "; did you mean --{}?")
+    hint = suggestion(flag[2:], [known[2:] for known in parser.flags], "; did you mean --{}?")
     return UserError(f"unknown option {flag}{hint} (see {parser.prog} --help)")
 
 

@@ -32,12 +32,12 @@ class Record(Verb):
     seeds: Commas[int] = (0,)
     """Seeds of the runs, one line for each."""
     out: File | None = None
-    """File to which the lines are added (default: lines are only printed)."""
+    """File to which the lines of new runs are added (default: lines are only printed)."""
     workdir: Directory = Path("work/record")
     """Directory for corpora and runs. Finished runs are not trained again."""
 
     def __call__(self) -> int:
-        from bert_jax.cli.record.attempt import attempt, differences
+        from bert_jax.cli.record.attempt import attempt, differences, is_recorded
         from bert_jax.cli.record.track import read_track
         from bert_jax.files.checks import json_crc
 
@@ -59,12 +59,12 @@ class Record(Verb):
             return not equal
         for seed in self.seeds:
             made = attempt(track, self.recipe, self.input, home, home / "runs", seed)
-            text = json.dumps({"track": self.track.stem, "path": self.recipe, **made})
-            print(text)
-            if self.out:
+            made = {"track": self.track.stem, "path": self.recipe, **made}
+            print(json.dumps(made))
+            if self.out and not is_recorded(made, self.out):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
                 with self.out.open("a") as file:
-                    file.write(text + "\n")
+                    file.write(json.dumps(made) + "\n")
         return 0
 
 

@@ -40,15 +40,7 @@ def finetune(
     """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
     All processes must call this function, after `jax.distributed.initialize`, and share `workdir`.
-
-    Args:
-        config: Configuration of the run.
-        workdir: Local directory, made if missing, or `gs://bucket/directory`.
-        clock: Clock that was started with the process; by default, a new clock.
-        echo: Function that receives each line to print. By default, lines go to standard output,
-            and a terminal shows a progress bar.
-        profiler: Profiler of some steps (see `planning.profile`).
-        track: Packages of experiment trackers that show the metrics, too: `wandb`, `trackio`.
+    The arguments are as in `pretrain.train.train`.
 
     Raises:
         BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).
@@ -57,8 +49,7 @@ def finetune(
         SaveFailedError: Several saves in a row have failed.
         DamagedCheckpointError: None of the run's checkpoints is intact.
     """
-    config = dataclasses.replace(config, task=config.task.located())
-    setup = set_up(config)
+    setup = set_up(dataclasses.replace(config, task=config.task.located()))
     config = setup.config
     with hold_workdir(workdir, echo=echo) as work:
         check_finetune_workdir(work, config, setup.fingerprints)

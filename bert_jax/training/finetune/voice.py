@@ -207,8 +207,7 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
     if head := _head(setup):
-        title = "vectors" if setup.task.objective == "embedding" else "head"
-        lines.append(f"{title:8} {head}")
+        lines.append(f"{'vectors' if setup.task.objective == 'embedding' else 'head':8} {head}")
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each simultaneous run has a copy, saves have none")
     if not trains_all(setup.step.objective):
@@ -237,10 +236,11 @@ def planned_model(setup: Setup) -> SavedModel:
     """Return the model that a run will save, with logical axes in place of parameter arrays."""
     objective, initial, kind = setup.objective, setup.initial, setup.task.predicts
     head, lora, axes = objective.config, objective.lora, objective.axes()
+    long = setup.task.config.long_texts
     return dataclasses.replace(
         initial, config=objective.model, origin=Origin("finetune"), network=None,
         params={name: entry for name, entry in axes.items() if name != "lora"},
-        outputs=TaskOutputs(head, kind) if isinstance(head, TaskHeadConfig) else None,
+        outputs=TaskOutputs(head, kind, long=long) if isinstance(head, TaskHeadConfig) else None,
         embedding=head if isinstance(head, EmbeddingConfig) else None,
         adapter=Adapter(lora, axes["lora"], axes["encoder"]["layers"]) if lora.rank else None,
     )  # fmt: skip

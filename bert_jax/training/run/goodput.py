@@ -20,7 +20,6 @@ from bert_jax.artefacts.saved.runs import (
     Start,
     down_seconds,
     read_starts,
-    time_shares,
     total_seconds,
 )
 
@@ -168,10 +167,11 @@ class Goodput:
     def shares(self) -> dict[str, float]:
         """Return `perf/goodput` and `perf/badput_<reason>` over all starts, which sum to 1."""
         self._update(self._this.last_step)
-        shares = time_shares([*self._earlier, self._this])
+        totals = total_seconds([*self._earlier, self._this])
+        whole = max(sum(totals.values()), 1e-9)
         return {
-            "perf/goodput": shares.pop(PRODUCTIVE),
-            **{f"perf/badput_{reason}": share for reason, share in shares.items()},
+            "perf/goodput": totals.pop(PRODUCTIVE) / whole,
+            **{f"perf/badput_{reason}": seconds / whole for reason, seconds in totals.items()},
         }
 
     def _update(self, step: int) -> None:

@@ -1,7 +1,9 @@
 """Low-rank updates in PEFT's format: written, read back, refused."""
 
+import dataclasses
 import json
 import math
+import re
 import shutil
 
 import jax
@@ -18,7 +20,9 @@ from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
 from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
+from bert_jax.cli.main import main
 from bert_jax.errors import UserError
+from bert_jax.training.finetune import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +142,32 @@ def test_updates_of_maps_that_are_one_tensor_there_come_back(tmp_path):
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
         saved.params, read_model(tmp_path / "ours").params,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "length"), [("modernbert", 40), ("bert", 24)])
+def test_an_adapter_of_longer_rows_reads_them(tmp_path, kind, length):
+    """Rotary positions have no table, which would limit the rows to those of the base."""
+    base = adapted(small_saved("classification", **FAMILIES.get(kind, {})), "query")
+    longer = dataclasses.replace(base.config, num_positions=40)
+    write_base(base, tmp_path)
+    (tmp_path / "ours").mkdir()
+    write(dataclasses.replace(base, config=longer, max_length=40), tmp_path / "ours")
+    (tmp_path / "ours" / "base").symlink_to(tmp_path)
+    back = read_model(tmp_path / "ours")
+    assert (back.max_length, back.config.num_positions) == (length, length)
+    edit(tmp_path / "tokenizer_config.json", model_max_length=40)  # which PEFT writes again
+    assert read_model(tmp_path / "ours").max_length == 24
+
+
+def test_an_adapter_is_scored_on_labelled_data(written, tmp_path, monkeypatch, capsys):
+    logits = np.eye(3, dtype=np.float32)[:2]
+    monkeypatch.setattr(evaluate, "split_outputs", lambda model, split: logits)
+    table = tmp_path / "dev.csv"
+    table.write_text("text,label\nthe river froze,yes\nthe ferry,ähm\n", "utf-8")
+    assert main(["evaluate", f"{written[1]}", "--data", f"{table}"]) == 0
+    assert re.search(r"^accuracy +1$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["evaluate", f"{written[1]}"]) == 2
+    assert "records no corpus; give --corpus" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("labels", [0, 5])

@@ -93,6 +93,26 @@ def test_it_says_what_the_run_was():
     assert "2e-05" not in text  # another rate was chosen
 
 
+@pytest.mark.parametrize(
+    ("phases", "mixture", "said"),
+    [
+        ([{}], [], "the corpus `web`"),
+        ([{}], ["/a/books", "/b/code"], "the corpora `books`, `code`"),
+        ([{}, {"corpus": "/c/news"}], [], "the corpora `web`, `news`"),
+        ([{"mixture": [{"corpus": "one"}]}, {}], ["books"], "the corpora `one`, `books`"),
+    ],
+)
+def test_it_names_the_corpora_of_all_phases(phases, mixture, said):
+    own = {"batch_size": 2, "length": 8, "share": 0.5}
+    config = {
+        "data": {"corpus": "/home/web", "mixture": [{"corpus": each} for each in mixture]},
+        "training": {"phases": [own | phase for phase in phases]},
+    }
+    saved = dataclasses.replace(model_of("mlm"), origin=Origin("pretrain", 7, config))
+    text = model_card(saved, PARITY, license="unknown", name="A model")
+    assert f"## Data\n\nPretrained on {said}.\n" in text
+
+
 def test_it_quotes_test_data_where_there_are_some():
     text = card()
     assert "On dev, the set that chose the epoch." in text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from asked_models import HEADS, WORDS, random_model
 
-from bert_jax.artefacts.exchange.export import FORMATS
+from bert_jax.artefacts.exchange.export import FORMATS, refusals
 from bert_jax.artefacts.formats.huggingface_files import Reading, TaskOutputs, model_max_length
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.errors import UserError
@@ -106,6 +106,17 @@ def test_an_export_answers_as_its_source(tmp_path, kind, count):
         back = read_model(tmp_path / name)
         assert (back.max_length, back.outputs) == (LENGTH, saved.outputs)
         assert_same(answers_of(back, kind, texts), expected)
+
+
+@pytest.mark.parametrize("labels", [("no", "yes"), ()])  # a planned model has none
+@pytest.mark.parametrize("pooling", ["mean", "max", "first_last"])
+def test_one_logit_for_two_classes_is_refused_where_long_texts_would_differ(labels, pooling):
+    """The maximum of differences is not the difference of maxima."""
+    head = TaskHeadConfig("classification", 2)
+    outputs = TaskOutputs(head, "single_label", labels, long=LongTexts("windows", pooling))
+    found = refusals(dataclasses.replace(random_model("class"), outputs=outputs))
+    assert ("window_pooling is max" in found.get("cross-encoder", "")) == (pooling == "max")
+    assert "huggingface" not in found
 
 
 def test_lengths_of_files_are_checked(tmp_path):

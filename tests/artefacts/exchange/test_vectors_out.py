@@ -211,6 +211,20 @@ def test_equal_predictions_are_counted_one_by_one(monkeypatch, kind, ours, their
     assert found["equal_predictions"] == {"head": pytest.approx(share)}
 
 
+@pytest.mark.parametrize(("kind", "objective"), [("score", "choice"), ("tags", "arcs")])
+def test_no_share_is_counted_where_a_row_alone_predicts_nothing(monkeypatch, kind, objective):
+    """A choice has one logit a row, whose argmax is always 0."""
+    saved = model_of(kind)
+    saved = dataclasses.replace(
+        saved, outputs=dataclasses.replace(saved.outputs, objective=objective)
+    )
+    logits = np.ones((2, 1) if objective == "choice" else (2, 3, 4), np.float32)
+    monkeypatch.setattr(runtime.proof, "logits_of", lambda *_: {"head": logits})
+    found = runtime.cost(saved, [[2, 5, 3], [2, 6, 3]], lambda _: {"head": -logits})
+    assert (found["equal_predictions"], found["differences"]) == ({}, {"head": 2.0})
+    assert runtime.table(found) == [("head", "2", "", "")]
+
+
 def test_the_cost_of_eight_bits_is_that_of_the_worst_vector():
     saved = vector_model("mean")
     rows = proof_rows(saved)[:5]

@@ -17,7 +17,7 @@ from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
 from bert_jax.errors import UserError
 from bert_jax.files import bucket as bucket_module
-from bert_jax.files.remote import open_workdir
+from bert_jax.files.remote import _Mirror, open_workdir
 from bert_jax.training.run.goodput import Clock, Goodput
 from bert_jax.training.run.loss_curve import terminal_curve
 
@@ -155,6 +155,16 @@ def test_states(run, kind, silent, state):
          "running": "running", "silent": "seems to be running", "killed": "NOT running"}[state]
         in first
     )  # fmt: skip
+
+
+def test_a_lease_in_a_bucket_is_a_sign_of_life(run):
+    """Records are uploaded only with saves, which may be hours apart."""
+    mirror = object.__new__(_Mirror)
+    mirror.renewals = [LAST - 900, LAST + 7195]
+    work = dataclasses.replace(open_workdir(run), mirror=mirror)
+    status = pretrain_status(work, now=LAST + 7200)
+    assert (status.state, status.silent_seconds) == ("running", 5.0)
+    assert pretrain_status(work, now=LAST + 9000).state == "killed"
 
 
 def test_a_slow_step_is_no_silence(run):

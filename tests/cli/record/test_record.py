@@ -156,7 +156,8 @@ def test_what_another_track_or_other_code_made_is_made_again(track, tmp_path, mo
     )
     monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: next(times))
     monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
-    arguments = ["record", *track, f"--recipe={write_recipe(tmp_path)}"]
+    out = tmp_path / "out.jsonl"
+    arguments = ["record", *track, f"--recipe={write_recipe(tmp_path)}", f"--out={out}"]
     assert main([*arguments, "--seeds=0,0"]) == 0
     path = tmp_path / "small.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 190}))
@@ -167,9 +168,26 @@ def test_what_another_track_or_other_code_made_is_made_again(track, tmp_path, mo
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     steps = [json.loads(line)["steps"] for line in lines]
     assert steps == [3, 3, 3, 6]
+    assert out.read_text().splitlines() == lines[1:]  # the second line is of the first run
     assert runs[0] == runs[1]
     assert len({*runs}) == 3
     assert corpora[0] == corpora[1] != corpora[2] == corpora[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [({}, True), ({"hours": 2.0, "path": "other.py"}, True), ({"track": "four"}, False),
+     ({"name": "other"}, False), ({"seed": 1}, False), ({"steps": 4}, False),
+     ({"code": "other"}, False)],
+)  # fmt: skip
+def test_a_run_counts_once(tmp_path, change, known):
+    """An interrupted command is repeated for the seeds that are left."""
+    line = {"track": "two", "path": "r.py", "name": "mine", "seed": 0, "steps": 3, "hours": 1.0}
+    line |= dict.fromkeys(attempt._SAME, "x") | {"versions": {"jax": "1"}}
+    out = tmp_path / "out.jsonl"
+    assert not attempt.is_recorded(line, out)
+    out.write_text(json.dumps(line) + "\n")
+    assert attempt.is_recorded(line | change, out) == known
 
 
 def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,8 @@ from bert_jax.cli.start import look
 ENGLISH = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 THAI = "ภาษาไทยเป็นภาษาที่เขียนโดยไม่เว้นวรรคระหว่างคำ"
 JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+HINDI = "मैं घर में हूँ और मेरी बहन बाज़ार में है। "
+RUSSIAN = "Мой дедушка живёт в старом доме, и каждый день он ловит рыбу. "
 FRENCH = "Été comme hiver, l'élève espère réussir à lire ce livre où il a été question de forêts. "
 
 
@@ -17,6 +19,8 @@ FRENCH = "Été comme hiver, l'élève espère réussir à lire ce livre où il 
         (FRENCH, "Latin 100%", True, True),
         (THAI, "Thai 100%", False, False),
         (JAPANESE, "Hiragana ", False, False),
+        (HINDI, "Devanagari 100%", True, True),  # without vowel signs, two words are equal
+        (RUSSIAN, "Cyrillic 100%", True, True),  # two letters consist of a letter and a sign
         ("모든 행복한 가정은 서로 닮았다. ", "Hangul 100%", True, False),
     ],
 )

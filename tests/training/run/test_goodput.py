@@ -10,7 +10,6 @@ from bert_jax.artefacts.saved.runs import (
     down_seconds,
     read_starts,
     spent,
-    time_shares,
     total_seconds,
 )
 from bert_jax.training.run.goodput import Clock, Goodput, process_age
@@ -233,8 +232,8 @@ def test_other_processes_write_nothing(tmp_path, now):
     assert goodput.shares() == {"perf/goodput": 1.0}
 
 
-def test_no_time_has_no_share():
-    assert time_shares([]) == {"productive": 0.0}
+def test_no_time_has_no_share(now):
+    assert begun(None, now, 7).shares() == {"perf/goodput": 0.0}
 
 
 def test_age_is_that_of_the_process(monkeypatch):
