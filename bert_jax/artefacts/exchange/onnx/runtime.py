@@ -161,9 +161,8 @@ def cost(
 
     Returns:
         `differences` has the largest absolute difference of each output. `equal_predictions` has
-        the fraction of predictions (for text vectors, of nearest neighbours) that are equal, but no
-        entry for the heads of numbers, choices and arcs.
-        `cosine` has the smallest cosine between the program's and the source's states or vectors.
+        the fraction of predictions (for text vectors, of nearest neighbours) that are equal, except
+        for numbers, choices and arcs. `cosine` has the smallest cosine between states or vectors.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):
