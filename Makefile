@@ -36,11 +36,12 @@ $(VENV)/.installed-parity: $(VENV)/.installed-dev
 demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages
 	$(BIN)/bert-jax demo --workdir=$(WORKDIR)
 
-# Files are spread over the cores; a test in a file comes after those above it.
-PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# Files are spread over processes (tests/conftest.py says how many, and in which order); a test in a
+# file comes after those above it.
+PARALLEL := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
-test: $(VENV)/.installed-dev  ## all tests (BERT_JAX_DATA=DIR adds those on real data)
-	$(BIN)/python -m pytest $(PARALLEL)
+test: $(VENV)/.installed$(if $(EVERY),-parity,-dev)  ## all tests (BERT_JAX_DATA=DIR adds those on real data, EVERY=1 those of test-slow and test-parity)
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(EVERY),-m '')
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several processes, kills, a full disk
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
@@ -55,7 +56,7 @@ test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full dis
 		tests/training/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
-	$(BIN)/python -m pytest -m parity
+	$(BIN)/python -m pytest $(PARALLEL) -m parity
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, shellcheck, and the contract between layers
 	$(BIN)/ruff check .

@@ -37,6 +37,19 @@ with pytest.MonkeyPatch.context() as _patch:  # libtpu, here or in a child, refu
 # took 6% of the time of the tests of model, finetune and checkpoint.
 gc.set_threshold(100_000, 20, 100)
 
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use one process more than cores: some tests wait, for a clock, a cluster or a child."""
+    return min(4, (os.cpu_count() or 1) + 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests, so that none of them is left over for one process."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 # Every signature's shapes and dtypes are checked while tests run, and only then.
 check_signatures("bert_jax")
 

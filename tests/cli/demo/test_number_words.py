@@ -148,10 +148,3 @@ def test_short_form_goes_all_the_way(tmp_path, capsys, monkeypatch):
     assert cli.main(arguments) == 1  # goes on with what is there
     assert capsys.readouterr().out.count("is there already") == 6
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.txt")}
-
-
-@pytest.mark.slow
-def test_full_form_learns_the_numbers(tmp_path, capsys):
-    assert cli.main(["demo", "--recipe=translation", f"--workdir={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert "of 2,000 unseen numbers exact" in said
