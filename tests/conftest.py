@@ -38,14 +38,14 @@ with pytest.MonkeyPatch.context() as _patch:  # libtpu, here or in a child, refu
 gc.set_threshold(100_000, 20, 100)
 
 
-
+@pytest.hookimpl(optionalhook=True)  # a child process may run without xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use one process more than cores: some tests wait, for a clock, a cluster or a child."""
+    """Use one process more than cores, at most 4: some tests wait for a clock or a cluster."""
     return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of slow tests, so that none of them is left over for one process."""
+    """Put files with slow tests first, so that no process runs such a file alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -144,7 +144,7 @@ class _Mirror:
         self._uploaded: dict[str, FileState] = {}
         self._failed = False
         self.renewals: list[float] = []
-        """Times of the last renewals of leases before `download`, in seconds since 1970."""
+        """Times at which the leases that `download` found were renewed, in seconds since 1970."""
         self.local = Path(tempfile.mkdtemp(prefix="bert_jax-"))
         atexit.register(self._remove)
 

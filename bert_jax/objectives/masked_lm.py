@@ -135,7 +135,7 @@ class MaskedLM(Teachable):
         count = self.model.vocab_size
         if wanted.shape != logits.shape:  # the same vocabulary, padded differently
             logits, wanted = logits[..., :count], wanted[..., :count]
-        # A teacher's table may have rows of no token. Masks, unlike slices, need no communication.
+        # A teacher's table may have rows without a token. A slice needs communication, a mask none.
         wanted = jnp.where(jnp.arange(wanted.shape[-1]) < count, wanted, heads.PADDED_LOGIT)
         return losses.divergences(logits, wanted, temperature)
 

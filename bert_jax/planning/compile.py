@@ -35,7 +35,7 @@ from bert_jax.planning.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.planning.hlo_cost.hlo import parse_program
 from bert_jax.planning.topology import Topology, devices, quiet
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import Corpus, open_corpus, store_openers
+from bert_jax.training.pretrain.corpus import open_corpus, store_openers
 from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.steps.state import abstract_state
@@ -184,8 +184,9 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     if start.initial is not None:
         config = config.with_vocabulary(start.initial.tokenizer.vocab_size)
     size, source = config.model.vocab_size, ", as configured"
-    if corpus := _corpus(config.data.corpus):
-        size, source = corpus.train.vocab_size, ", from the corpus"
+    path, data = config.data.corpus, dataclasses.replace(config.data, read_timeout=5.0)
+    if path and (store_openers(path, data) if scheme(path) else Path(path).exists()):
+        size, source = open_corpus(path, data).train.vocab_size, ", from the corpus"
     elif not size:
         size, source = ASSUMED_VOCAB_SIZE, " assumed (no corpus; set model.vocab_size)"
     return config.with_vocabulary(size), f"vocabulary: {size:,} tokens{source}"
@@ -277,13 +278,8 @@ def _planned_step(config: PretrainConfig, phase: int) -> Any:
     if config.model.dtype == "auto":  # would follow the default backend, here the CPU
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
-    return step_config(config, _corpus(config.data.corpus), phase)
-
-
-def _corpus(path: str) -> Corpus | None:
-    """Open a corpus; return None if there is none at the path, which may be in a bucket."""
-    built = path and (store_openers(path) if scheme(path) else Path(path).exists())
-    return open_corpus(path) if built else None
+    there = config.data.corpus and Path(config.data.corpus).exists()
+    return step_config(config, open_corpus(config.data.corpus) if there else None, phase)
 
 
 def _compile(lowered: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Profile:
         return self._after
 
     def _after(self, step: int | None, session: Session, wait: Callable[[], None]) -> None:
-        is_first, self._now = not self._now, step or self._now
+        before, self._now = self._now, step or self._now
         if self._tracing and step in (None, self.last):
             self._tracing = False
             wait()
@@ -64,10 +64,10 @@ class Profile:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python would fill the trace
             jax.profiler.start_trace(session.work.local / "profile", profiler_options=options)
-        elif is_first and self._now >= self.first:
+        elif not before and self._now >= self.first:
             session.out.say(
-                f"Warning: --profile={self.first}:{self.last} traces nothing, because this start "
-                f"began with step {self._now}; give a FIRST of at least {self._now + 1}"
+                f"Warning: --profile={self.first}:{self.last} traces nothing: this start continues "
+                f"after step {self._now - 1}, and FIRST must be at least 2 steps later"
             )
 
     def _table(self, session: Session) -> list[str]:

@@ -41,7 +41,7 @@ class TextExample:
     """A text or a pair of texts to be classified, scored or embedded, or a text with choices."""
 
     id: str
-    """Id from the file. If the file has no ids, the index of the row, skipped rows included."""
+    """Id from the file, else the number of the row, from 0; skipped rows count."""
     text: str
     text_pair: str | None
     label: int | float | tuple[int, ...] | tuple[float, ...] | None

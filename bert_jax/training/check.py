@@ -96,7 +96,7 @@ def _write(workdir: str) -> str:
 
 def _step(plan: RunPlan, workdir: str) -> str:
     branch = getattr(plan.saves, "branch", None)  # of a pretraining run
-    done = max(saved_steps(open_workdir(workdir).checkpoints), default=branch.step if branch else 0)
+    done = max([branch.step if branch else 0, *saved_steps(open_workdir(workdir).checkpoints)])
     at, name = min(done, plan.num_steps - 1), plan.objective.metrics[0].name
     number, stage = next((n, each) for n, each in enumerate(plan.stages) if at in each.steps)
     batch, state = next(plan.batches.stream(at)), plan.saves.begin(number, stage).state

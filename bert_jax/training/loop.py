@@ -121,7 +121,7 @@ class _Run:
         return finished
 
     def _enter(self, number: int) -> None:
-        """Enter stage `number`; if new trials begin with this stage, initialise their state."""
+        """Enter stage `number`: begin its new trials or, in pretraining, count evaluations anew."""
         self._flush()  # a bad step is computed again with the step function of its own stage
         before, stage = self.now, self.plan.stages[number]
         if stage.begins:
@@ -131,7 +131,7 @@ class _Run:
             self.now.outcomes, self.now.scores = before.outcomes, before.scores
         elif not self.plan.num_trials and not before.ended:
             # Scores of two phases are not comparable: their rows may differ in length.
-            before.progress = [Progress(each.member) for each in before.progress]
+            self.now.progress = [Progress(each.member) for each in before.progress]
         self.now.stage = number
 
     def _train_stage(self, stop: StopRequest) -> bool:

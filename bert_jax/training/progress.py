@@ -45,7 +45,7 @@ class Progress:
     ) -> bool:
         """Record an evaluation; return whether it is the best so far.
 
-        The trial stops early if it then `has_waited`.
+        Afterwards, `stopped` says whether the trial `has_waited`.
         """
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})

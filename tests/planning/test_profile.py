@@ -168,8 +168,8 @@ def test_a_start_after_the_step_before_the_first_warns_once(
         trace(step, Listener(tmp_path, said), lambda: None)
     assert len(begun) == 1 - warns
     warning = (
-        "Warning: --profile=20:25 traces nothing, because this start began with step 20; "
-        "give a FIRST of at least 21"
+        "Warning: --profile=20:25 traces nothing: this start continues after step 19, and FIRST "
+        "must be at least 2 steps later"
     )
     assert said == [warning] * warns
 

@@ -190,13 +190,13 @@ def _data(saved: SavedModel) -> str:
 
 
 def _corpora(config: Mapping[str, Any]) -> str:
-    """Name the corpora that the phases of a pretraining run read."""
+    """Name the corpora that the phases read, as `PretrainConfig.mixture_of` decides."""
     data, places = config.get("data", {}), []
     for phase in config.get("training", {}).get("phases") or [{}]:
         mixed = phase.get("mixture") or data.get("mixture") or [data]
         places += [part.get("corpus") for part in ([phase] if phase.get("corpus") else mixed)]
     names = [f"`{files.last_part(place)}`" for place in dict.fromkeys(places)]
-    return f"the corp{'us' if len(names) == 1 else 'ora'} {', '.join(names)}"
+    return f"the {'corpora' if len(names) > 1 else 'corpus'} {', '.join(names)}"
 
 
 def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:

@@ -56,7 +56,7 @@ def scorer(saved: SavedModel) -> SavedModel:
         return saved
     if (outputs.long.how, outputs.long.pooling) == ("windows", "max"):
         raise UserError(
-            f"{saved.name}: window_pooling is max, and one logit cannot hold the maxima of two"
+            "one logit cannot replace two classes if task.window_pooling is max; train with mean"
         )
     if not outputs.labels:  # a planned model, which has no arrays either
         return saved

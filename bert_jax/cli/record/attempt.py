@@ -100,7 +100,7 @@ def differences(line: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
 
 
 def is_recorded(line: Mapping[str, Any], record: Path) -> bool:
-    """Return true if a file has a line of the same run. The hours and the path may differ."""
+    """Return true if a record has a line of the same run; hours, path and loss may differ."""
     known = json_lines(record.read_bytes()) if record.exists() else ()
     names = ("track", "name", "seed", "steps", *_SAME)
     return any(all(each.get(name) == line[name] for name in names) for _, each in known)

@@ -181,8 +181,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         run = open_heldout(self.model, corpus=self.corpus, max_rows=self.rows, length=self.length)
         losses = measure(run, position_buckets(run.length), rates)
         work = open_workdir(self.model)
-        figure = partial(position_figure, losses, title=work.local.absolute().name)
-        picture = self.draw(lambda at: write_picture(figure(), at), work, "positions.png")
+        make_figure = partial(position_figure, losses, title=work.local.absolute().name)
+        picture = self.draw(lambda at: write_picture(make_figure(), at), work, "positions.png")
         drawn = ["", f"loss by position  {picture}"] if picture else []
         self.show(losses.as_json(), [*position_lines(losses), *drawn])
         return 0

@@ -183,7 +183,7 @@ class Columns(Verb):
         names, written = dict[str, str](), dict[str, Any]()
         for part in [p for each in self.columns for p in re.split(r",\s*(?=\w+\s*=)", each)]:
             field, equals, column = (word.strip() for word in part.partition("="))
-            fits = column and field in known if known else equals  # a task's field may be empty
+            fits = (column and field in known) if known else equals  # a task's field may be empty
             if field in ("header", "quoting") and column in ("True", "False"):
                 written[field] = column == "True"
             elif field == "delimiter" and column:

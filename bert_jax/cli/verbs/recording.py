@@ -59,12 +59,12 @@ class Record(Verb):
             return not equal
         for seed in self.seeds:
             made = attempt(track, self.recipe, self.input, home, home / "runs", seed)
-            made = {"track": self.track.stem, "path": self.recipe, **made}
-            print(json.dumps(made))
-            if self.out and not is_recorded(made, self.out):
+            line = {"track": self.track.stem, "path": self.recipe, **made}
+            print(text := json.dumps(line))
+            if self.out and not is_recorded(line, self.out):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
                 with self.out.open("a") as file:
-                    file.write(json.dumps(made) + "\n")
+                    file.write(text + "\n")
         return 0
 
 

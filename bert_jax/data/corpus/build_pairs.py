@@ -167,7 +167,7 @@ def build_pairs(
             if part.writer.num_documents:  # an empty held-out store is left out
                 records = [record for source in read for record in source.records()]
                 accounted = account(tally, records, provenance or Provenance())
-                accounted |= cleaning if part.drops else {}
+                accounted.update(cleaning if part.drops else {})
                 part.finish(accounted, text_bytes, 0.0 if heldout else heldout_rate)
         write_datasheet(staged.path)
         staged.commit()

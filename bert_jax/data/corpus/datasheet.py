@@ -221,13 +221,13 @@ def datasheet(headers: Mapping[str, Mapping[str, Any]]) -> str:
     header = headers["train"]
     account = header.get("account", {})
     command = account.get("command") or "from Python"
-    sources = dict.fromkeys(_sources(each.get("sources", [])) for each in headers.values())
+    own, *other = dict.fromkeys(_sources(each.get("sources", [])) for each in headers.values())
     sections = [
         "# Datasheet of a corpus",
         f"Built on {plain(account.get('built', 'an unknown date'))} with bert_jax "
         f"{plain(account.get('versions', {}).get('bert_jax', ''))}: `{plain(command, 2000)}`.",
         _stores(headers),
-        "## Sources\n\n" + "\n\nHeld-out text comes from other sources:\n\n".join(sources),
+        "## Sources\n\n" + own + "".join(f"\n\nOf held-out text:\n\n{each}" for each in other),
         "## Licence\n\n" + _licences(account),
         "## Languages\n\n"
         + (_amounts("language", account.get("languages", {})) or "No document names its language."),

@@ -38,6 +38,7 @@ def read_texts(
         source: a file of any format of `TableFormat`, or `tfds:NAME:SPLIT`.
         table: columns of the texts and labels, and how the file is written.
         labels: the classes; None means the classes that occur in the file (see `LabelSet.of`).
+        labelled: whether to read the labels; if false, their columns may be missing.
         score_range: lowest and highest valid score; None permits any finite number.
         more: names of other columns to read.
         texts_of: function that makes `TextExample.more` from a row's origin and values in `more`.
@@ -89,8 +90,7 @@ def read_texts(
         except UserError as error:
             problems.add(error)
         else:
-            number = key or f"{index}"
-            examples.append(TextExample(number, text, pair, None, origin, group, texts))
+            examples.append(TextExample(key or f"{index}", text, pair, None, origin, group, texts))
             found.append(label)
     if table.problem_type != "regression" and labelled:
         found, labels = _numbered(name, table, examples, found, labels, problems)

@@ -182,7 +182,7 @@ def kept_head(saved: SavedModel, head: TaskHeadConfig, task: Task) -> Any:
         raise UserError(f"the labels of {saved.name} {' and '.join(parts)}")
     if task.objective == "arcs":
         if names != wanted:
-            raise UserError(f"{saved.name} has the labels in the order {', '.join(names)}")
+            raise UserError(f"task.labels of {saved.name} have the order {','.join(names)}")
         return kept
     kernel, bias = (np.asarray(kept[part]) for part in ("kernel", "bias"))
     if task.objective == "regression":  # a saved head predicts raw scores

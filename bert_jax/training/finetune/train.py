@@ -40,7 +40,7 @@ def finetune(
     """Fine-tune all trials of a sweep, or continue the run in `workdir`.
 
     All processes must call this function, after `jax.distributed.initialize`, and share `workdir`.
-    The arguments are as in `pretrain.train.train`.
+    `echo` receives each printed line. For the other arguments, see `pretrain.train.train`.
 
     Raises:
         BadStepError: The guard has stopped the only run (see `GuardConfig.on_bad_step`).

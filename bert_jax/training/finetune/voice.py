@@ -207,7 +207,8 @@ def summary(config: FinetuneConfig, setup: Setup, mesh: Mesh, goal: float) -> li
         + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
     ]
     if head := _head(setup):
-        lines.append(f"{'vectors' if setup.task.objective == 'embedding' else 'head':8} {head}")
+        title = "vectors" if setup.task.objective == "embedding" else "head"
+        lines.append(f"{title:8} {head}")
     if teacher := config.distil.teacher:
         lines.append(f"teacher  {teacher}: each simultaneous run has a copy, saves have none")
     if not trains_all(setup.step.objective):

@@ -110,16 +110,17 @@ class PretrainConfig(Bounded):
     def check_architecture(self) -> None:
         """Check that the model has enough positions, and uses each rotary base that a phase sets.
 
-        Raise a UserError that names the field with too large a length, or with an unused base.
+        Raise a UserError that names the field whose length is too large or whose base is unused.
         """
-        limit, remedy = "model.num_positions", "raise model.num_positions"
+        most, limit = self.model.num_positions, "model.num_positions"
+        remedy = f"raise {limit}"
         if self.init:
-            limit += f" of the model {self.init},"
+            limit = f"num_positions of the model {self.init}:"
             remedy = "start from a model with more (`bert-jax grow` adds them to rotary models)"
         phases = list(enumerate(self.training.phases))
         lengths = {f"training.phases[{number}].length": phase.length for number, phase in phases}
         for name, length in {"data.target_length": self.data.target_length, **lengths}.items():
-            if length > (most := self.model.num_positions):
+            if length > most:
                 raise UserError(f"{name} {length} exceeds {limit} {most}. Lower {name} or {remedy}")
         for number, phase in phases:
             given = {name: getattr(phase, name) for name in THETAS}

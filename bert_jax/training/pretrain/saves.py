@@ -224,7 +224,7 @@ class PretrainSaves(Saves):
         check_stages(self.config, num_batch_shards(self.mesh), step)
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
-        # If scores mean something else, and in a branch (without a save), evaluations count anew.
+        # Evaluations count anew in a branch (without a save), and if metric or sample has changed.
         if self.newest() and extra.get("judged_by") in (None, self.judged_by):
             for each in now.progress:
                 vars(each).update(extra.get("progress", {}), member=each.member)

@@ -81,7 +81,7 @@ def test_the_next_run_goes_on_from_the_head_if_the_relations_are_the_same(run):
     (start,) = set_up(small_config(files, task=task, head="keep")).start.parts
     jax.tree.map(np.testing.assert_array_equal, start["head"], read_model(workdir).params["head"])
     names = ["root", "punct", "obl", "nsubj", "det", "case"]
-    wrong = {"has the labels in the order case, det, ": names, "lack amod;": [*names, "amod"]}
+    wrong = {"have the order case,det,": names, "lack amod;": [*names, "amod"]}
     for said, labels in wrong.items():
         config = small_config(files, task={**task, "labels": labels}, head="keep")
         with pytest.raises(UserError, match=said):

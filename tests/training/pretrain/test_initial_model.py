@@ -127,7 +127,7 @@ def test_lengths_of_rows_are_compared_with_the_positions_of_the_model(initial):
     with pytest.raises(UserError) as refused:
         started(128, positions=256, init_positions=64)
     assert str(refused.value).startswith(
-        "training.phases[0].length 128 exceeds model.num_positions of the model work/old, 64. "
+        "training.phases[0].length 128 exceeds num_positions of the model work/old: 64. "
         "Lower training.phases[0].length or start from a model with more"
     )
 
