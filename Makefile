@@ -36,12 +36,12 @@ $(VENV)/.installed-parity: $(VENV)/.installed-dev
 demo: $(VENV)/.installed  ## train a small BERT on the documentation of the installed packages
 	$(BIN)/bert-jax demo --workdir=$(WORKDIR)
 
-# Files are spread over processes (tests/conftest.py says how many, and in which order); a test in a
-# file comes after those above it.
+# Files are spread over processes (tests/conftest.py says over how many, and in which order). A test in
+# a file comes after those above it.
 PARALLEL := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed$(if $(EVERY),-parity,-dev)  ## all tests (BERT_JAX_DATA=DIR adds those on real data, EVERY=1 those of test-slow and test-parity)
-	$(BIN)/python -m pytest $(PARALLEL) $(if $(EVERY),-m '')
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(EVERY),-m '' -rs)
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several processes, kills, a full disk
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
@@ -53,7 +53,8 @@ test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full dis
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not parity' -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/distributed/parallel/test_processes.py tests/test_fuzz.py \
 		tests/training/finetune/test_finetune_run.py tests/training/finetune/test_finetune_tasks.py \
-		tests/training/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py
+		tests/training/finetune/test_finetune_bucket.py tests/infer/test_inference_verbs.py \
+		tests/artefacts/exchange/test_exits.py
 
 test-parity: $(VENV)/.installed-parity  ## live comparison with transformers and torch (libtpu too: `make test` then compiles for TPUs)
 	$(BIN)/python -m pytest $(PARALLEL) -m parity

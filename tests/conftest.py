@@ -45,9 +45,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that no process runs such a file alone at the end."""
+    """Put files with slow tests last: where time is short, they are what is left out."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: item.path in slow)
+
+
+_BEGUN, _MINUTES = time.monotonic(), float(os.environ.get("BERT_JAX_SLOW_MINUTES", "inf"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a slow test that would begin more than BERT_JAX_SLOW_MINUTES after the first test."""
+    if item.get_closest_marker("slow") and time.monotonic() - _BEGUN > 60 * _MINUTES:
+        pytest.skip(f"a slow test, and {_MINUTES:g} minutes are over")
 
 
 # Every signature's shapes and dtypes are checked while tests run, and only then.
