@@ -34,6 +34,8 @@ class Answerer(Predictor[Question]):
     null_threshold: float | str | None = "auto"
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer. None means the limit in training or else 30."""
+    max_length: int | None = None
+    """Limit of a row that the user gave. None means at most 384 if the model has no settings."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +47,7 @@ class Answerer(Predictor[Question]):
         assert self.model.outputs is not None  # `require` checks it
         reading, length = self.model.outputs.reading, self.model.max_length
         if reading is None:  # BERT's `run_squad.py`: 384, 64 and 128; less for a shorter model
-            length = min(length, 384)
+            length = min(length, self.max_length or 384)
             question = min(64, length // 4)
             reading = Reading(max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)
         self._windows = WindowOptions(length, reading.stride, reading.max_question)

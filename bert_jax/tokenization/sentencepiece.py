@@ -85,9 +85,9 @@ class SentencePieceTokenizer(Tokenizer):
         found = [self._fast.pad_id(), self._fast.unk_id(), *named]
         if missing := [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]:
             raise UserError(
-                f"{where} has no piece for {', '.join(missing)}; train the model with pad_id and "
-                "unk_id set, and with [CLS], [SEP], [MASK] as control symbols, as `bert-jax "
-                "tokenizer` does"
+                f"{where} has no piece for {', '.join(missing)}; give a tokenizer.json, which "
+                "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes, or "
+                "a model with these control symbols, as `bert-jax tokenizer` trains it"
             )
         for token, id in zip(SPECIAL_TOKENS[2:], found[2:], strict=True):
             if not self._fast.is_control(id):
@@ -220,9 +220,8 @@ def train_sentencepiece(
     if byte_fallback:
         what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
     check_vocab_size(vocab_size, reserved, what, advice)
-    lines = _sample(
-        _lines(iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress))), _MOST_LINES
-    )
+    texts = progress_bar(texts, of="tokenizer", unit="texts", shown=progress)
+    lines = _sample(_lines(texts), _MOST_LINES)
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")
     pad, unk, cls, sep, mask = SPECIAL_TOKENS

@@ -18,7 +18,7 @@ from bert_jax.infer import forward
 from bert_jax.infer.attend import attention
 from bert_jax.infer.embed import Embedder
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.predictor import MAX_TOKENS, shape_for
+from bert_jax.infer.predictor import MAX_TOKENS, Given, shape_for
 from bert_jax.infer.tag import split_words
 from bert_jax.model.heads import layer_outputs
 from bert_jax.tasks.long_texts import LongTexts
@@ -361,6 +361,16 @@ def test_one_warning_counts_what_was_cut(kind, ask, message):
     with pytest.warns(UserWarning, match=rf"^{message}cut there \(text 1; text 3\)$") as caught:
         ask(model, ["cat " * 60, "cat", "dog " * 60])
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(("given", "longest"), [(None, 384), (512, 512), (100, 100)])
+def test_windows_have_the_given_length(monkeypatch, given, longest):
+    monkeypatch.setattr(LoadedModel, "_ask", lambda self, asked, columns: [{"": asked}])
+    model = LoadedModel(random_model("span", num_positions=512), max_length=given)
+    answerer = model.answer("who ?", "cat")[0][""]
+    fields = {"question": "who ?", "context": "cat " * 600}
+    rows = answerer.prepare([answerer.example(fields, Given("text", 1))]).rows
+    assert rows.lengths.max() == longest
 
 
 @pytest.mark.parametrize("kind", ["tags", "span"])

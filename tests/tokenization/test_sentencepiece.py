@@ -108,7 +108,10 @@ def test_a_model_whose_specials_match_text_is_refused(tmp_path: Path) -> None:
         minloglevel=2,
     )
     path.write_bytes(out.getvalue())
-    with pytest.raises(UserError, match=r"no piece for \[PAD\], \[CLS\], \[SEP\], \[MASK\]"):
+    # A setting that has no effect, as in a T5, does not hide this.
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    said = r"no piece for \[PAD\], \[CLS\], \[SEP\], \[MASK\]; give a tokenizer\.json"
+    with pytest.raises(UserError, match=said):
         load_tokenizer(path)
 
 
@@ -309,6 +312,29 @@ def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> N
     fields = {"added_tokens_decoder": {str(made.vocab_size): {"content": "<ent>"}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match="added token is '<ent>'"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"do_lower_case": True}, "do_lower_case is True"),
+        ({"tokenizer_class": "AlbertTokenizer"}, "do_lower_case is True"),  # by default
+        ({"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}, ""),
+        ({"tokenizer_class": "BigBirdTokenizer"}, ""),
+        ({"split_by_punct": True}, "split_by_punct is True"),
+    ],
+)
+def test_what_a_class_does_before_the_model_is_refused(
+    fields: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made = MADE["unigram", True]
+    (tmp_path / "spiece.model").write_bytes(made._model)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    if not said:
+        assert load_tokenizer(tmp_path).vocab == made.vocab
+        return
+    with pytest.raises(UserError, match=rf"spiece.model: tokenizer_config.json: {said}; expected"):
         load_tokenizer(tmp_path)
 
 

@@ -319,7 +319,7 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model.type", "WordLevel", "model.type is 'WordLevel'; .* WordPiece"),
+        ("model.type", "WordLevel", "model.type is 'WordLevel'; expected 'WordPiece'"),
         ("model", None, "model is missing; expected an object"),
         ("model.vocab", [], "model.vocab is a list"),
         ("model.vocab.a", 99, r"model.vocab\['a'\] is 99; .* ids 0 to 5"),

@@ -300,14 +300,10 @@ def family_to_import(found: Mapping[str, Any], *, where: str) -> Family:
     Raise a UserError if the family is unknown, or the model needs its own code (`auto_map`).
     """
     if found.get("model_type") == "albert":
-        groups, layers = found.get("num_hidden_groups", 1), found.get("num_hidden_layers", 12)
-        shared = "its layers share their parameters"
-        if type(groups) is type(layers) is int:
-            shared = f"its {layers} layers share {groups} set{'s' * (groups > 1)} of parameters"
         raise UserError(
-            f"{where}: an ALBERT cannot be imported: {shared}, and training here would not keep "
-            "them equal. Import a BERT or RoBERTa of the same language, or pretrain one with the "
-            "ALBERT's tokenizer (spiece.model)"
+            f"{where}: an ALBERT cannot be imported: its layers share their parameters, and "
+            "training here would not keep them equal. Import a BERT or RoBERTa of the same "
+            "language, or pretrain one with the ALBERT's tokenizer.json"
         )
     family = known_family(found)
     if family is None:

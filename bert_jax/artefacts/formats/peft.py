@@ -147,8 +147,7 @@ def _tensors(
             raise UserError(
                 f"{weights}: {module} has {shapes}; A (r, in) and B (out, r), r > 0, are needed"
             )
-        rank = a.shape[0]
-        alpha = _alpha(path, given, module)
+        rank, alpha = len(a), _alpha(path, given, module)
         scale = alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)
         found[f"{module}.weight"] = (a.astype(np.float32), b.astype(np.float32), scale)
     return found, tensors
@@ -189,9 +188,10 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return a tensor's name in the base; names in a bare encoder lack the family's prefix."""
+    """Return a tensor's name in the base; names of a bare encoder lack the family's prefix."""
     bare = name.partition(".")[2]
-    return bare if name not in arrays and bare in arrays else name
+    longer = (each for each in arrays if each.partition(".")[2] == name)
+    return name if name in arrays else bare if bare in arrays else next(longer, name)
 
 
 class Update(NamedTuple):

@@ -1,11 +1,13 @@
 """Reading of a model from a directory that bert_jax or other software wrote."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.artefacts.formats import peft, sentence_transformers
 from bert_jax.artefacts.formats.families import FAMILIES, is_read, unread
 from bert_jax.artefacts.formats.form import Form, form_of
 from bert_jax.artefacts.formats.huggingface_files import (
@@ -21,15 +23,6 @@ from bert_jax.artefacts.formats.huggingface_files import (
     read_weights,
 )
 from bert_jax.artefacts.formats.model_config import config_from_huggingface
-from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
-from bert_jax.artefacts.formats.peft import Adapter as PeftAdapter
-from bert_jax.artefacts.formats.peft import read_adapter
-from bert_jax.artefacts.formats.sentence_transformers import (
-    SentenceForm,
-    is_sentence_model,
-    read_sentence_files,
-    scoring_fields,
-)
 from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
 from bert_jax.artefacts.saved.model import Origin, SavedModel, merged_params
 from bert_jax.config.mapping import build
@@ -44,6 +37,8 @@ from bert_jax.model.lora import LoraConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+_log = logging.getLogger("bert_jax")
 
 _KINDS = (
     "the work directory of a `bert-jax pretrain` or `bert-jax finetune` run, or a directory in "
@@ -93,16 +88,18 @@ def _from_files(directory: Path, encoder_only: bool) -> SavedModel | None:
             "Face Hub is fetched with `hf download NAME --local-dir DIR`"
         )
     with checked(directory):
-        if is_sentence_model(directory):
-            form = read_sentence_files(directory)
+        if sentence_transformers.is_sentence_model(directory):
+            form = sentence_transformers.read_sentence_files(directory)
+            for note in form.notes:
+                _log.warning("%s: %s", directory, note)
             found = read_json_object(form.model / "config.json", max_bytes=MAX_CONFIG_BYTES)
             return with_vectors(_from_huggingface(form.model, found, encoder_only), form)
         if (directory / "config.json").is_file():
             found = read_json_object(directory / "config.json", max_bytes=MAX_CONFIG_BYTES)
             if "bert_jax" not in found:  # the field with our version, which only our runs write
                 return _from_huggingface(directory, found, encoder_only)
-        elif (directory / ADAPTER).is_file():
-            return read_adapted(read_adapter(directory), encoder_only=encoder_only)
+        elif (directory / peft.CONFIG).is_file():
+            return read_adapted(peft.read_adapter(directory), encoder_only=encoder_only)
         elif not (directory / "checkpoints").is_dir():
             raise UserError(f"{directory} has no config.json; give {_KINDS}")
     return None
@@ -203,7 +200,7 @@ def in_units(saved: SavedModel) -> SavedModel:
     return dataclasses.replace(saved, params={**saved.params, "head": head})
 
 
-def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedModel:
+def read_adapted(adapter: peft.Adapter, *, encoder_only: bool = False) -> SavedModel:
     """Read the base of an adapter and apply the adapter to it; see `read_model`."""
     with checked(adapter.base):
         saved = _from_huggingface(adapter.base, adapter.config, encoder_only, adapter)
@@ -217,7 +214,7 @@ def read_adapted(adapter: PeftAdapter, *, encoder_only: bool = False) -> SavedMo
 
 
 def _from_huggingface(
-    directory: Path, found: dict[str, Any], encoder_only: bool, adapter: PeftAdapter | None = None
+    directory: Path, found: dict[str, Any], encoder_only: bool, adapter: peft.Adapter | None = None
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
     if found.get("model_type") in TRANSLATORS:
@@ -233,7 +230,7 @@ def _from_huggingface(
     return saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
 
 
-def with_vectors(saved: SavedModel, form: SentenceForm) -> SavedModel:
+def with_vectors(saved: SavedModel, form: sentence_transformers.SentenceForm) -> SavedModel:
     """Add a definition of text vectors to an encoder; raise UserError if the sizes do not fit."""
     config = saved.config
     if form.width != config.hidden_dim and not form.embedding.is_sparse:
@@ -292,7 +289,8 @@ def saved_from(
     """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit."""
     config = form.model
     if not encoder_only:
-        form = dataclasses.replace(form, config=form.config | scoring_fields(files))
+        scoring = sentence_transformers.scoring_fields(files)
+        form = dataclasses.replace(form, config=form.config | scoring)
     _check_vocabulary(tokenizer, config.vocab_size, files)
     try:
         outputs = None if encoder_only else form.outputs()

@@ -288,4 +288,5 @@ class AskingRows(Asking):
 
     max_length: Annotated[int | None, "N"] = None
     """Largest number of tokens in a row (one input of the model), including special tokens. Longer
-    texts are cut or read in windows (default: the model's limit)."""
+    texts are cut or read in windows (default: the model's limit; for `answer`, at most 384 if other
+    software trained the model)."""

@@ -96,7 +96,7 @@ class Answer(groups.AskingRows, groups.Top):
             raise UserError(f"--null-threshold is {odds!r}; give a number, none or auto") from None
         make = partial(
             Answerer, top=self.top or 1, null_threshold=threshold,
-            max_answer_tokens=self.max_answer_tokens,
+            max_answer_tokens=self.max_answer_tokens, max_length=self.max_length,
         )  # fmt: skip
         return run_verb(self, make, context=context)
 

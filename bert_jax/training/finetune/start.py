@@ -227,6 +227,8 @@ def with_vectors(
     if kept.static_queries:
         frozen = {**frozen, "frozen": frozen.get("frozen", frozenset()) | {"queries"}}
     length = query_length(train)
+    # Vectors have no pooler, but a pooler's activation other than tanh would prevent their export.
+    model = dataclasses.replace(model, pooler_activation="tanh")
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
     )

@@ -17,7 +17,14 @@ from small_saved import FAMILIES, small_saved
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.peft import check, loading, without_adapter, write
 from bert_jax.artefacts.exchange.proof import batch_of, logits_of, proof_rows
-from bert_jax.artefacts.formats.peft import CONFIG, LABELS, PREFIX, WEIGHTS, read_adapter
+from bert_jax.artefacts.formats.peft import (
+    CONFIG,
+    LABELS,
+    PREFIX,
+    WEIGHTS,
+    Adapter,
+    read_adapter,
+)
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
@@ -107,6 +114,20 @@ def test_biases_beside_updates_are_read(written, tmp_path):
     safetensors.numpy.save_file(safetensors.numpy.load_file(path) | {name: bias}, path)
     query = read_model(tmp_path / "ours").params["encoder"]["layers"]["attention"]["query"]
     np.testing.assert_array_equal(np.ravel(query["bias"][1]), bias)
+
+
+@pytest.mark.parametrize("adapted_to", ["", "bert."])
+@pytest.mark.parametrize("base", ["", "bert."])
+def test_a_base_may_have_been_saved_with_or_without_its_head(tmp_path, adapted_to, base):
+    """`AutoModel` reads both, and adapters of it have names without the family's prefix."""
+    update = {f"{adapted_to}query.weight": (np.ones((1, 2)), np.ones((2, 1)), 1.0)}
+    tensors = {f"{adapted_to}query.bias": np.ones(2), "classifier.bias": np.ones(3)}
+    found = Adapter(tmp_path, tmp_path, {}, update, tensors).applied(
+        {f"{base}query.weight": np.zeros((2, 2)), f"{base}query.bias": np.zeros(2)}
+    )
+    assert {name: array.sum() for name, array in found.items()} == {
+        f"{base}query.weight": 4, f"{base}query.bias": 2, "classifier.bias": 3
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_learned_pooling_has_no_files(tmp_path):
     assert not (tmp_path / "modules.json").exists()
 
 
-def test_the_files_of_version_6(copy):
+def test_the_files_of_version_6(copy, caplog):
     names = {"Transformer": "base.modules.transformer", "Pooling": "sentence_transformer.modules"}
     modules = json.loads((copy / "modules.json").read_text())[:2]
     for each in modules:
@@ -159,6 +159,8 @@ def test_the_files_of_version_6(copy):
         "the prompts 'clustering' are not kept",
         "the similarity 'dot' is not kept; cosine is used",
     )
+    read_model(copy)
+    assert caplog.messages == [f"{copy}: {note}" for note in found.notes]
 
 
 def test_an_encoder_in_a_folder_of_its_own(copy):

@@ -121,6 +121,15 @@ def test_linear_maps_of_init_are_left_out_with_a_warning(files, caplog):
     assert setup.objective.config == EmbeddingConfig("max")
 
 
+def test_vectors_keep_no_activation_of_a_pooler(files):
+    """Transformers has no bare BERT with that of a DistilBERT's classifier."""
+    before = read_model(files["init"])
+    config = dataclasses.replace(before.config, pooler_activation="relu")
+    model = dataclasses.replace(before, config=config)
+    setup = set_up(pairs_config(files), lambda *_, **__: model)
+    assert setup.objective.model.pooler_activation == "tanh"
+
+
 def test_sparse_vectors_begin_with_weights_of_few_tokens(files, monkeypatch):
     """One number is taken from all logits, so the probabilities of masked tokens stay the same."""
     monkeypatch.setattr("bert_jax.training.finetune.start._WEIGHED", 4)

@@ -88,7 +88,7 @@ class Graph:
     def model(self, outputs: Outputs) -> Any:
         """Build the ONNX model from all nodes and weights."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
-        names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types]
+        names = [name for name in INPUTS if name != "token_type_ids" or self.config.num_types > 1]
         info = make.make_tensor_value_info
         ids = [info(name, kinds.INT64, _ROWS) for name in names]
         results = [info(name, kinds.FLOAT, shape) for name, shape in outputs.items()]
@@ -160,7 +160,8 @@ class Graph:
             x = self.op("Add", x, positions)
         if "type" in params:
             types = self.weight("embeddings.type", params["type"])
-            x = self.op("Add", x, self.op("Gather", types, "token_type_ids"))
+            types = self.op("Gather", types, "token_type_ids") if config.num_types > 1 else types
+            x = self.op("Add", x, types)
         if "norm" in params:
             x = self.norm(x, "embeddings.norm", params["norm"])
         if config.projects_embeddings:
