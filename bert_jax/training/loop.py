@@ -1,6 +1,7 @@
 """The training loop of all runs. Its only input is a plan (`RunPlan`), never a configuration."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ from bert_jax.training.steps.step import make_train_step
 def carry_out(plan: RunPlan, session: Session, trace: Trace | None = None) -> Result:
     """Run a plan until its last step or a stop signal; if a save exists, resume from the newest."""
     with StopRequest() as stop:
-        return _Run(plan, session, trace).run(stop)
+        return dataclasses.replace(_Run(plan, session, trace).run(stop), stopped_by=stop.name)
 
 
 class _Run:
@@ -98,7 +99,7 @@ class _Run:
                     workdir=plan.name, step=self.now.step, finished=finished,
                     baseline=plan.objective.baseline, train_metrics=self.train_metrics,
                     eval_metrics=self.now.scores, seconds=self.clock.elapsed,
-                    outcomes=tuple(self.now.outcomes), stopped_by="" if finished else stop.name,
+                    outcomes=tuple(self.now.outcomes),
                 )  # fmt: skip
                 message, said = plan.voice.closing(result, self.clock, stop.name)
                 for line in said:

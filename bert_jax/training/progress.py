@@ -43,10 +43,7 @@ class Progress:
     def take(
         self, step: int, epoch: float, scores: Mapping[str, float], metric: str, patience: int = 0
     ) -> bool:
-        """Record an evaluation; return whether it is the best so far.
-
-        Afterwards, `stopped` says whether the trial `has_waited`.
-        """
+        """Record an evaluation and update `stopped`; return whether it is the best so far."""
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
         score, sign = scores.get(metric, math.nan), -1 if metric.endswith("loss") else 1

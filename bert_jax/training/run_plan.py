@@ -235,7 +235,7 @@ class Result:
     outcomes: tuple[Outcome, ...] = ()
     """Outcomes of the trials that have ended."""
     stopped_by: str = ""
-    """Name of the signal that stopped the run before its end."""
+    """Name of the signal that stopped the run, or that arrived after its last step; else ""."""
     unlearned: str = ""
     """Message, with advice, if the run is complete and no trial learned anything; otherwise ""."""
 

@@ -73,7 +73,7 @@ def refuse_other_run(
     began: Any,
     config: Any,
     free: Sequence[str],
-    fingerprints: Mapping[str, tuple[Any, str]],
+    fingerprints: Mapping[str, tuple[Any, Any]],
 ) -> None:
     """Raise an error if the run in `work` has another configuration or other data.
 
@@ -86,7 +86,7 @@ def refuse_other_run(
         f"{name}: {show(old)} there, {show(new)} given"
         for name, old, new in diff(began, config, free)
     ] + [
-        f"{name}: fingerprint {str(there)[:12]} there, {given[:12]} given"
+        f"{name}: fingerprint {str(there)[:12]} there, {str(given)[:12]} given"
         for name, (there, given) in fingerprints.items()
         if there != given
     ]

@@ -39,7 +39,7 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
     """
     began = time.perf_counter()
     result = train(load_config(PretrainConfig, str(home / RECIPE)), home / "run")
-    if not result.finished:
+    if result.stopped_by:
         return result.stopped_by
     reached = result.eval_metrics["eval/nats_below_unigram"]
     lines = [f"reached     {reached:.2f} nats; promised: {promise}"]
@@ -49,7 +49,7 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
         task = open_labels(asked, home)
         config = classifier_config(asked, home, len(task.train_split().rows))
         result = finetune(config, home / "classifier")
-        if not result.finished:
+        if result.stopped_by:
             return result.stopped_by
         lines += _exported(home, "classifier", "classifier")
         scores = list(_scores(task, home / "classifier"))

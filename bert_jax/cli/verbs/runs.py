@@ -177,7 +177,8 @@ class Pretrain(Run):
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        return train(config, self.workdir, branch_from=self.branch_from, **options).stopped_by
+        result = train(config, self.workdir, branch_from=self.branch_from, **options)
+        return "" if result.finished else result.stopped_by
 
 
 class Finetune(Run):
@@ -220,7 +221,7 @@ class Finetune(Run):
         result = finetune_folds(config, self.workdir, **options)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
-        return result.stopped_by
+        return "" if result.finished else result.stopped_by
 
 
 def _print_warning(line: str) -> None:

@@ -77,8 +77,8 @@ def finetune_folds(
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
         clock = clock if number == 1 else None
         result = finetune(one, place, clock=clock, echo=echo, track=track)
-        if result.stopped_by:
-            return dataclasses.replace(result, workdir=workdir)
+        if result.stopped_by:  # perhaps after the last step of this fold
+            return dataclasses.replace(result, workdir=workdir, finished=False, unlearned="")
         unlearned.append(result.unlearned)
     saved = read_finetuned(places[-1])  # may have more positions than the model named by `init`
     whole = open_task(config.task, saved.tokenizer, saved.config.num_positions)

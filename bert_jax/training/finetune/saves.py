@@ -56,7 +56,7 @@ def check_finetune_workdir(
     if there.record is None:
         return
     known = there.record.get("fingerprints", {})
-    found = {f"what {name} names": (known.get(name), given) for name, given in fingerprints.items()}
+    found = {f"what {n} names": (known.get(n), fingerprints.get(n)) for n in known | fingerprints}
     refuse_other_run(work, there.config(FinetuneConfig), config, FREE_FIELDS, found)
 
 
@@ -161,6 +161,9 @@ class FinetuneSaves:
         if restored is None:
             return None
         extra = restored.record.extra
+        for each in (*extra["progress"], *extra["outcomes"]):
+            if each["member"]["init"] != self.config.sweep.baseline:
+                each["member"]["init"] = self._setup.inits[0]  # perhaps another path to `init`
         number = extra["wave"]
         state = from_saved(
             self._setup.step, self._mesh, restored.state, lambda: self._first_state(number)
@@ -214,11 +217,9 @@ class FinetuneSaves:
             if best <= self._best[0]:
                 return
             total = max(total, self._best[1] + 1)  # a killed start may have saved a later step
-        each = at.progress[number]
         content = saved_content(
-            self.config, self._setup.objective, self._setup.task,
-            each.outcome().best_scores, each.member,
-        )  # fmt: skip
+            self.config, self._setup.objective, self._setup.task, at.progress[number].outcome()
+        )
         model = FinetunedState(self._member(at.state.params, at.best, number))
         try:
             self._models.save_last(total, model, read_back=True, **content)
@@ -235,20 +236,17 @@ class FinetuneSaves:
 
 
 def saved_content(
-    config: FinetuneConfig,
-    objective: Trainable,
-    task: Task,
-    scores: dict[str, float],
-    member: Trial,
+    config: FinetuneConfig, objective: Trainable, task: Task, best: Outcome
 ) -> dict[str, Any]:
     """Return the content of the best model's checkpoint, apart from its arrays."""
+    scores = best.best_scores
     return {
         "config": to_dict(config),
         "extra": {
             "model": to_dict(objective.model),
             "head": to_dict(objective.config),
             **({"lora": to_dict(objective.lora)} if objective.lora.rank else {}),
-            "task": task.describe(), "scores": scores, "member": dataclasses.asdict(member),
+            "task": task.describe(), "scores": scores, "member": dataclasses.asdict(best.member),
         },
         "metrics": {f"eval/{name}": value for name, value in scores.items()},
     }  # fmt: skip

@@ -100,6 +100,7 @@ class FinetuneVoice:
         def write() -> None:
             with writing("the statistics", self.work):
                 write_summary(summary, self.work.local, title=title, percent=percent)
+                self.work.sync(required=True)  # a run without statistics needs resume/
 
         by_first(write)
         yield from ["", *summary_lines(summary, percent=percent)]
@@ -114,7 +115,7 @@ class FinetuneVoice:
 
 def check_model(setup: Setup, outcomes: Sequence[Outcome]) -> None:
     """Raise a NoModelError if no trial of the first initialisation had a finite score."""
-    if all(each.best is None for each in outcomes if each.member.init == setup.inits[0]):
+    if all(o.best is None for o in outcomes if o.member.init != setup.config.sweep.baseline):
         raise NoModelError(f"{setup.inits[0]}: {NO_MODEL}")
 
 

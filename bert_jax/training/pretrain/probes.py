@@ -175,6 +175,9 @@ def _recipe(name: str, where: str) -> FinetuneConfig:
     if Path(name).is_dir():
         record = read_record(Path(name), "finetune")
         config = build(FinetuneConfig, record["config"], where=f"{name}/config.json")
+        # Few rows make a sweep of rates in fine-tuning, but a probe has one rate.
+        sweep = dataclasses.replace(config.sweep, learning_rates=())
+        config = dataclasses.replace(config, sweep=sweep)
     else:
         config = load_config(FinetuneConfig, name)
     empty = FinetuneConfig(config.task)

@@ -161,9 +161,8 @@ class Session:
         """Open the outputs (`out`) of a run that has done `step` steps."""
         self.step = step
         self.alive("the restore")
-        dtype = compute_dtype(objective.model).name
         kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, dtype)
+        peak = peak_flops(kind, compute_dtype(objective.model).name)
         path = self.work.local / "goodput.json" if self._index == 0 else None
         self._goodput = Goodput(path, self.clock, step, f"{num_devices} x {kind}")
         with Telemetry(

@@ -43,7 +43,7 @@ from bert_jax.training.finetune.saves import prepare_finetune_workdir, saved_con
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.sections import PretrainModelConfig
-from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.sweep.statistics import Outcome, Trial
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -290,8 +290,7 @@ def test_a_finetuning_run(tmp_path):
         config,
         TaskObjective(model, head, "single_label"),
         task,
-        {"accuracy": 0.5},
-        Trial("x", 1e-4, 0),
+        Outcome(Trial("x", 1e-4, 0), [{"step": 9, "accuracy": 0.5}], 0.5, 9, "", 1.0),
     )
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(9, FinetunedState(params), read_back=False, **content)
@@ -317,9 +316,10 @@ def test_a_finetuning_run(tmp_path):
         },
         TOKENIZER,
     )
-    fitted = {"f1": 0.5, "temperature": 2.0, "threshold/no": 0.25, "threshold/yes": 0.75}
+    fitted = {"step": 9, "f1": 0.5, "temperature": 2.0, "threshold/no": 0.25, "threshold/yes": 0.75}
     objective = TaskObjective(model, head, "multi_label")
-    content = saved_content(config, objective, task, fitted, Trial("x", 1e-4, 0))
+    best = Outcome(Trial("x", 1e-4, 0), [fitted], 0.5, 9, "", 1.0)
+    content = saved_content(config, objective, task, best)
     checkpoints = Checkpoints(workdir / "checkpoints", Retention(keep=1))
     checkpoints.save_last(10, FinetunedState(params), read_back=False, **content)
     checkpoints.close()

@@ -43,7 +43,7 @@ from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.saves import prepare_workdir
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.start import Start
-from bert_jax.training.sweep.statistics import Trial
+from bert_jax.training.sweep.statistics import Outcome, Trial
 from bert_jax.training.workdir import EMPTY
 
 
@@ -96,8 +96,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"task": to_dict(tuned.task), "learned": {"labels": ["a", "b"]}}, TOKENIZER
     )
     content = saved_content(
-        tuned, TaskObjective(model, head, "single_label"), labelled, {"accuracy": 0.5},
-        Trial("x", 1e-4, 0),
+        tuned, TaskObjective(model, head, "single_label"), labelled,
+        Outcome(Trial("x", 1e-4, 0), [{"step": 3, "accuracy": 0.5}], 0.5, 3, "", 1.0),
     )  # fmt: skip
     params = random_params(lambda key: init_task_params(model, head, key), 1)
     save(root / "tuned", FinetunedState(params), 3, **content)

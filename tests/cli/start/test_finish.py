@@ -96,10 +96,10 @@ def home(tmp_path):
 class Carried:
     """What `finish` has started, in order; nothing is trained."""
 
-    def __init__(self, patch, stops=("", ""), unlearned=""):
+    def __init__(self, patch, stops=("", ""), unlearned="", late=False):
         self.names: list[str] = []
         self._stops = dict(zip(("run", "classifier"), stops, strict=True))
-        self._unlearned = unlearned
+        self._unlearned, self._late = unlearned, late
         for name in ("train", "finetune"):
             patch.setattr(finish, name, self._trained)
         patch.setattr(finish, "export", self._exported)
@@ -114,7 +114,7 @@ class Carried:
         self.names.append(name)
         stopped = self._stops[name]
         return Result(
-            workdir, 12, not stopped, eval_metrics={"eval/nats_below_unigram": 1.125},
+            workdir, 12, self._late or not stopped, eval_metrics={"eval/nats_below_unigram": 1.125},
             stopped_by=stopped, unlearned=self._unlearned if name == "classifier" else "",
         )  # fmt: skip
 
@@ -127,12 +127,13 @@ class Carried:
         (out / "parity.json").write_text(json.dumps(parity))
 
 
-@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
-def test_a_signal_ends_the_command_and_the_same_command_goes_on(home, monkeypatch, signal):
-    stopped = Carried(monkeypatch, (signal, ""))
+@pytest.mark.parametrize(("signal", "late"), [("SIGINT", False), ("SIGTERM", True)])
+def test_a_signal_ends_the_command_and_the_same_command_goes_on(home, monkeypatch, signal, late):
+    """Before or after the last step of a run."""
+    stopped = Carried(monkeypatch, (signal, ""), late=late)
     assert finish.finish(ASKED, PROMISE, home) == signal
     assert stopped.names == ["run"]
-    later = Carried(monkeypatch, ("", signal))
+    later = Carried(monkeypatch, ("", signal), late=late)
     assert finish.finish(ASKED, PROMISE, home) == signal
     assert later.names == ["run", "export of run", "classifier"]
     assert not (home / finish.PAGE).exists()

@@ -1,6 +1,7 @@
 """Fine-tuning with a teacher: a sweep, stopped and continued, and a model that needs no teacher."""
 
 import functools
+import json
 import os
 import signal
 
@@ -13,10 +14,12 @@ from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.distillation import Distilled
 from bert_jax.training import loop
 from bert_jax.training.finetune import report
 from bert_jax.training.finetune import train as train_module
+from bert_jax.training.finetune.saves import check_finetune_workdir
 from bert_jax.training.finetune.setup import set_up
 from bert_jax.training.finetune.train import finetune
 
@@ -93,6 +96,13 @@ def test_the_teacher_is_laid_out_by_the_labels_of_the_task(files, teacher):
 def test_another_teacher_is_refused(files, whole):
     with pytest.raises(UserError, match=r"what distil.teacher names: fingerprint"):
         finetune(config_of(files, whole[0]), whole[0], echo=lambda line: None)
+
+
+def test_a_run_does_not_go_on_without_its_teacher(files, whole):
+    known = json.loads((whole[0] / "config.json").read_text())["fingerprints"]
+    del known["distil.teacher"]
+    with pytest.raises(UserError, match=r"what distil.teacher names: .* there, None given"):
+        check_finetune_workdir(open_workdir(whole[0]), config_of(files, ""), known)
 
 
 def test_teachers_that_do_not_fit(files, teacher, tmp_path):

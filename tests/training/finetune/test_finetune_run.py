@@ -3,6 +3,7 @@
 More members and cases with BERT_JAX_CHAOS=1.
 """
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -37,6 +38,7 @@ from bert_jax.cli.main import main
 from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.errors import UserError
+from bert_jax.files.remote import WorkDir
 from bert_jax.tasks.text.task import TextSplit
 from bert_jax.training.finetune import folds, voice
 from bert_jax.training.finetune import train as train_module
@@ -309,12 +311,24 @@ def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, ca
     number[0] = signal.SIGTERM
     assert main(argv) == 75
     assert main(argv[:-1]) == 0
+    begun = []
+
+    def late(config: Any, *args: Any, **kwargs: Any) -> Result:
+        begun.append(config.task.fold)
+        unlearned = "nothing" if config.task.fold else ""
+        return Result("", 1, True, stopped_by="SIGINT", unlearned=unlearned)
+
+    monkeypatch.setattr(folds, "finetune", late)
+    assert main([*argv, "--config.task.folds=3"]) == 130
+    assert main(argv) == 0  # the only run is complete
+    assert begun == [1, 0]
 
 
 @pytest.mark.parametrize(
     "evaluation", [1, 4] if LONG else [4]
 )  # then it stops at step 7, or 7 of the second wave
-def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluation):
+def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluation, monkeypatch):
+    """Also if `init` is spelled otherwise; statistics are uploaded before resume/ is deleted."""
     config, work = small_config(files, sweep=WAVES), tmp_path / "work"
     result = finetune(config, work, echo=at_evaluation(evaluation, terminate))
     assert (result.finished, result.stopped_by) == (False, "SIGTERM")
@@ -322,9 +336,19 @@ def test_stopped_and_continued_is_uninterrupted(files, waves, tmp_path, evaluati
     total = 6 * evaluation
     assert saved_steps(work / "resume") == [total]
     said: list[str] = []
+    uploads = []
+
+    def upload(self: WorkDir, *, required: bool = False) -> None:
+        uploads.append((required, (self.local / runs.STATISTICS).exists(), self.resume.exists()))
+
+    monkeypatch.setattr(WorkDir, "sync", upload)
+    config = dataclasses.replace(config, init=f"{config.init}/")
     assert finetune(config, work, echo=said.append).finished
+    assert (True, True, True) in uploads
     assert said[0].endswith(f"continued at step {total} of {TOTAL}")
-    assert fingerprint(work) == waves
+    found = fingerprint(work)
+    assert {each["member"]["init"] for each in found["outcomes"]} == {config.init, "random"}
+    assert json.loads(json.dumps(found).replace(config.init, files["init"])) == waves
     assert not (work / "resume").exists()
     assert [e["kind"] for e in read_events(work / "events.jsonl")] == [
         "start", "stopped", "start", "finished",
@@ -364,7 +388,9 @@ def test_killed_before_the_statistics(files, one_run, tmp_path, monkeypatch):
 
 
 def test_a_finished_run_says_so_again(files, one_run, tmp_path, capsys):
-    file = write_config(tmp_path / "recipe.py", small_config(files))
+    """Also if `init` is spelled otherwise."""
+    config = small_config({**files, "init": f"{files['init']}/"})
+    file = write_config(tmp_path / "recipe.py", config)
     before = snapshot(one_run)
     assert main(["finetune", f"--config={file}", f"--workdir={one_run}"]) == 0
     said = capsys.readouterr().out
@@ -583,7 +609,8 @@ def test_one_run_that_diverges_stops(files, tmp_path, capsys):
 def test_a_run_of_a_sweep_that_diverges_fails_once_and_the_others_go_on(files, tmp_path):
     rates = {"learning_rates": (1e30, 3e-4)}
     config = small_config(files, sweep=rates, training__num_epochs=1.0)
-    assert finetune(config, tmp_path / "work", echo=quiet).finished
+    result = finetune(config, tmp_path / "work", echo=at_evaluation(1, terminate))
+    assert (result.finished, result.stopped_by) == (True, "SIGTERM")  # after the last step
     bad = [e for e in read_events(tmp_path / "work" / "events.jsonl") if e["kind"] == "bad_step"]
     assert [(event["trial"], event["batch"]) for event in bad] == [(0, 1)]
     assert bad[0]["message"].endswith("this run has failed")

@@ -7,12 +7,14 @@ import pytest
 from small_finetuning import write_config
 from small_run import small_config, write_corpus
 
-from bert_jax.config.mapping import build
+from bert_jax.artefacts.saved.runs import RUN_FORMAT
+from bert_jax.config.mapping import build, to_dict
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.training.finetune.config import FinetuneConfig, FinetuneOptimizerConfig
+from bert_jax.training.finetune.setup import with_rates
 from bert_jax.training.pretrain import probes
-from bert_jax.training.pretrain.probes import Probe
+from bert_jax.training.pretrain.probes import Probe, _recipe
 from bert_jax.training.pretrain.train import resolve_pretraining, train
 from bert_jax.training.run.telemetry import read_metrics
 
@@ -85,6 +87,17 @@ def test_a_recipe_without_a_rate_is_one_run_with_the_rate_of_the_width(corpus, t
     rate = FinetuneOptimizerConfig.rate_of(config.model.hidden_dim)
     assert [trial.learning_rate for trial in setup.schedule.waves[0]] == [rate]
     assert setup.config.optimizer.head_learning_rate == max(rate, 1e-3)  # as in fine-tuning
+
+
+def test_the_work_directory_of_a_run_is_a_recipe(tmp_path):
+    """Although fine-tuning has filled in a sweep for its few rows."""
+    table = {"train": str(tmp_path / "train.csv")}
+    config = with_rates(build(FinetuneConfig, {"task": table}), 16, num_rows=64)
+    assert len(config.sweep.learning_rates) == 3
+    record = {"bert_jax": "0", "format": RUN_FORMAT, "kind": "finetune", "config": to_dict(config)}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    found = _recipe(str(tmp_path), "here")
+    assert found.learning_rates == (config.optimizer.learning_rate,)
 
 
 def test_static_queries_of_a_probe_have_the_weights_of_fine_tuning(corpus, tmp_path, monkeypatch):
