@@ -41,7 +41,7 @@ demo: $(VENV)/.installed  ## train a small BERT on the documentation of the inst
 PARALLEL := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed$(if $(EVERY),-parity,-dev)  ## all tests (BERT_JAX_DATA=DIR adds those on real data, EVERY=1 those of test-slow and test-parity)
-	$(BIN)/python -m pytest $(PARALLEL) $(if $(EVERY),-m '' -rs)
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(EVERY),-m '' -rs --no-fold-skipped)
 
 test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several processes, kills, a full disk
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
@@ -49,7 +49,7 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take longest: several proce
 mutants: $(VENV)/.installed-parity  ## bugs of one line, each of which a test must find (SINCE=COMMIT: in files changed since)
 	$(BIN)/python tests/mutants/run.py $(if $(SINCE),--since $(SINCE)) $(if $(AT_MOST),--at-most $(AT_MOST))
 
-test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files: 15 minutes or more
+test-chaos: $(VENV)/.installed-dev  ## the long forms of kills, stalls, full disks, corruption and damaged files, and all exits: 20 minutes or more
 	BERT_JAX_CHAOS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'not parity' -rs tests/chaos tests/training/test_stalled.py \
 		tests/training/test_remote_run.py tests/distributed/parallel/test_processes.py tests/test_fuzz.py \
 		tests/training/finetune/test_finetune_run.py tests/training/finetune/test_finetune_tasks.py \

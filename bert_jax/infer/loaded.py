@@ -49,7 +49,7 @@ class LoadedModel:
         if batch_tokens is not None:
             check_count("batch_tokens", batch_tokens)
         self.model = forward.on_device(saved, device, max_length)
-        self._max_length = max_length
+        self._limit = max_length
         self.batch_tokens = batch_tokens
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class LoadedModel:
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else list(contexts)
         answerer = Answerer(
-            self.model, top=top, null_threshold=null_threshold, max_length=self._max_length
+            self.model, top=top, null_threshold=null_threshold, max_length=self._limit
         )
         return self._ask(answerer, {"question": asked, "context": given})
 

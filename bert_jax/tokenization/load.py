@@ -141,8 +141,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = SentencePieceTokenizer(model, where=f"{path}")
         lowers = f"{reading.config.get('tokenizer_class')}".startswith("Albert")  # its default
         for name, default in (("do_lower_case", lowers), ("split_by_punct", False)):
-            found = reading.config.get(name, default)
-            reading.one_of(f"{CONFIG_NAME}: {name}", found, (None, False))
+            if found := reading.config.get(name, default):
+                reading.wrong(f"{name} of its class", found, "give a tokenizer.json instead")
         vocab = list(tokenizer.vocab)
         reading.added(None, vocab)  # appends the tokens that files beside the model add
         if more := vocab[tokenizer.vocab_size :]:

@@ -86,7 +86,7 @@ def refuse_other_run(
         f"{name}: {show(old)} there, {show(new)} given"
         for name, old, new in diff(began, config, free)
     ] + [
-        f"{name}: fingerprint {str(there)[:12]} there, {str(given)[:12]} given"
+        f"{name}: fingerprint {str(there or 'none')[:12]} there, {str(given or 'none')[:12]} given"
         for name, (there, given) in fingerprints.items()
         if there != given
     ]

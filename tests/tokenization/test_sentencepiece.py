@@ -318,11 +318,11 @@ def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"do_lower_case": True}, "do_lower_case is True"),
-        ({"tokenizer_class": "AlbertTokenizer"}, "do_lower_case is True"),  # by default
+        ({"do_lower_case": True}, "do_lower_case of its class is True"),
+        ({"tokenizer_class": "AlbertTokenizer"}, "do_lower_case of its class is True"),
         ({"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}, ""),
         ({"tokenizer_class": "BigBirdTokenizer"}, ""),
-        ({"split_by_punct": True}, "split_by_punct is True"),
+        ({"split_by_punct": True}, "split_by_punct of its class is True"),
     ],
 )
 def test_what_a_class_does_before_the_model_is_refused(

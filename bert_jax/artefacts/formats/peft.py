@@ -188,10 +188,9 @@ def _labels(
 
 
 def _name_in(arrays: Mapping[str, np.ndarray], name: str) -> str:
-    """Return a tensor's name in the base; names of a bare encoder lack the family's prefix."""
-    bare = name.partition(".")[2]
+    """Return a tensor's name in the base, which may have or lack the family's prefix."""
     longer = (each for each in arrays if each.partition(".")[2] == name)
-    return name if name in arrays else bare if bare in arrays else next(longer, name)
+    return next((each for each in (name, name.partition(".")[2], *longer) if each in arrays), name)
 
 
 class Update(NamedTuple):

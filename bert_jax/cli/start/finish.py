@@ -34,7 +34,7 @@ _STYLE = (
 def finish(asked: Asked, promise: Promise, home: Path) -> str:
     """Carry out the recipe to its end, and write a page; keep what an earlier call finished.
 
-    Return the name of the signal that stopped a run, or an empty string. At the end, raise a
+    Return the name of the signal that ended the work early, or an empty string. At the end, raise a
     NothingLearnedError if the classifier is no better than a constant.
     """
     began = time.perf_counter()

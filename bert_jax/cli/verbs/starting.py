@@ -54,7 +54,9 @@ class Start(groups.Columns):
             return 0
         from bert_jax.cli.start.finish import finish
 
-        return signal_code(finish(asked, promise, self.workdir))
+        if stopped := finish(asked, promise, self.workdir):
+            print(f"stopped by {stopped}; the same command continues")
+        return signal_code(stopped)
 
 
 class Demo(Verb):

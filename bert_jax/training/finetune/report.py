@@ -43,7 +43,7 @@ def writing(what: str, work: WorkDir) -> Iterator[None]:
         yield
     except (OSError, UserError) as error:
         raise SaveFailedError(
-            f"{what} cannot be written to {work.local} ({error}). Fix the cause and rerun the "
+            f"{what} cannot be written to {work.name} ({error}). Fix the cause and rerun the "
             "command: the run continues from its last save"
         ) from error
 

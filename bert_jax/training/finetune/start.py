@@ -227,7 +227,7 @@ def with_vectors(
     if kept.static_queries:
         frozen = {**frozen, "frozen": frozen.get("frozen", frozenset()) | {"queries"}}
     length = query_length(train)
-    # Vectors have no pooler, but a pooler's activation other than tanh would prevent their export.
+    # Vectors have no pooler, but a bare BERT of Transformers has no other activation than tanh.
     model = dataclasses.replace(model, pooler_activation="tanh")
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen

@@ -28,8 +28,8 @@ class ProbeConfig(Bounded, section="training.probes"):
     """A task on which a copy of the encoder is fine-tuned and scored at regular intervals."""
 
     recipe: str = ""
-    """Recipe for `bert-jax finetune`: a file, or a run's work directory. `init`, and a directory's
-    `sweep.learning_rates`, are ignored. The file name without the extension names the probe."""
+    """Recipe for `bert-jax finetune`: a file, or a run's work directory. The probe ignores `init`
+    and a directory's `sweep.learning_rates`, and has the recipe's name without the extension."""
     every_steps: Count = 1000
     """Number of steps between two scores. The model is also scored after the last step."""
     num_steps: Count = 100

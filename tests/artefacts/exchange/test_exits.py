@@ -5,8 +5,8 @@ To write the page anew, and prove what it says:
     BERT_JAX_CHAOS=1 BERT_JAX_WRITE=1 .venv/bin/python -m pytest -n 0 -m "" \\
         tests/artefacts/exchange/test_exits.py
 
-BERT_JAX_CHAOS=1 proves all rows. Otherwise the slow tests prove a third of them, in which each
-architecture and each kind of task has its turns.
+BERT_JAX_CHAOS=1 proves all rows. Otherwise the slow tests prove a third of them, always the same,
+which has every architecture and every kind of task.
 """
 
 import functools

@@ -101,7 +101,7 @@ def test_another_teacher_is_refused(files, whole):
 def test_a_run_does_not_go_on_without_its_teacher(files, whole):
     known = json.loads((whole[0] / "config.json").read_text())["fingerprints"]
     del known["distil.teacher"]
-    with pytest.raises(UserError, match=r"what distil.teacher names: .* there, None given"):
+    with pytest.raises(UserError, match=r"what distil.teacher names: .* there, none given"):
         check_finetune_workdir(open_workdir(whole[0]), config_of(files, ""), known)
 
 

@@ -122,7 +122,7 @@ def test_linear_maps_of_init_are_left_out_with_a_warning(files, caplog):
 
 
 def test_vectors_keep_no_activation_of_a_pooler(files):
-    """Transformers has no bare BERT with that of a DistilBERT's classifier."""
+    """Transformers has no bare BERT with the activation of a DistilBERT's classifier, relu."""
     before = read_model(files["init"])
     config = dataclasses.replace(before.config, pooler_activation="relu")
     model = dataclasses.replace(before, config=config)

@@ -1,7 +1,7 @@
 """Export as an ONNX graph of standard operators (opset 20), for any batch size and length.
 
 This package builds an encoder's graph node by node from our parameters. Inputs and outputs have the
-names that Hugging Face's tools expect; with fewer than two types, `token_type_ids` is no input.
+names that Hugging Face's tools expect; a model with fewer than two types lacks `token_type_ids`.
 
 The export needs `onnx`, and the proof needs `onnxruntime` (pip install 'bert_jax[onnx]').
 `quantize` replaces a proven graph with a graph of 8-bit weights, and measures the loss of accuracy.
