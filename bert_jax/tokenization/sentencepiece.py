@@ -220,7 +220,7 @@ def train_sentencepiece(
     if byte_fallback:
         what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
     check_vocab_size(vocab_size, reserved, what, advice)
-    texts = progress_bar(texts, of="tokenizer", unit="texts", shown=progress)
+    texts = iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress))
     lines = _sample(_lines(texts), _MOST_LINES)
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")

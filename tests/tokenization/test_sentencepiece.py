@@ -334,7 +334,7 @@ def test_what_a_class_does_before_the_model_is_refused(
     if not said:
         assert load_tokenizer(tmp_path).vocab == made.vocab
         return
-    with pytest.raises(UserError, match=rf"spiece.model: tokenizer_config.json: {said}; expected"):
+    with pytest.raises(UserError, match=rf"spiece.model: {said}; give a tokenizer.json"):
         load_tokenizer(tmp_path)
 
 
