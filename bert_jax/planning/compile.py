@@ -35,7 +35,7 @@ from bert_jax.planning.hlo_cost.cost import Cost, Program, estimate
 from bert_jax.planning.hlo_cost.hlo import parse_program
 from bert_jax.planning.topology import Topology, devices, quiet
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus, store_openers
+from bert_jax.training.pretrain.corpus import SHORT_TIMEOUT, open_corpus, store_openers
 from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.steps.state import abstract_state
@@ -184,7 +184,7 @@ def with_vocabulary(config: PretrainConfig) -> tuple[PretrainConfig, str]:
     if start.initial is not None:
         config = config.with_vocabulary(start.initial.tokenizer.vocab_size)
     size, source = config.model.vocab_size, ", as configured"
-    path, data = config.data.corpus, dataclasses.replace(config.data, read_timeout=5.0)
+    path, data = config.data.corpus, dataclasses.replace(config.data, read_timeout=SHORT_TIMEOUT)
     if path and (store_openers(path, data) if scheme(path) else Path(path).exists()):
         size, source = open_corpus(path, data).train.vocab_size, ", from the corpus"
     elif not size:

@@ -33,7 +33,7 @@ from bert_jax.files.remote import WorkDir
 from bert_jax.objectives.objective import Metric, num_params
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.corpus import open_corpus
+from bert_jax.training.pretrain.corpus import SHORT_TIMEOUT, open_corpus
 from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.run.events import read_events
@@ -54,7 +54,6 @@ _NO_ERRORS = ("start", "saved", "early_stop", "finished", "stopped")
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
 _SOON = 60.0  # seconds; signs of life come every 10 s, or every step if steps take longer
-_ANSWER = 5.0  # seconds until a bucket that does not answer counts as out of reach
 _LONG = 1800.0  # seconds of silence until a run without `stall_seconds` counts as killed
 
 
@@ -287,7 +286,7 @@ def _origin(record: Mapping[str, Any]) -> str:
 
 def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | None, float | None]:
     """Return the corpus's number of tokens and the metric's baseline, each None if unknown."""
-    metric, data = config.metrics[0], replace(config.data, read_timeout=_ANSWER)
+    metric, data = config.metrics[0], replace(config.data, read_timeout=SHORT_TIMEOUT)
     with contextlib.suppress(UserError, OSError, BucketAwayError):
         store = open_corpus(config.data.corpus, data).train
         return store.num_tokens, config.objective.baseline(store) if metric.baseline else None

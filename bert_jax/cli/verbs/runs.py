@@ -17,7 +17,7 @@ from bert_jax.errors import UserError, report_error, signal_code
 
 if TYPE_CHECKING:
     from bert_jax.planning.profile import Profile
-    from bert_jax.training.run_plan import RunPlan
+    from bert_jax.training.run_plan import Result, RunPlan
 
 
 class Configured(Verb):
@@ -95,8 +95,8 @@ class Run(Configured):
         """Make the plan of the run, without writing anything."""
         raise NotImplementedError
 
-    def trained(self, config: Any, **options: Any) -> str:
-        """Train, with options of `train`; return the signal that stopped the run, or ""."""
+    def trained(self, config: Any, **options: Any) -> "Result":
+        """Train, with options of `train`."""
         raise NotImplementedError
 
     def __call__(self) -> int:
@@ -125,7 +125,7 @@ class Run(Configured):
                 _print_plan(plan)
                 return 0
             clock, echo = Clock(age=process_age()), _print_warning if self.quiet else None
-            stopped_by = self.trained(
+            result = self.trained(
                 config, clock=clock, echo=echo, track=self.track, profiler=self.profiler
             )
         except BaseException as error:
@@ -134,6 +134,7 @@ class Run(Configured):
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
             raise
+        stopped_by = "" if result.finished else result.stopped_by
         if stopped_by == "SIGINT":  # Ctrl-C; with several processes it acts as SIGTERM
             saved = f"interrupted, saved. To continue:\n  {self.command_line}"
             print(f"bert-jax {name}: {saved}", file=sys.stderr)
@@ -173,12 +174,11 @@ class Pretrain(Run):
         work = open_workdir(self.workdir)
         return resolve_pretraining(config, work, corpus, branch_from=self.branch_from)
 
-    def trained(self, config: Any, **options: Any) -> str:
+    def trained(self, config: Any, **options: Any) -> "Result":
         """Train the objective that the section `objective` names."""
         from bert_jax.training.pretrain.train import train
 
-        result = train(config, self.workdir, branch_from=self.branch_from, **options)
-        return "" if result.finished else result.stopped_by
+        return train(config, self.workdir, branch_from=self.branch_from, **options)
 
 
 class Finetune(Run):
@@ -213,7 +213,7 @@ class Finetune(Run):
         check_finetune_workdir(work, setup.config, setup.fingerprints)
         return resolve_finetuning(setup.config, setup, work)
 
-    def trained(self, config: Any, **options: Any) -> str:
+    def trained(self, config: Any, **options: Any) -> "Result":
         """Fine-tune, or continue an unfinished run. Raise an error if nothing was learned."""
         from bert_jax.training.finetune.folds import finetune_folds
         from bert_jax.training.finetune.voice import NothingLearnedError
@@ -221,7 +221,7 @@ class Finetune(Run):
         result = finetune_folds(config, self.workdir, **options)
         if result.unlearned:
             raise NothingLearnedError(result.unlearned)
-        return "" if result.finished else result.stopped_by
+        return result
 
 
 def _print_warning(line: str) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # these load jax, which processes that search a corpus do not
 
 _GOOD_WINDOW = 8
 _PARTS = ("train", "heldout", "")
+SHORT_TIMEOUT = 5.0  # seconds: `data.read_timeout` of commands that only look at a corpus
 _REMEDY = (
     "Give the directory that `bert-jax corpus` made (pretrain: --config.data.corpus; evaluate and "
     "replay: --corpus, if it has moved)"

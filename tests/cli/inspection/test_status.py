@@ -314,7 +314,7 @@ def test_a_corpus_in_a_bucket_that_does_not_answer_is_unknown(run, monkeypatch):
             raise ConnectionResetError("gone")
 
     monkeypatch.setattr(bucket_module, "file_system", lambda url: Away())
-    monkeypatch.setattr(status_module, "_ANSWER", 0.1)
+    monkeypatch.setattr(status_module, "SHORT_TIMEOUT", 0.1)
     record = json.loads((run / "config.json").read_text())
     record["config"]["data"]["corpus"] = "gs://corpora/away"
     (run / "config.json").write_text(json.dumps(record))
