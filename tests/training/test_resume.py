@@ -67,6 +67,7 @@ def stop_at(start_of_line: str, number: signal.Signals = signal.SIGTERM):
 def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, uninterrupted):
     workdir = tmp_path / "work"
     everything: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
     # In the middle of an interval of means, then beyond the change of length at step 7.
     for line, number, at in (
         ("step 3/12", signal.SIGTERM, 4),
@@ -79,7 +80,7 @@ def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, unin
         assert said[-1].startswith(f"{number.name}: stopped after step {at} of 12, saved in ")
         assert saved_steps(workdir / "checkpoints")[-1] == at
         everything += said
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # nothing is left installed
+    assert signal.getsignal(signal.SIGTERM) is before  # nothing is left installed
     result = train(CONFIG, workdir, corpus=corpus, echo=everything.append)
     assert (result.finished, result.stopped_by) == (True, "")
     assert fingerprint(workdir, CONFIG, corpus) == uninterrupted
