@@ -80,7 +80,7 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def signal_code(signal: str, code: int = 0) -> int:
-    """Return the exit code after a signal ended a run early: 130 for SIGINT, otherwise `code`."""
+    """Return the exit code of a run that `signal` ended early: 130 for SIGINT, otherwise `code`."""
     return 130 if signal == "SIGINT" else code
 
 

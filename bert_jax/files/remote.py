@@ -165,10 +165,10 @@ class _Mirror:
         for key, entry in objects.items():
             name, written = key.removeprefix(f"{root}/"), entry.get("mtime")
             time = written.timestamp() if isinstance(written, datetime.datetime) else None
-            if time is not None and CLAIM.fullmatch(name):
-                self.renewals.append(time)
-            # Skip leases, and markers of directories that a web console writes.
-            if name.endswith("/") or key == root or CLAIM.fullmatch(name):
+            if CLAIM.fullmatch(name):  # a lease
+                self.renewals += [] if time is None else [time]
+                continue
+            if name.endswith("/") or key == root:  # a directory's marker, which web consoles write
                 continue
             if not set(PurePosixPath(name).parts).isdisjoint(("..", "/")):
                 raise UserError(

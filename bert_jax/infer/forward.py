@@ -40,7 +40,7 @@ def on_device(
         saved: The model. The parameters of a translation model keep their layout.
         device: A platform (cpu, gpu or tpu), which means the platform's first device, or a platform
             and a device index, such as gpu:1. None means the default device of JAX.
-        max_length: Largest number of tokens in a row. None means the model's limit; see `Answerer`.
+        max_length: Largest number of tokens in a row. None means the model's limit.
 
     Raises:
         UserError: The device does not exist, or `max_length` is not from 8 to the model's limit.

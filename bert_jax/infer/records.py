@@ -143,7 +143,7 @@ def read_records(
                     yield Record(origin, {}, f"{error}")
                     continue
                 named = {ours: given[name] for ours, name in names.items() if name in given}
-                lacks = [name for ours, name in names.items() if ours not in {**more, **named}]
+                lacks = [n for ours, n in names.items() if n not in given and ours not in more]
                 told = None
                 if is_json and lacks:
                     there = listed(list(given), 8) or "none"

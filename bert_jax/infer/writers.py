@@ -50,16 +50,17 @@ class KeptLines:
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
         """Write a line for each record. A UserError from `chunks` also gets advice to rerun."""
-        mode = "r+b" if self._old else "wb"  # a rerun keeps the lines that it has not reached
-        count, ended = 0, False
+        reruns = stale = bool(self._old)  # a rerun keeps the lines that it has not reached
+        count, ended, mode = 0, False, "r+b" if reruns else "wb"
         try:
             with staged_file(self._out) as file, open(self._path, mode) as kept:
                 for chunk in chunks:
                     for record in chunk:
                         line = record.line or line_of(record).encode()
                         file.write(line)
-                        if not record.line:  # a new line: the saved lines after it do not match
+                        if stale and not record.line:  # the first new line: later ones are stale
                             kept.truncate()
+                            stale = False
                         kept.write(self._crc(record) + line)
                     kept.flush()
                     count += len(chunk)
@@ -68,7 +69,7 @@ class KeptLines:
             more = f". {count:,} answers are kept in {self._path}; rerun the command to continue"
             raise UserError(f"{error}{more if count else ''}") from error
         finally:
-            if ended or (mode == "wb" and not count):
+            if ended or not (reruns or count):
                 self._path.unlink(missing_ok=True)
 
     def _crc(self, record: Record) -> bytes:

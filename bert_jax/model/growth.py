@@ -53,8 +53,8 @@ def grow_params(
     that grows only in width then computes the same as the old model (Chen et al. 2016, Net2Net),
     exactly if each new width is a multiple of the old width, otherwise approximately. Noise from
     `seed` gives the copies different gradients, and adds up to zero over the copies of a feature.
-    Raise a UserError if the embedding width grows, a tied decoder has no `head_transform`, and the
-    norm before the decoder is also read by a pooler or, with `norm_order="post"`, ends a layer.
+    With `preserve`, raise a UserError if the embedding width grows, a tied decoder has no
+    `head_transform`, and a pooler also reads the norm before it or `norm_order` is "post".
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}
@@ -79,9 +79,9 @@ def grow_params(
             reads_encoder = old.tied and not old.head_transform
             if reads_encoder and copies.max() > 1 and (old.pooler or old.norm_order == "post"):
                 raise UserError(
-                    "--preserve cannot keep the outputs of this model at a larger width: the token "
+                    "preserve cannot keep the outputs of this model at a larger width: the token "
                     "table is tied, model.head_transform is False, and other parts read the norm "
-                    "before the decoder. Leave out --preserve"
+                    "before the decoder. Leave out preserve"
                 )
             if old.tied:
                 norm = grown[MASKED_LM].get("norm") or grown["encoder"].get("final_norm", {})

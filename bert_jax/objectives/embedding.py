@@ -269,8 +269,9 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
+        # The number of axes of the loss's labels. Dev rows of another kind have other labels.
         axes = {"ranking": 0, "scores": 1, "classes": 1}.get(self.comparison, 2)
-        if axes and jnp.ndim(rows.get("labels", 0)) != axes:  # the loss is not for such labels
+        if axes and ("labels" not in rows or rows["labels"].ndim != axes):
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}
         own = _compared(outputs, rows)
         every = own if layout is None else layout.all_rows(own)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import short
 from bert_jax.files.untrusted.whole_file import read_bytes
 from bert_jax.tokenization.tokenizer import (
     CONFIG_NAME,
@@ -141,12 +142,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = SentencePieceTokenizer(model, where=f"{path}")
         lowers = f"{reading.config.get('tokenizer_class')}".startswith("Albert")  # its default
         for name, default in (("do_lower_case", lowers), ("split_by_punct", False)):
-            if found := reading.config.get(name, default):
-                reading.wrong(f"{name} of its class", found, "give a tokenizer.json instead")
+            if reading.config.get(name, default):
+                reading.refuse(f"its class, or {CONFIG_NAME}, sets {name}; give a tokenizer.json")
         vocab = list(tokenizer.vocab)
         reading.added(None, vocab)  # appends the tokens that files beside the model add
         if more := vocab[tokenizer.vocab_size :]:
-            reading.wrong("added token", more[0], "remove it, or give a tokenizer.json that has it")
+            reading.refuse(f"a file beside it adds {short(more[0])}; give a tokenizer.json")
         return tokenizer
     if path.name == "vocab.json" or _is_fast(reading):
         return FastTokenizer(read_pipeline(reading), where=f"{path}")

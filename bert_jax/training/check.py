@@ -8,7 +8,6 @@ from importlib import metadata
 import jax
 from jax._src.distributed import global_state as joined  # JAX has no public store without devices
 
-from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel import processes
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files.remote import open_workdir
@@ -36,7 +35,7 @@ def check_hosts(workdir: str, plan: Callable[[], RunPlan], seconds: int) -> None
     _agree("chips", _chips, "See what holds chips: sudo lsof /dev/accel* /dev/vfio/*", seconds)
     _agree("work directory", lambda: _write(workdir), mount, seconds)
     _agree("data", lambda: "; ".join(plan().voice.about(0, restored=True)[0]), mount, seconds)
-    _agree("step", lambda: _step(plan(), workdir), "`bert-jax plan` predicts its memory", seconds)
+    _agree("step", lambda: _step(plan()), "`bert-jax plan` predicts its memory", seconds)
     if store is not None and joined.process_id == 0:
         store.key_value_set("check/ended", "")
     waiting.join()
@@ -94,10 +93,8 @@ def _write(workdir: str) -> str:
     return work.name
 
 
-def _step(plan: RunPlan, workdir: str) -> str:
-    branch = getattr(plan.saves, "branch", None)  # of a pretraining run
-    done = max([branch.step if branch else 0, *saved_steps(open_workdir(workdir).checkpoints)])
-    at, name = min(done, plan.num_steps - 1), plan.objective.metrics[0].name
+def _step(plan: RunPlan) -> str:
+    at, name = min(plan.begins, plan.num_steps - 1), plan.objective.metrics[0].name
     number, stage = next((n, each) for n, each in enumerate(plan.stages) if at in each.steps)
     batch, state = next(plan.batches.stream(at)), plan.saves.begin(number, stage).state
     _, metrics = make_train_step(stage.train, mesh=plan.mesh)(state, batch, *stage.settings)

@@ -197,6 +197,8 @@ class RunPlan:
     saves: Saves
     voice: Voice
     policy: Policy
+    begins: int = 0
+    """Number of steps before this start of a pretraining run, and before its branch."""
 
     @property
     def num_steps(self) -> int:

@@ -211,7 +211,7 @@ def test_a_decoder_without_transform_after_a_shared_norm_cannot_be_preserved():
     old = dataclasses.replace(BERT, head_transform=False)
     new = dataclasses.replace(old, hidden_dim=16, num_heads=4, mlp_dim=12)
     assert grow_params(numbered(old), old, new)
-    with pytest.raises(UserError, match="--preserve cannot keep the outputs of this model"):
+    with pytest.raises(UserError, match="preserve cannot keep the outputs of this model"):
         grow_params(numbered(old), old, new, preserve=True)
 
 

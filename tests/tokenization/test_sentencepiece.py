@@ -306,23 +306,25 @@ def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> N
     added.write_text(json.dumps({"[MASK]": made.special_ids.mask}))  # a piece of the model
     assert load_tokenizer(tmp_path).vocab == made.vocab
     added.write_text(json.dumps({"<ent>": made.vocab_size}))
-    with pytest.raises(UserError, match=rf"{name}: added token is '<ent>'; .* tokenizer\.json"):
+    with pytest.raises(
+        UserError, match=rf"{name}: a file beside it adds '<ent>'; .* tokenizer\.json"
+    ):
         load_tokenizer(tmp_path)
     added.unlink()
     fields = {"added_tokens_decoder": {str(made.vocab_size): {"content": "<ent>"}}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="added token is '<ent>'"):
+    with pytest.raises(UserError, match="adds '<ent>'; give"):
         load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"do_lower_case": True}, "do_lower_case of its class is True"),
-        ({"tokenizer_class": "AlbertTokenizer"}, "do_lower_case of its class is True"),
+        ({"do_lower_case": True}, "sets do_lower_case; give"),
+        ({"tokenizer_class": "AlbertTokenizer"}, "sets do_lower_case; give"),
         ({"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}, ""),
         ({"tokenizer_class": "BigBirdTokenizer"}, ""),
-        ({"split_by_punct": True}, "split_by_punct of its class is True"),
+        ({"split_by_punct": True}, "sets split_by_punct; give"),
     ],
 )
 def test_what_a_class_does_before_the_model_is_refused(

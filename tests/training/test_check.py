@@ -18,7 +18,6 @@ from bert_jax.cli.main import main
 from bert_jax.distributed.parallel.sharding import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.training import check
-from bert_jax.training.pretrain.branch import Branch
 from bert_jax.training.pretrain.saves import prepare_workdir
 from bert_jax.training.run_plan import RunPlan
 from bert_jax.training.start import Start
@@ -66,24 +65,20 @@ class TwoStages(RunPlan):
 
     objective: Any = SimpleNamespace(metrics=[SimpleNamespace(name="loss")])
 
-    def __init__(self, branch: Branch | None):
+    def __init__(self, begins: int):
         stages = [SimpleNamespace(steps=range(n, n + 6), train=None, settings=()) for n in (0, 6)]
         batches = SimpleNamespace(stream=lambda at: iter([at]))
-        saves = SimpleNamespace(branch=branch, begin=lambda n, stage: SimpleNamespace(state=n))
-        vars(self).update(mesh=None, stages=stages, batches=batches, saves=saves)
+        saves = SimpleNamespace(begin=lambda n, stage: SimpleNamespace(state=n))
+        vars(self).update(mesh=None, stages=stages, batches=batches, saves=saves, begins=begins)
 
 
-@pytest.mark.parametrize(
-    ("branch", "loss"), [(None, 0), *((Branch({"step": n}, None, {}), 100 + n) for n in (6, 7))]
-)
-def test_a_branch_is_checked_at_the_step_that_comes_next(tmp_path, monkeypatch, branch, loss):
-    """Its own directory has no checkpoint yet."""
-
+@pytest.mark.parametrize(("begins", "loss"), [(0, 0), (6, 106), (7, 107), (12, 111)])
+def test_the_step_that_comes_next_is_checked(monkeypatch, begins, loss):
     def step(state, batch):
         return state, {"bad": np.zeros(1), "loss": np.array(100 * state + batch)}
 
     monkeypatch.setattr(check, "make_train_step", lambda train, mesh: step)
-    assert check._step(TwoStages(branch), str(tmp_path)) == f"loss {loss}"
+    assert check._step(TwoStages(begins)) == f"loss {loss}"
 
 
 def test_fine_tuning_is_checked_up_to_a_step(tmp_path, capsys):

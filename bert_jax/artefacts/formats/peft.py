@@ -89,7 +89,8 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
     for name, plain in _PLAIN.items():
         if (given.get(name) or None) != (plain or None):
             raise UserError(f"{path}: {name} is {given[name]!r:.40}; only plain LoRA is read")
-    if f"{(begun := given.get('init_lora_weights'))}".lower().startswith(_CHANGE_BASE):
+    begun = given.get("init_lora_weights")
+    if f"{begun}".lower().startswith(_CHANGE_BASE):
         raise UserError(
             f"{path}: init_lora_weights is {begun!r:.40}, with which PEFT also changes the base; "
             "in PEFT, merge the adapter with merge_and_unload"

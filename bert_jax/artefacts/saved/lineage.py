@@ -163,9 +163,11 @@ def _run(
     else:
         links = list(_links(record, file))
     parents = [_found(known.pop(link.role, link), [where], near, above) for link, where in links]
-    return _here(
-        kind, work.name, step=step, digest=digest, note=note, parents=(*parents, *known.values())
-    )
+    found = *parents, *known.values()
+    if dict(leaves(record.get("config"))).get("distil.from_teacher"):  # it gave weights, too
+        role = {"distil.teacher": "distil.from_teacher"}
+        found = tuple(replace(each, role=role.get(each.role, each.role)) for each in found)
+    return _here(kind, work.name, step=step, digest=digest, note=note, parents=found)
 
 
 def _checkpoint(role: str, record: Any, file: Path) -> tuple[Ancestor, str]:
@@ -186,8 +188,6 @@ def _links(record: Mapping[str, Any], file: Path) -> Iterator[tuple[Ancestor, st
     texts = {name: text for name, text in values.items() if isinstance(text, str) and text}
     for role in ("init", *_OTHERS):
         place = texts.get(role, "random")
-        if role == "distil.teacher" and values.get("distil.from_teacher"):
-            role = "distil.from_teacher"
         if place != "random" and not (role == "init" and "branch" in record):
             yield Ancestor(role, "model", last_part(place)), place
     if record.get("kind") == "finetune":

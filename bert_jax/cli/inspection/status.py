@@ -298,7 +298,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 def _heard(work: WorkDir, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
     """Return the time of the last recorded sign of life, else when metrics.jsonl last changed."""
     times = [start.last for start in starts[-1:]]
-    if work.mirror is not None:  # records come with saves only; a run that hangs renews its lease
+    if work.mirror is not None:  # a bucket gets records with saves only, but renewals all the time
         times += work.mirror.renewals
     for event in events[-1:]:
         with contextlib.suppress(ValueError):

@@ -218,9 +218,9 @@ def _mean_loss(
 def _sums(objective: Translation, params: Tree, rows: Batch) -> Scalars:
     """Return the sums of metrics; `rows` has one place more for targets than for sources."""
     length = rows["tokens"].shape[1]
-    labels = objective.prepare(rows, 0)["labels"][:, :length]  # of the last place, too
-    inputs = objective.prepare({name: array[:, :length] for name, array in rows.items()}, 0)
-    return objective.forward(params, {**inputs, "labels": labels}, None, None).sums
+    prepared = objective.prepare(rows, 0)  # so that the last place that is left has its label
+    inputs = {name: array[:, :length] for name, array in prepared.items()}
+    return objective.forward(params, inputs, None, None).sums
 
 
 def _training_targets(saved: SavedModel, corpus: str | None, directory: str) -> list[str]:

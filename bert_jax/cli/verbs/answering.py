@@ -47,7 +47,6 @@ def run_verb(
         texts, inputs = (), (*inputs, STDIN)
     if texts and inputs:
         raise UserError("give texts or --input FILE, not both")
-    asked.only_with("--input or standard input", not texts, "--columns", "--format")
     if not texts and not inputs:
         if sys.stdin.isatty():
             raise UserError("there is nothing to read: give texts, --input FILE, or pipe lines in")
@@ -99,6 +98,8 @@ def check_files(asked: Asking) -> TableFormat:
     """Check the formats of all files before a model is loaded, and return the tables' format."""
     for source in asked.input:
         _format(asked, source)
+    reads = asked.texts in ((), (STDIN,))
+    asked.only_with("--input or standard input", reads, "--columns", "--format")
     check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)
     return TableFormat(**asked.named()[1])
 

@@ -80,7 +80,8 @@ class Run(Configured):
     """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
     WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
     profile: Annotated[str, "FIRST:LAST"] = ""
-    """Steps to trace, such as 20:25; FIRST is at least 2. WORKDIR/profile gets each line's time."""
+    """Steps to trace into WORKDIR/profile, with the time of each source line, such as 20:25. FIRST
+    is at least 2."""
 
     @property
     def profiler(self) -> "Profile | None":
@@ -134,11 +135,12 @@ class Run(Configured):
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
             raise
-        stopped_by = "" if result.finished else result.stopped_by
-        if stopped_by == "SIGINT":  # Ctrl-C; with several processes it acts as SIGTERM
+        if result.finished:
+            return 0
+        if result.stopped_by == "SIGINT":  # Ctrl-C; with several processes it acts as SIGTERM
             saved = f"interrupted, saved. To continue:\n  {self.command_line}"
             print(f"bert-jax {name}: {saved}", file=sys.stderr)
-        return signal_code(stopped_by, self.stopped_code) if stopped_by else 0
+        return signal_code(result.stopped_by, self.stopped_code)
 
 
 class Pretrain(Run):

@@ -7,7 +7,6 @@ the process appends the results in order. The number of workers does not change 
 
 import contextlib
 import itertools
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -173,7 +172,7 @@ def build_corpora(
             engine = Engine(engine.num_workers)
         drops = None
         if recipe.cleaning.needs_scan:
-            name = hash_text(str(out).rstrip("/") if is_url(out) else os.path.abspath(out))
+            name = hash_text(Workspace(out).place)
             drops = Workspace(f"{scratch or space.place}/{DUPLICATES}-{name:016x}")
             find_drops(recipe, tasks, drops, engine, progress=progress)
         built = build_shards(

@@ -16,8 +16,8 @@ QUARANTINE = "quarantine"
 MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 DUPLICATES = "duplicates"
-"""Beginning of the name of a search's directory, before a hash of OUT: others may use the place."""
-OWN_NAMES = (MARKS, DUPLICATES, QUARANTINE)
+"""First part of the name of the directory of a search. A hash of the build's OUT follows it."""
+OWN_NAMES = (MARKS, QUARANTINE)
 """Names of a build's own directories, which no corpus can have."""
 ON_BAD = ("stop", "skip", QUARANTINE)
 """Reactions to a bad record: raise an error, leave it out, or leave it out and save a copy."""

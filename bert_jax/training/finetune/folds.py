@@ -78,7 +78,8 @@ def finetune_folds(
         clock = clock if number == 1 else None
         result = finetune(one, place, clock=clock, echo=echo, track=track)
         if result.stopped_by:  # perhaps after the last step of this fold
-            say(f"stopped by {result.stopped_by} in fold {number}; the same command continues")
+            if result.finished:  # otherwise the run has said so
+                say(f"{result.stopped_by}: stopped after fold {number}; the same command continues")
             return dataclasses.replace(result, workdir=workdir, finished=False, unlearned="")
         unlearned.append(result.unlearned)
     saved = read_finetuned(places[-1])  # may have more positions than the model named by `init`

@@ -248,18 +248,20 @@ def with_vectors(
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
-    read = starts
-    if kept.is_sparse:
-        pad_id = task.tokenizer.special_ids.pad
-        starts = {
-            name: each and with_few_tokens(kept, model, each, train, pad_id)
-            for name, each in starts.items()
-        }
-    if kept.static_queries:
-        weights = token_weights(train, model.vocab_size, idf=contrast.queries == "idf")
-        weights[[*vars(task.tokenizer.special_ids).values()]] = 0
-        starts = {name: {**each, "queries": weights} for name, each in starts.items()}
-    return objective, read, starts
+    return objective, starts, {n: fitted(each, objective, task) for n, each in starts.items()}
+
+
+def fitted(start: Any, objective: EmbeddingObjective, task: Task) -> Any:
+    """Fit the first parameters of sparse vectors to the training texts; {} stays without a fit."""
+    config, train, special = objective.config, task.train_split().rows, task.tokenizer.special_ids
+    if config.is_sparse and start:
+        start = with_few_tokens(config, objective.model, start, train, special.pad)
+    if config.static_queries:
+        size, idf = objective.model.vocab_size, objective.contrast.queries == "idf"
+        weights = token_weights(train, size, idf=idf)
+        weights[[*vars(special).values()]] = 0
+        start = {**start, "queries": weights}
+    return start
 
 
 def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:

@@ -30,7 +30,7 @@ from bert_jax.tokenization.tokenizer import make_row, num_special
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import FinetuneSaves
 from bert_jax.training.finetune.setup import set_up, with_rates
-from bert_jax.training.finetune.start import to_start_from, with_vectors
+from bert_jax.training.finetune.start import fitted, starting_vectors, to_start_from
 from bert_jax.training.finetune.train import resolve_finetuning
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.progress import Moment
@@ -155,8 +155,7 @@ class Probe(_OfRun):
         known = to_start_from(self._current(self._models[at.stage], params))
         model, head = setup.objective.model, setup.objective.config
         if isinstance(head, EmbeddingConfig):
-            given = {"the run": known}
-            start = with_vectors(self._config, model, setup.task, given, {})[-1]["the run"]
+            start = fitted(starting_vectors(head, known), setup.objective, setup.task)
         else:
             start = starting_params(model, head, known.params)
         setup = dataclasses.replace(setup, start=Start(inits={"the run": start}))

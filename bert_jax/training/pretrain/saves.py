@@ -144,8 +144,7 @@ def prepare_workdir(
             step = start.initial.origin.step if start.initial else 0
             found.append(ancestor_entry("init", config.init, step))
         if config.distil.teacher:
-            role = "distil.from_teacher" if config.distil.from_teacher else "distil.teacher"
-            found.append(ancestor_entry(role, config.distil.teacher))
+            found.append(ancestor_entry("distil.teacher", config.distil.teacher))
         return found
 
     begin_workdir(workdir, config, files, None if has_saved else ancestors, **record)
@@ -224,7 +223,7 @@ class PretrainSaves(Saves):
         check_stages(self.config, num_batch_shards(self.mesh), step)
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
-        # Evaluations count anew in a branch (without a save), and if metric or sample has changed.
+        # Count evaluations anew in a branch without a save, and after a change of metric or sample.
         if self.newest() and extra.get("judged_by") in (None, self.judged_by):
             for each in now.progress:
                 vars(each).update(extra.get("progress", {}), member=each.member)

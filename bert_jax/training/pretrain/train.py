@@ -112,7 +112,8 @@ def resolve_pretraining(
     training, numbers = config.training, range(len(config.phases))
     texts = phase_stores(config, store)
     check_workdir(work, there, config, store, texts, start.teacher_digest)
-    check_stages(config, shards, max(there.steps, default=branch.step if branch else 0))
+    begins = max(there.steps, default=branch.step if branch else 0)
+    check_stages(config, shards, begins)
     check_evaluated(config, corpus)
     steps = [step_config(config, corpus, number) for number in numbers]
     trial = Trial(config.init, config.optimizer.learning_rate, config.seed)
@@ -146,7 +147,7 @@ def resolve_pretraining(
         work, objective, config.phases, partial(mixed.seen, examples), saves,
     )  # fmt: skip
     return RunPlan(
-        name=work.name, mesh=mesh, scorers=tuple(scorers), saves=saves, voice=voice,
+        name=work.name, mesh=mesh, scorers=tuple(scorers), saves=saves, voice=voice, begins=begins,
         stages=tuple(
             Stage(range(*bounds), step, (trial,))
             for bounds, step in zip(pairwise(ends), steps, strict=True)

@@ -366,12 +366,15 @@ def test_a_restart_keeps_the_ancestors(copied: Path) -> None:
     assert after[RECORD] == before[RECORD] != []
 
 
-def test_a_teacher_is_found_and_compared(copied: Path) -> None:
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_teacher_is_found_and_compared(starts: bool, copied: Path) -> None:
     store = open_corpus(str(copied / "corpus")).train
-    config = small_config(data__corpus=str(copied / "corpus"), distil={"teacher": f"{copied}/run"})
+    distil = {"teacher": f"{copied}/run", "from_teacher": starts}
+    config = small_config(data__corpus=str(copied / "corpus"), distil=distil)
     prepare_workdir(copied / "student", config.with_vocabulary(64), store, Start())
     teacher, _ = check_lineage(str(copied / "student")).parents
-    assert (teacher.ancestor.role, teacher.ancestor.step) == ("distil.teacher", 7)
+    role = "distil.from_teacher" if starts else "distil.teacher"
+    assert (teacher.ancestor.role, teacher.ancestor.step) == (role, 7)
     assert {each.state for each in teacher.walk()} == {"verified"}
 
 

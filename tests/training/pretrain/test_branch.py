@@ -308,6 +308,7 @@ def test_a_branch_counts_its_patience_anew(run, tmp_path, monkeypatch):
         config_of(run.corpus.train.path, **every), open_workdir(tmp_path / "new"),
         run.corpus._replace(heldout=run.corpus.train), branch_from=f"{run.workdir}@4",
     )  # fmt: skip
+    assert plan.begins == 4
     plan.saves.prepare(lambda *_: None)
     now = plan.saves.restore()
     assert now is not None

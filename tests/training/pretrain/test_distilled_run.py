@@ -69,7 +69,7 @@ def test_a_run_reports_what_it_learns_and_saves_the_student_alone(whole, teacher
     assert not any("eval/soft_loss" in row for row in rows)
     record = json.loads((workdir / "config.json").read_text())
     assert len(record["teacher"]) == 64
-    assert [each["role"] for each in record["lineage"]][-1] == "distil.from_teacher"
+    assert [each["role"] for each in record["lineage"]][-1] == "distil.teacher"
     first = next(row["eval/mlm_loss"] for row in rows if "eval/mlm_loss" in row)
     theirs = [row["eval/mlm_loss"] for row in saved(teacher)[1] if "eval/mlm_loss" in row]
     assert first < 2 * theirs[-1]

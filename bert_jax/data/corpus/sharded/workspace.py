@@ -8,13 +8,14 @@ files, the manifests, are written.
 import contextlib
 import functools
 import json
+import os
 import re
 import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class Workspace:
     """A picklable directory that all processes of a build access: on a shared disk, or a URL."""
 
     def __init__(self, place: str | Path) -> None:
-        self.place = str(place).rstrip("/") if is_url(place) else f"{Path(place).absolute()}"
+        self.place = str(place).rstrip("/") if is_url(place) else os.path.abspath(place)
         self.local = None if is_url(self.place) else Path(self.place)
         """Directory of the workspace; None in a bucket."""
 
@@ -113,9 +114,7 @@ class Workspace:
         """Remove what earlier builds left behind: shards except `shards`, and bad records."""
         if self.local is None:
             kept = tuple(f"{each}/" for each in (*shards, MARKS))
-            for name in self._find():
-                if not name.startswith(kept):
-                    self._files().rm_file(self._key(name))
+            self._remove(name for name in self._find() if not name.startswith(kept))
             return
         stays = {self.local / each for each in (*shards, MARKS)}
         parents = {parent for each in stays for parent in each.parents}
@@ -127,8 +126,7 @@ class Workspace:
     def remove(self, name: str = "") -> None:
         """Remove all of the workspace, or a directory; in a bucket, only a build's files in it."""
         if name and self.local is None:
-            for each in self._find(name):
-                self._files().rm_file(self._key(each))
+            self._remove(self._find(name))
         elif self._files().exists(self._key(name)):
             self._files().rm(self._key(name), recursive=True)
 
@@ -137,6 +135,11 @@ class Workspace:
         claims = bucket_claims(self._files(), self.place)
         say = functools.partial(print, file=sys.stderr, flush=True)
         return Lease(claims, self.place, _TIMES, say=say, writer="build", place="directory")
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files; a bucket's client removes several at once."""
+        if keys := [*map(self._key, names)]:
+            self._files().rm(keys)
 
     def _find(self, name: str = "") -> list[str]:
         """Return the names of a build's files in a directory; [] if it does not exist."""
@@ -167,7 +170,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if not is_url(out):
         # A build that does not resume would leave the directory of an earlier build behind.
-        resume = resume or Path(f"{out}.unfinished").is_dir()
+        resume = resume or Path(f"{Path(out)}.unfinished").is_dir()
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
             space = Workspace(staged.path)
             try:
@@ -192,8 +195,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
             if there and not overwrite:
                 how = "Name another place, or ask for it to be overwritten (--overwrite)."
                 raise UserError(f"{out} already exists and is complete. {how}")
-            for name in there:  # without manifests the old corpus no longer counts
-                file_system(bucket.place).rm_file(bucket._key(name))
+            bucket._remove(there)  # without manifests the old corpus no longer counts
         yield bucket
     finally:
         lease.release()

@@ -282,7 +282,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
     [
         ('{"text": "a"}', r"a\.jsonl, document 121: no field 'lang', which --by-column names"),
         ('{"text": "a", "lang": "../x"}', "'lang' is '../x', which cannot name a corpus"),
-        ('{"text": "a", "lang": "tasks"}', "'tasks', which .* none of tasks, duplicates, quaran"),
+        ('{"text": "a", "lang": "tasks"}', "'tasks', which .* none of tasks, quarantine"),
     ],
 )
 def test_bad_fields(by_language, tmp_path, line, message):
