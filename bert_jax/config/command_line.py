@@ -124,7 +124,7 @@ def find_config(spec: str) -> tuple[Path, str]:
     spec = os.path.expanduser(spec)
     named, _, given = (spec, "", "") if Path(spec).is_file() else spec.partition(":")
     package = Path(__file__).parents[1]
-    shipped = [package / "configs", package.parent / "configs"]  # of a wheel and of a clone
+    shipped = [package / "configs", package.parent / "configs"]  # in a wheel, in a clone
     # All folders are searched: `bert_tiny` stands for pretrain/bert_tiny.py.
     folders = ["", *(folder.name for root in shipped for folder in root.glob("*/"))]
     stem, _, last = named.removesuffix(".py").rpartition("_")

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Cache of the `most` most recently used results of a pure function, for several threads.
+    """LRU cache of up to `most` results of a pure function, for several threads.
 
     A call waits if another thread is computing the same result. A failure is not cached.
     """

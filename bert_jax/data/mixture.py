@@ -8,7 +8,7 @@ In every epoch, a shard fills as many positions as its quota. Its position j in 
 (e * quota + j) mod n of its n rows, so rows occur equally often, even with a wrong quota.
 
 The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided into one part for each
-corpus, as long as the share of the corpus. Block b has the points (p + t) / 1000 for p = 0 to 999,
+corpus, whose length is the corpus's share. Block b has the points (p + t) / 1000 for p = 0 to 999,
 where t is term b of van der Corput's sequence. Each point is one row, from the corpus whose part
 contains the point. So the number of rows of a corpus differs from its share by at most one in a
 block, and over the first b blocks by O(log b) (the discrepancy of the sequence; Niederreiter 1992,
@@ -257,7 +257,7 @@ class Mixing:
         return [after - before for before, after in itertools.pairwise(below)]
 
     def _make_block(self, block: int) -> np.ndarray:
-        """Return, for each row of a block, its corpus and its index there, (2, BLOCK) int64."""
+        """Return each row's corpus and index in the corpus, for a block, (2, BLOCK) int64."""
         places = permute(np.arange(BLOCK), BLOCK, hash_key(self._key, block)) * _ONE
         corpora = np.searchsorted(self._ends, places + _van_der_corput(block), side="right")
         by_corpus = np.argsort(corpora, kind="stable")

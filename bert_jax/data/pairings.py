@@ -1,6 +1,6 @@
 """Ways to make rows from a token store (`PAIRINGS`), and the section `data`, which chooses one.
 
-A pairing checks stores, plans rows, and describes the arrays of batches and the text in no row.
+A pairing checks stores, plans rows, and describes batch arrays and the text that no row has.
 """
 
 from abc import ABC, abstractmethod

@@ -109,7 +109,7 @@ class PairPlan:
             sentences = np.diff(shard.sentence_offsets)
             half = (self.length - NUM_SPECIAL) // 2
             long = sentences[sentences > half].sum() / shard.num_tokens
-            lines = ": each line is one" if shard.meta.get("splitter") == "lines" else ""
+            lines = ": each line is a sentence" if shard.meta.get("splitter") == "lines" else ""
             trouble.append(
                 f"{unheld:.0%} of the corpus's tokens are in no row ({long:.0%} lie in "
                 f"sentences longer than half a row{lines}; what does not fit is cut off)"
@@ -227,7 +227,7 @@ def _fair_coins(key: int, rows: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each lane, the index of its first sentence and the index after its last one."""
+    """Return, for each lane, the index of the first sentence and the index after the last."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
     num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)

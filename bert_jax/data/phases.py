@@ -37,7 +37,7 @@ class PhaseConfig:
     share: bounds.Part = 1.0
     """Share of the steps of the run. The shares of all phases must add up to 1."""
     steps: bounds.Count | None = None
-    """Number of steps, as an alternative to `share`, set in no phase or all. The sum must be
+    """Number of steps, instead of `share`; set in all phases or in none. The sum must be
     training.num_steps."""
     accumulation: bounds.Count | None = None
     """Micro-batches per step, by default `training.accumulation`."""

@@ -36,8 +36,8 @@ class StoreTokenizer(Protocol):
 class Shard:
     """Documents of sentences, as offsets into one flat array of token ids without special tokens.
 
-    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`. Document d has the
-    sentences `document_offsets[d]` to `document_offsets[d + 1]` - 1. None is empty.
+    Sentence s is `tokens[sentence_offsets[s]:sentence_offsets[s + 1]]`. Document d has sentences
+    `document_offsets[d]` to `document_offsets[d + 1]` - 1. No sentence or document is empty.
     """
 
     tokens: np.ndarray
@@ -82,7 +82,7 @@ class Shard:
 
         Args:
             starts: (k,) int64 position of each span's first token, perhaps outside the array. Ids
-                at special tokens are arbitrary and must be overwritten; padding is [PAD].
+                at special tokens are arbitrary: the caller must overwrite them. Padding is [PAD].
             spans: (k,) int64 lengths of the spans. The sum is B * L, where L is `length`.
             used: (B, 1) number of positions in each row that are not padding.
 

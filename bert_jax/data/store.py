@@ -57,7 +57,7 @@ class ShardEntry(NamedTuple):
     num_sentences: int
     num_documents: int
     sha256: Mapping[str, str] = {}
-    """sha256 of each array, by name. The fingerprint of the store depends on them."""
+    """sha256 of each array, by name. The fingerprint of the store depends on these digests."""
     crc32c: Mapping[str, str] = {}
     """CRC-32C of each array and of `COUNTS`, by name. It is faster to compute than sha256."""
 

@@ -157,10 +157,10 @@ def write_manifest(
     counts: Iterable[bytes | None] | None = None,
     **meta: Any,
 ) -> None:
-    """Make a store from complete shards, in this order. `meta` has more entries for the manifest.
+    """Make a store from complete shards, in this order. `meta` has further manifest entries.
 
     `corpus.json` is written last, because a directory without it is not a store. `counts` has the
-    content of each shard's `unigram_counts.bin`, or None if missing; by default, files are read.
+    content of each shard's `unigram_counts.bin` (None if missing); by default, the files are read.
     Raise a UserError if there are no shards, a shard's counts are wrong, or the disk is full.
     """
     if not shards:
@@ -190,7 +190,7 @@ def write_manifest(
             "shards": [each._asdict() for each in shards],
             DIGESTS: digests_of(directory),
         }
-        # The same values as a reader gets: a file's name may have bytes that are not UTF-8.
+        # Use the values that a reader will get: file names may have bytes that are not UTF-8.
         header = json.loads(json.dumps(header, ensure_ascii=False).encode(errors="replace"))
         header["crc32"] = json_crc(header)
         text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
 """File access: readers with limits for untrusted files, atomic replacement, leases, and buckets.
 
-The package knows nothing of models. Read first: untrusted/whole_file.py, staging.py.
+The package does not depend on models. Read first: untrusted/whole_file.py, staging.py.
 """

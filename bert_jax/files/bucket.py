@@ -39,7 +39,7 @@ class BucketFiles:
 
         Raises:
             FileNotFoundError: There is no such file.
-            UserError: The bucket does not exist, or the right to read it is missing.
+            UserError: The bucket does not exist, or the user may not read it.
             BucketAwayError: The bucket was out of reach for `read_timeout`.
         """
         part = {} if end is None else {"start": start, "end": end}
@@ -83,7 +83,7 @@ class BucketFiles:
                     try:
                         return call(path, timeout=patience, **options)
                     except FileNotFoundError:
-                        if not self.url.startswith("s3://"):  # where errors tell the two apart
+                        if not self.url.startswith("s3://"):  # S3's error says which is missing
                             self._files.info(self.url.removeprefix("gs://").partition("/")[0])
                         missing = FileNotFoundError(f"{path} is not there")
                 raise missing

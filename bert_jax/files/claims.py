@@ -35,7 +35,7 @@ class Claims(Protocol):
         """Read the content and version of a claim. Return None if the claim does not exist."""
 
     def renew(self, number: int, content: bytes) -> bool:
-        """Give this process's claim a new version. Return False if it is gone or taken over."""
+        """Renew this process's claim. Return False if the claim is gone or taken over."""
 
     def remove(self, number: int) -> None:
         """Remove a claim if it exists."""
@@ -107,7 +107,7 @@ class LocalClaims(Claims):
     @override
     def remove(self, number: int) -> None:
         self._path(number).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a run has written files there
+        with contextlib.suppress(OSError):  # `rmdir` fails if a run has written files
             for path in self._made:
                 path.rmdir()
         self._made = []

@@ -39,7 +39,7 @@ class Times:
     lapse: float = 90.0
     """Time without renewal until a takeover: more than the 60 s by which network disks may lag."""
     patience: float = 300.0
-    """Time to wait for a holder on another machine. A run that its launcher stops ends sooner."""
+    """Time to wait for a holder on another machine; a run that is being stopped needs less."""
     poll: float = 1.0
     """Time between two reads of another holder's lease."""
 

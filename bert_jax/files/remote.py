@@ -194,7 +194,7 @@ class _Mirror:
             name = path.relative_to(self.local).as_posix()
             if not path.is_file() or re.search(r"\.tmp\b", name):
                 continue
-            # Taken before the read, so that lines appended during the upload come next time.
+            # Take the state before the read: lines appended meanwhile are uploaded next time.
             state = file_state(str(path))
             if self._uploaded.get(name) == state:
                 continue

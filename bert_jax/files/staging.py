@@ -57,14 +57,14 @@ def write_synced(path: Path, data: bytes) -> None:
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a temporary binary file, which replaces `path` when the body succeeds.
 
-    A failed body leaves nothing. Create missing parents; remove temporary files of dead processes.
+    If the body fails, nothing is left. Create parents; remove temporary files of dead processes.
     Raise a UserError if the disk is full, or the directory cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
-            with contextlib.suppress(OSError):  # a young file may be in use before it is locked
+            with contextlib.suppress(OSError):  # a new file may be in use but not locked yet
                 if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
                     left.unlink()
         with open(temporary, "w+b") as file:

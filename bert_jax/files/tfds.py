@@ -54,7 +54,7 @@ def open_tfds(name: str, dataset: str, split: str) -> PreparedSplit:
 def prepare_tfds(dataset: str) -> Path:
     """Download a data set such as glue/cola, write array_record files, and return their directory.
 
-    The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. A prepared one is reused.
+    The directory is in TFDS_DATA_DIR, by default ~/tensorflow_datasets. Prepared data are reused.
     Raise a UserError if the data set is unknown, cannot be prepared, or needs TensorFlow.
     """
     tfds = _library(dataset)

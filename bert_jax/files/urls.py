@@ -52,7 +52,7 @@ def is_url(name: str | os.PathLike[str]) -> bool:
 
 
 def file_system(url: str) -> Any:
-    """Return the fsspec file system of a URL. A scheme that is not supported is a UserError."""
+    """Return the fsspec file system of a URL. Raise a UserError for an unsupported scheme."""
     kind = scheme(url) or ""
     package, extra = _PACKAGES.get(kind, ("", ""))
     if not package:

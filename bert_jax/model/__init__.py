@@ -1,4 +1,4 @@
 """Networks: their configuration, layers, attention, heads, and encoder-decoders.
 
-This package needs no package for data or training. Read config.py, encoder.py and heads.py first.
+This package imports no package for data or training. Read config.py, encoder.py and heads.py first.
 """

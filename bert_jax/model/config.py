@@ -75,19 +75,19 @@ class ModelConfig(Bounded, section="model"):
     embedding_norm: bool = True
     """Whether the embeddings are normalised."""
     first_norm: bool = True
-    """Whether the first layer has a norm for its attention; ModernBERT's first layer has none."""
+    """Whether the first layer has a norm before attention; ModernBERT's first layer has none."""
     positions: Literal["learned", "rope", "sinusoidal", "relative"] = "learned"
     """Encoding of positions. `learned` is a table; `rope` rotates queries and keys (Su et al. 2021,
     RoFormer); `sinusoidal` adds sines and cosines to embeddings (Vaswani et al. 2017, 3.5);
     `relative` adds products of contents and distances to scores (He et al. 2021, DeBERTa, 3.1)."""
     relative_terms: Literal["c2p|p2c", "c2p", "p2c"] = "c2p|p2c"
-    """Relative terms of a score: of a query and a distance (c2p), of a distance and a key (p2c)."""
+    """Relative terms of a score: query times distance (c2p), distance times key (p2c), or both."""
     relative_shared: bool = True
     """Whether the tokens' query and key maps are also applied to the embeddings of distances."""
     relative_norm: bool = True
     """Whether the embeddings of distances are normalised."""
     relative_buckets: Natural = 256
-    """Number of distance embeddings per direction; far distances share them. 0: no sharing."""
+    """Number of distance embeddings per direction; far distances share them. 0 means no sharing."""
     relative_distance: Natural = 0
     """Distance from which on all distances share an embedding; 0 means num_positions."""
     scale_embeddings: bool = False
@@ -109,7 +109,7 @@ class ModelConfig(Bounded, section="model"):
     """Initialisation of weights. `bert` uses init_std in all layers. `scaled` divides init_std by
     sqrt(2 num_layers) for the output projections of attention and feed-forward."""
     init_std: float = 0.02
-    """Standard deviation of the normal distribution from which initial weights are drawn. It is
+    """Standard deviation of the normal distribution of initial weights. The distribution is
     truncated at 2 init_std, so that the weights have standard deviation 0.88 init_std."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Activation of the feed-forward networks. `gelu` is the exact form with erf; the original

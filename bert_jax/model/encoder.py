@@ -239,7 +239,7 @@ class Layer(nnx.Module):
         kind: LayerKind,
         places: Integer[Array, "B P"] | None = None,
     ) -> Float[Array, "B L D"] | Float[Array, "B P D"]:
-        """Compute the states at the positions `places`, by default at all of them.
+        """Compute the states at the positions `places`, by default at all positions.
 
         `index` counts layers from 0, and determines the dropout sites.
         """
@@ -308,7 +308,7 @@ class Stack(nnx.Module):
     def __init__(
         self, config: ModelConfig, layer: Callable[..., Any], has_table: bool, rngs: nnx.Rngs
     ):
-        """Make embeddings, and layers by `layer`; without `has_table`, the inputs are vectors."""
+        """Make embeddings, and layers with `layer`; without `has_table`, the inputs are vectors."""
         self.config = config
         self.embeddings = Embeddings(config, rngs, has_table=has_table)
         # Each layer is initialised from a different key.

@@ -4,8 +4,8 @@ Only matrix products count. A product of (m, k) and (k, n) has 2 m k n operation
 multiply and an add count as two. The vocabulary projection runs at the P masked positions, over the
 padded vocabulary. In attention, each visible query-key pair counts: L * L pairs in a global layer.
 The backward pass costs twice as much as the forward pass, because each product has two operands to
-differentiate. Lookups, norms, softmax, activations, dropout and the optimizer do not count. Nor do
-forward operations that rematerialisation repeats, so rematerialisation does not raise the MFU
+differentiate. Lookups, norms, softmax, activations, dropout and the optimizer do not count. Forward
+operations that rematerialisation repeats count once, so rematerialisation does not raise the MFU
 (Chowdhery et al. 2022, PaLM, appendix B).
 """
 

@@ -58,7 +58,7 @@ def normed_residual(
 ) -> _Array:
     """Return norm(x + dropout(y + bias)) on one device, with the bias of `affine`.
 
-    The kernels run only if the call is differentiated. Else XLA computes it, and stores no sum.
+    The kernels run only if the call is differentiated. Otherwise XLA runs, and stores no sum.
     """
     if stream is None:
         rate, stream = 0.0, DropoutStream(jnp.uint32(0), jnp.zeros(len(y), jnp.uint32))
@@ -169,7 +169,7 @@ def _dropped(rate, y, names, at):
 
 
 def _vector(ref):
-    # As a row of two axes from the start, Triton would lay out whole blocks anew.
+    # If the load had two axes, Triton would convert the layout of whole blocks.
     return _load(ref, jnp.arange(pl.next_power_of_2(ref.shape[0])))[None, :]
 
 

@@ -47,7 +47,7 @@ def grow_params(
     """Tile the parameters of `old` (encoder and pretraining heads) to the sizes of `new`.
 
     `new` comes from `grown_config`. If a new layer has an attention norm but copies a layer without
-    one (`first_norm`), the scale of the norm starts as ones.
+    this norm (`first_norm`), the scale of the norm starts as ones.
 
     With `preserve`, each weight is divided by the number of copies of its input feature. A model
     that grows only in width then computes the same as the old model (Chen et al. 2016, Net2Net),

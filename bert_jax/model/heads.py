@@ -286,7 +286,7 @@ class LayerOutputs(NamedTuple):
     """States and attention weights of every layer, in float32."""
 
     states: Float[Array, "M B L D"]
-    """States before layer 1 and after each of N layers (M = N + 1); the last are `encode`'s."""
+    """States before layer 1 and after each of N layers (M = N + 1); `encode` returns the last."""
     weights: Float[Array, "N B H L L"] | None
     """Attention weights from each token (row) to each token (column); None if not requested."""
 

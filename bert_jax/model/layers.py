@@ -121,7 +121,7 @@ class Affine(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."], biased: bool = True) -> Float[Array, "..."]:
         """Apply the map, without its bias if `biased` is false; compute in the type of `x`."""
-        # The residual stream is computed in any case, so transposing it costs least.
+        # Transposing the residual stream costs least, because it is computed in any case.
         turns_x = "embed" in self.inputs
         y = contract(x, self.kernel[...].astype(x.dtype), len(self.inputs), turns_x)
         return y if self.bias is None or not biased else add_bias(y, self.bias[...])

@@ -56,7 +56,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     """Metrics of a run, before its model and corpus are known."""
     LEARNED: ClassVar[Mapping[str, str]] = {}
-    """Phrase for a model card on what a run learned, by `data.pairing`. "" is for all others."""
+    """Phrases for a model card that say what a run learned, by `data.pairing` ("": all others)."""
 
     CHOSEN_BY: ClassVar = "name"
     VARIANTS: ClassVar[Mapping[str, "type[ObjectiveConfig]"]] = {}
@@ -115,7 +115,7 @@ class MaskedLMConfig(ObjectiveConfig):
     }
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
-        """List the metrics of masked LM and, if rows are pairs, those of the pairs."""
+        """List the metrics of masked LM and, if rows are pairs, the metrics of pairs."""
         return MaskedLM.metrics_of(pairs)
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
@@ -144,8 +144,8 @@ class ReplacedTokensConfig(ObjectiveConfig):
     temperature: Positive = 1.0
     """Temperature by which the generator's logits are divided before a token is drawn."""
     disentangled: bool = False
-    """Whether the discriminator's token table is the generator's, with stopped gradient, plus its
-    own table that starts as zeros (He et al. 2023, DeBERTaV3). Otherwise both share one table."""
+    """Whether the discriminator's token table is the generator's table, with stopped gradient, plus
+    a second table that starts as zeros (He et al. 2023, DeBERTaV3). If not, both share a table."""
 
     def models(self, model: ModelConfig, params: Any) -> dict[str, tuple[ModelConfig, Any]]:
         """Split a run's parameters into the discriminator with its head, and the generator."""

@@ -131,10 +131,10 @@ def ranking_losses(
 ) -> Float[Array, " b"]:
     """Compute, for each query in `own`, the cross entropy of its document among all candidates.
 
-    This is InfoNCE. Candidates are the documents and hard negatives of all groups. Excluded are
-    other texts that equal the query or its document, and other documents of equal queries. With
+    This is InfoNCE. Candidates are the documents and hard negatives of all groups, except other
+    texts that equal the query or its document, and other documents of equal queries. With
     `symmetric`, this loss is averaged with the loss of finding the document's query among all
-    queries, without other queries that equal the query or its document or have the same document.
+    queries, except other queries that equal the query or its document or have the same document.
     """
     same_group = own.row_index[:, None] == every.row_index  # (b, B)
     real = every.weights > 0
@@ -289,7 +289,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     def _flops_loss(self, every: Compared) -> Float[Array, ""]:
         """Sum the squared mean weights of all tokens, in queries and in documents (Paria et al.).
 
-        Single texts are documents.
+        A group of one text counts as a document.
         """
         total = jnp.float32(0)
         query = jnp.arange(self.group) < (self.group > 1)
@@ -336,7 +336,7 @@ def _part(group: int, start: int, end: int, x: Array) -> Array:
 
 
 def _compared(vectors: Float[Array, "B G D"] | None, rows: Batch) -> Compared:
-    """Return the inputs of the loss. If `vectors` is None, use zeros, which suffice to count."""
+    """Return the inputs of the loss. If `vectors` is None, use zeros, enough for counting."""
     size = len(rows["row_index"])
     segments = rows["segment_ids"]
     present = jnp.any(segments.reshape(size, -1, segments.shape[-1]) > 0, axis=-1)

@@ -125,8 +125,8 @@ def recomputed_cross_entropy(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Compute `cross_entropy` of states @ table.T + bias without storing float32 logits.
 
-    This suits a TPU. The backward pass computes the logits again, which takes less time than to
-    write and read them (docs/experiments.md).
+    This suits a TPU. The backward pass computes the logits again, which takes less time than
+    writing and reading them (docs/experiments.md).
     """
     return _flat(_recomputed, states, table, bias, labels)
 
@@ -220,8 +220,8 @@ def _in_blocks_backward(count, residuals, cotangents):
         bias_gradient = jnp.ones(len(slope), slope.dtype) @ slope  # faster than `sum(0)`
         slope = slope.astype(states.dtype)
         gradient += jnp.einsum("NV,VE->NE", slope, table, preferred_element_type=jnp.float32)
-        # As "NV,NE->VE", XLA would read `slope` along columns, which a cache holds badly where the
-        # number of columns is a power of two: three times as long for 640 rows and 4,096 columns.
+        # For "NV,NE->VE", XLA would read `slope` along columns. If their number is a power of two,
+        # the cache misses: 640 rows of 4,096 columns would take three times as long.
         columns = jax.lax.optimization_barrier(turned @ slope).T
         return gradient, (columns, bias_gradient)
 

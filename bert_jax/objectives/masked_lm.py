@@ -135,7 +135,7 @@ class MaskedLM(Teachable):
         count = self.model.vocab_size
         if wanted.shape != logits.shape:  # the same vocabulary, padded differently
             logits, wanted = logits[..., :count], wanted[..., :count]
-        # A teacher's table may have rows without a token. A slice needs communication, a mask none.
+        # A teacher's table may have rows without a token. Mask them: a slice needs communication.
         wanted = jnp.where(jnp.arange(wanted.shape[-1]) < count, wanted, heads.PADDED_LOGIT)
         return losses.divergences(logits, wanted, temperature)
 
@@ -209,13 +209,13 @@ def position_buckets(length: int) -> tuple[int, ...]:
 
 
 _ON_CHIP = 128 * 2**20
-"""Largest float32 logits that a TPU stores, in bytes; it computes larger ones again."""
+"""Largest size of float32 logits, in bytes, that a TPU stores; larger logits are recomputed."""
 
 
 def projected_cross_entropy(
     projection: heads.Projection, labels: Int[Array, "B P"], layout: OnMesh
 ) -> tuple[Float[Array, "B P"], Float[Array, "B P"]]:
-    """Return the `cross_entropy` of the logits of a projection, computed as suits the device."""
+    """Return the `cross_entropy` of a projection's logits, with a method that suits the device."""
     kind = platform(layout) if layout is None or layout.is_local else ""
     if kind == "cpu":  # where passes over all logits cost as much as computing them
         count = losses.num_blocks(len(projection.table))

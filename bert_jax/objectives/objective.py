@@ -110,7 +110,7 @@ class Objective(ABC):
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics. The first one is monitored, plotted and compared with `baseline`."""
+        """Metrics. The first metric is monitored, plotted and compared with `baseline`."""
 
     def parts(self) -> tuple[Any, ...]:
         """Return the module class and the module's settings; () means `PretrainingModel`."""

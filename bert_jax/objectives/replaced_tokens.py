@@ -4,8 +4,8 @@ Source: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminator
 Generators", section 2, appendix A, and the published code. Generator and discriminator share the
 token, position and type embeddings and the norm after the embeddings, but no later parameters.
 
-With `disentangled`, each has its own embeddings, and the discriminator's entry `token` is added to
-the generator's table, which gets no gradient from it (He et al. 2023, DeBERTaV3, section 3.2).
+With `disentangled`, each has its own embeddings. The discriminator adds its entry `token` to the
+generator's table, which gets no gradient from the sum (He et al. 2023, DeBERTaV3, section 3.2).
 """
 
 import dataclasses

@@ -189,7 +189,7 @@ class TaskObjective(Adapted, Teachable):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The loss. Other metrics need the outputs of all rows: see `tasks.task.Split`."""
+        """Metrics: only the loss. Other metrics need all rows' outputs (see `tasks.task.Split`)."""
         return (Metric("loss", "loss", "loss", "count", self.head.unit, short="loss"),)
 
     def parts(self) -> tuple[Build, Any]:

@@ -236,7 +236,7 @@ def compile_step(
         other = stats["argument"] - known.peak + stats["output"] - stats["alias"] + stats["code"]
         memory = dataclasses.replace(known, temporaries=stats["temp"], other=other)
     needs, has = _needs_and_has(answer["refused"])
-    if needs and "HLO temporaries" in answer["refused"]:  # which exclude the arguments
+    if needs and "HLO temporaries" in answer["refused"]:  # these exclude the arguments
         needs += known.peak
     if needs:
         memory = dataclasses.replace(known, temporaries=max(needs - known.peak, 0))
@@ -358,14 +358,14 @@ def _key(stablehlo: str, topology: Topology, mesh: Any) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         answer = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
-        path.touch()  # the least recently used are removed first
+        path.touch()  # the least recently used files are removed first
     except (OSError, ValueError, zstandard.ZstdError):
         return None
     return answer if isinstance(answer, dict) else None
 
 
 def _write(path: Path, answer: Mapping[str, Any]) -> None:
-    """Cache a result; if necessary, evict the least recently used ones. Ignore disk errors."""
+    """Cache a result; if needed, evict the least recently used results. Ignore disk errors."""
     with contextlib.suppress(OSError, UserError):
         replace_file(path, zstandard.ZstdCompressor().compress(json.dumps(answer).encode()))
         kept = 0

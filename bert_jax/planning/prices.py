@@ -45,5 +45,5 @@ def _price(where: str, entry: Any) -> Price | None:
     except (TypeError, ValueError):
         raise UserError(f"{where}.date is {date!r}; it must be a day as YYYY-MM-DD") from None
     if not isinstance(source, str) or not source.strip():
-        raise UserError(f"{where}.source is {source!r}; it must say where the price stands")
+        raise UserError(f"{where}.source is {source!r}; it must say where the price is published")
     return price

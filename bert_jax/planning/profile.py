@@ -53,7 +53,7 @@ class Profile:
             with session.clock.spend("profile"):
                 try:
                     lines = self._table(session)
-                except Exception as error:  # whatever it is, the training goes on
+                except Exception as error:  # of any type: training must go on
                     lines = [f"Warning: no table of the profile: {type(error).__name__}: {error}"]
             for line in lines[:_SHOWN]:
                 session.out.say(line)

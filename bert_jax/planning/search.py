@@ -133,7 +133,7 @@ class Found:
 
     settings: Settings
     tried: tuple[tuple[Settings, Guess, str], ...]
-    """Compilations: (settings, cost, "reduced depth" or "whole"). The last one is of `settings`."""
+    """Compilations: (settings, cost, "reduced depth" or "whole"); the last is of `settings`."""
 
 
 def fastest_that_fits(
@@ -268,7 +268,7 @@ class Pace:
     """Rows of a micro-batch on one batch shard."""
     accumulation: int
     tried: dict[int, Pass]
-    """Measurements by rows, including those that do not fit."""
+    """Measurements by rows, including sizes that do not fit."""
 
 
 def fastest_pace(measure: Callable[[int], Pass], ladder: Sequence[int], usable: int) -> Pace | None:

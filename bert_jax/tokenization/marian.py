@@ -46,7 +46,7 @@ class MarianTokenizer(base.Tokenizer):
         pad, unk, end = ids = [self._ids[role] for role in roles]
         self.special_ids = SpecialIds(pad, unk, cls=pad, sep=end, mask=pad)
         self._named = dict(zip(ids, roles, strict=True))
-        # No text, not even one that spells a special token, has the id of one.
+        # No text gets the id of a special token, even if the text spells the token.
         self._of_pieces = {token: id for token, id in self._ids.items() if id not in self._named}
         self.continues_word = np.array([not t.startswith((base.SPACE, ">>")) for t in vocab])
         self.continues_word[ids] = False

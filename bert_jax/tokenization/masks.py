@@ -62,7 +62,7 @@ def token_text(id: Id, tokenizer: Tokenizer) -> str:
 def filled(text: str, span: tuple[int, int], id: Id, tokenizer: Tokenizer) -> str:
     """Return a text in which a token replaces the mask at `span`.
 
-    A token that continues a word is joined to the word before, unless the space between is a token.
+    A token that continues a word is joined to the word before, unless a space token separates them.
     """
     before, after = text[: span[0]], text[span[1] :]
     token = token_text(id, tokenizer)

@@ -127,7 +127,7 @@ def with_mask(model: bytes) -> bytes:
 
 def load_model(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
     """Load the content of a model's file; raise a UserError, with `where`, if it is not a model."""
-    # This is checked first, because the library makes an object for each piece.
+    # Check the number of pieces first, because the library makes an object for each piece.
     if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
         raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, which is the limit")
     loaded = sentencepiece.SentencePieceProcessor()
@@ -149,7 +149,7 @@ def spans_of(
     # characters of `text`, such as the letters of a ligature, have the same start.
     normal, offsets = model.normalize(text, with_offsets=True)
     starts = np.array(offsets, np.int64)
-    # A "▁" that shares its source with others is no space: U+00B4 becomes "▁" and an accent.
+    # A "▁" that shares its source with another character is no space: U+00B4 is "▁" plus accent.
     shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
     shared[1:] |= shared[:-1]
     is_space = np.array([char == SPACE for char in normal], bool) & ~shared

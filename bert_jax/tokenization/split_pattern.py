@@ -1,7 +1,7 @@
 r"""Check that the regular expressions which split texts before BPE take linear time.
 
-The library matches by backtracking, which can take much longer. Accepted patterns have the form of
-published ones (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
+The library matches by backtracking, which can take much longer. Accepted patterns look like
+published patterns (GPT-2, Llama 3, GPT-4o): alternatives of characters, classes and short groups of
 characters, each followed by at most one repetition mark, with no repetition inside a repetition.
 
 In an alternative, one repetition `X+` may be followed by a part that can fail, as in `\s+(?!\S)`.

@@ -147,7 +147,7 @@ class Reading:
         return {"type": kind} | {f: check(f"normalizer.{f}", part.get(f)) for f, check in fields}
 
     def _pattern(self, name: str, found: object, *, splits: bool = False) -> dict[str, str]:
-        """Return `found`, a string or regex in the field `name`; check time if it `splits` text."""
+        """Return `found`, a string or regex named `name`; check its speed if it `splits` text."""
         pattern = self.mapping(name, found)
         for kind, most in (("String", 80), ("Regex", 1 << 14)):
             if set(pattern) == {kind} and pattern[kind]:

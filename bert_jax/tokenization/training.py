@@ -75,18 +75,18 @@ def train_wordpiece(
     `vocab_size`, or if more than 0.05% of the texts are characters without a token.
 
     Args:
-        texts: Texts, which are read once. Words that `count_words` counted in texts, with the same
-            `lowercase` and `strip_accents`, stand for the texts.
+        texts: Texts, which are read once, or the words that `count_words` counted in them with the
+            same `lowercase` and `strip_accents`.
         lowercase, strip_accents: See `WordPieceOptions`.
         min_frequency: Smallest number of times that a pair must occur to be merged.
         limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
             other characters become [UNK].
         character_coverage: Fraction of the texts' characters, counted with repetitions, that must
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
-            characters get tokens, or more if 99.95% coverage needs more; fewer if `vocab_size` is
-            too small for them. If merging leaves room, further characters get tokens.
-        memory: Limit in GiB for the counted words, at 1 KiB a word. If the words exceed it, the
-            rarest so far are dropped (of equally frequent words, the first in alphabetical order)
+            characters get tokens: more if 99.95% coverage needs more, fewer if `vocab_size` is too
+            small for them. If merging leaves room, further characters get tokens.
+        memory: Limit in GiB for the counted words, at 1 KiB a word. Beyond the limit, the rarest
+            words so far are dropped (among equally rare words, the first in alphabetical order)
             until half of the limit is used. A warning is logged.
     """
     options = WordPieceOptions(lowercase, strip_accents)

@@ -154,7 +154,7 @@ def test_what_a_plan_leaves_out_is_said():
     assert warning is None
 
     clause, warning = said([[300] * 50] * 4, splitter="lines")
-    assert "100% lie in sentences longer than half a row: each line is one;" in warning
+    assert "100% lie in sentences longer than half a row: each line is a sentence;" in warning
     assert "% of the pairs are random (" in warning
     assert "`bert-jax corpus` cuts long sentences" in warning
     unheld = float(clause.partition("%")[0])

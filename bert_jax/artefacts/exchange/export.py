@@ -195,7 +195,7 @@ def refusals(saved: SavedModel) -> dict[str, str]:
 
 
 def refusal_lines(models: Mapping[str, SavedModel]) -> list[str]:
-    """Describe, for people, the `refusals` for each model of a run, by name of the part."""
+    """Return readable lines on the `refusals` for each model of a run (part name -> model)."""
     formats: dict[str, list[str]] = {}
     for part, saved in models.items():
         for name, why in refusals(saved).items():

@@ -166,7 +166,7 @@ def _complete(saved: SavedModel) -> Params:
 
 
 def without_types(saved: SavedModel) -> SavedModel:
-    """Return a model with the first token type in its position table if its class has no types."""
+    """Add the first token type's vector to the position table if a model's class has no types."""
     table = saved.params["encoder"]["embeddings"]
     if FAMILIES[family_of(saved)].has_types or not np.any(table["type"]):
         return saved
@@ -270,7 +270,7 @@ def write_weights(saved: SavedModel, directory: Path) -> dict[str, np.ndarray]:
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], **metadata: str) -> None:
     """Write arrays to a safetensors file."""
-    # Files of `save_file` are readable only by their owner, and its errors are not OSErrors.
+    # `save_file` makes files that only their owner can read, and its errors are not OSErrors.
     path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata or None))
 
 
@@ -300,7 +300,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
             (directory / name).parent.mkdir(exist_ok=True)
             write = write_json if name.endswith(".json") else write_arrays
             write(directory / name, content)
-        if saved.embedding.static_queries:  # whose tokenizer adds no special tokens
+        if saved.embedding.static_queries:  # their tokenizer adds no special tokens
             room = saved.max_length - num_special(saved.tokenizer, pair=False)
             write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
             weights = np.asarray(saved.params["queries"])
@@ -311,7 +311,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
     """Write the tokenizer's files for Transformers' `AutoTokenizer` and for `load_tokenizer`."""
     tokenizer = saved.tokenizer
     tokenizer.save(directory)
-    if isinstance(tokenizer, MarianTokenizer):  # its files are already those of Transformers
+    if isinstance(tokenizer, MarianTokenizer):  # already in Transformers' format
         return
     path = directory / CONFIG_NAME
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -79,7 +79,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
 
 
 def _has_safetensors(name: str, files: list[str]) -> bool:
-    """Return false if a repository has Flax's weights only; raise UserError if it has neither."""
+    """Return true for safetensors, false for Flax's weights; raise UserError without either."""
     safe = any(re.fullmatch(r"model(-.*)?\.safetensors", file) for file in files)
     if safe or FLAX_WEIGHTS in files:
         return safe

@@ -207,7 +207,7 @@ def _from_directory(source: Path) -> Source:
     if sentence is not None:
         saved, notes = with_vectors(saved, sentence), (*notes, *sentence.notes)
     if huggingface_files.weight_files(directory) == [directory / FLAX_WEIGHTS]:
-        notes += (f"the weights are those of {FLAX_WEIGHTS}, under the names of PyTorch's class",)
+        notes += (f"the weights come from {FLAX_WEIGHTS}, under the names of PyTorch's class",)
     fields = huggingface_files.tokenizer_config(directory)
     if "auto_map" in fields:
         notes += (f"{CONFIG_NAME} names code of its own (auto_map), which was not run",)
@@ -229,7 +229,7 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare token offsets of the source's tokenizer, the written one, and this package's.
+    """Compare token offsets of the source's, the written and this package's tokenizer.
 
     Transformers loads the first two. Texts that these two split differently, because tokens were
     added, are left out. Raise a ProofFailedError if offsets differ; ours may differ in white space.

@@ -234,7 +234,7 @@ def _training(saved: SavedModel, spent: Mapping[str, Any] | None) -> str:
 
 
 def _lineage(entries: Sequence[Mapping[str, Any]], depth: int = 0) -> str:
-    """List ancestors (see `saved.ancestors`), each below the one that was made from it."""
+    """List ancestors (see `saved.ancestors`), each below the model that was made from it."""
     lines = []
     for each in entries:
         step = f"step {each['step']:,}" if "step" in each else ""
@@ -302,8 +302,8 @@ def _proof(parity: Mapping[str, Any]) -> str:
     check = "; `python DIR/conformance/check.py` compares them without bert_jax" if checks else ""
     return (
         "## Parity\n\nThis export was read back and compared with its source on "
-        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Up to "
-        f"{parity['tolerance']:.0e} is allowed as the difference of two numbers in float32. The "
+        f"{parity['texts']} texts in many scripts ({parity['tokens']:,} tokens). Two float32 "
+        f"numbers may differ by up to {parity['tolerance']:.0e}. The "
         f"largest absolute differences are:\n\n{table}\n\n"
         f"{_translations(parity)}{quantized}`parity.json` has the versions and digests{by}"
         f"\n\n`conformance/` has texts and the expected outputs{check}."

@@ -44,7 +44,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 PACKAGES = ("torch", "transformers")
 _WITHOUT_TABLE = ("DebertaV2Tokenizer",)
 """Tokenizers that Transformers 5 runs with NFC in place of the model's table of characters. Texts
-that both read differently are not compared, because the model was trained with the table."""
+that the two read differently are not compared, because the model was trained with the table."""
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of classes whose heads are compared. For other classes only encoders are compared."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}

@@ -138,7 +138,7 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
 
     The old tokenizer splits a new token, inside a sentence, into pieces. The token's embedding, row
     in an untied decoder, masked-LM bias and weight in static queries are means over these pieces.
-    New ids follow the old ids, and so first use spare rows. `tokenizer_files` keeps old files.
+    New ids follow the old ids, and so first use spare rows. `tokenizer_files` does not change.
     Raise a UserError if the vocabulary would be too large.
     """
     old = saved.tokenizer

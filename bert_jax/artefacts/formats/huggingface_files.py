@@ -54,7 +54,7 @@ _PROBLEMS = {
 SCORING = "sentence_transformers"
 """Field of `config.json` that names the function that `CrossEncoder` applies to the logits."""
 UNTRAINED = "untrained_parts"
-"""Field of `config.json` with the untrained parts, which exports add if the class requires them."""
+"""Field of `config.json` that lists untrained parts, added by an export to suit the class."""
 THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 CONSTANT = "no_better_than_constant"
 HEAD_FIELDS = (THRESHOLDS, LONG_TEXTS, READING, CONSTANT)

@@ -44,7 +44,7 @@ def config_from_huggingface(found: Mapping[str, Any], *, where: str) -> ModelCon
     fields: dict[str, Any] = {**family.computes, **family.sets}
     wrong: list[str] = []
     for name, ours in family.fields.items():
-        # Null does not mean the default that a missing field has.
+        # A field that is null, unlike a missing field, does not get the default.
         reads_null = family.like_bert or name in family.defaults
         if found.get(name) is not None or (name in found and reads_null):
             fields[ours] = read_field(name, ours, found[name], wrong)

@@ -123,7 +123,7 @@ def sentence_files(
         SETTINGS: settings,
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
     }
-    if embedding.static_queries:  # the folder of the encoder is that of the model
+    if embedding.static_queries:  # the encoder is in the model's own folder
         pooling = "document_1_SpladePooling"
         types = {QUERIES: "SparseStaticEmbedding", ".": "MLMTransformer", pooling: "SpladePooling"}
         files[ROUTES] = {
@@ -242,7 +242,7 @@ def _modules(
     """Return the kind (last part of the field `type`) and the folder of each module.
 
     The kinds, joined by spaces, must fit the pattern, which `supported` describes in words. The
-    modules are those of `found` or, without it, of `modules.json`.
+    modules come from `found` or, if `found` is None, from `modules.json`.
     """
     where, modules = directory / MODULES, []
     found = found or read_json(where, max_bytes=MAX_CONFIG_BYTES)

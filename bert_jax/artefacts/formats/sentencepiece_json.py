@@ -120,9 +120,9 @@ def _parse(tokenizer: SentencePieceTokenizer) -> Any:
 def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.Normalizer]:
     """Return normalisers that apply the replacement table of the model as SentencePiece does.
 
-    If a letter and its marks have at most five bytes, `tokenizers` replaces all by the table's
-    entry for their shortest prefix, and so loses other marks. Therefore the steps before the table
-    compose characters as the table would, and then separate other marks from their letters.
+    If a letter and its marks have at most five bytes, `tokenizers` replaces all of them by the
+    table's entry for their shortest prefix, and loses the rest. So the steps before the table
+    compose characters as the table would, and then separate remaining marks from their letters.
     """
     if normalize(_DROPPED):
         return [normalizers.Precompiled(table)]  # without the separator, marks must stay
@@ -177,7 +177,7 @@ def _splitter(model: Any) -> pre_tokenizers.PreTokenizer:
     """Return a pre-tokenizer that splits text inside the names of control and byte pieces.
 
     Each name is split after its first character, so that the unigram model of `tokenizers` cannot
-    match it. A UserError is raised if another piece could cross a split. If none can, the best
+    match it. If another piece could cross a split, a UserError is raised. Otherwise, the best
     segmentation of a text consists of the best segmentations of its parts.
     """
     names = [piece.piece for piece in model.pieces if piece.type not in (_NORMAL, _BYTE)]

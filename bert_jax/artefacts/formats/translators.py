@@ -220,7 +220,7 @@ class Pegasus(Marian):
 
 
 def _order(network: TransformerNetwork) -> np.ndarray:
-    """Return our index for each width index of Transformers: even indices first, then odd ones."""
+    """Return our index for each width index of Transformers: even indices first, then odd."""
     width = network.model.hidden_dim
     return np.r_[0:width:2, 1:width:2]
 
@@ -325,7 +325,7 @@ class BertPair(Family):
         if wrong:
             raise UserError(f"{where}: {'; '.join(wrong)}")
         if model.num_types == 1 and not np.any(arrays.get(_SOURCE_TYPES, 1)):
-            model = replace(model, num_types=0)  # zeros that the class must have
+            model = replace(model, num_types=0)  # zeros, which the class requires
         tying: Tying = "output" if decoder.get("tie_word_embeddings", True) else "none"
         tables = [arrays[name] for name in _TABLES[:2] if name in arrays]
         if tying == "output" and len(tables) == 2 and np.array_equal(tables[0], tables[1]):

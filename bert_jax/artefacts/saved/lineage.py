@@ -69,9 +69,9 @@ def ancestor_entry(role: str, place: str | Path, step: int | None = None) -> dic
 def _look(
     place: str, step: int | None, near: Sequence[Path], above: tuple[str, ...]
 ) -> Ancestor | None:
-    """Identify what is at a path or URL, with its ancestors; return None if its kind is unknown.
+    """Identify the object at a path or URL, and its ancestors; return None for an unknown kind.
 
-    `above` lists the places that led here. A place that is already in the list also gives None.
+    `above` lists the places that led here. For a place that is in the list, also return None.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
     if here in above or len(above) > _MAX_DEPTH:
@@ -246,8 +246,8 @@ def _found(
 def reports_on_ancestors(place: str | Path) -> list[Report]:
     """Return the contamination reports on the corpora from which the model at `place` learned.
 
-    Left out are corpora of baselines and of teachers that gave no weights, corpora that are not on
-    this machine or differ from their recorded content. Without a lineage, the list is empty.
+    The list omits corpora of baselines and of teachers that gave no weights, and corpora that are
+    not on this machine or differ from their recorded content. Without a lineage, return [].
     """
     try:
         ancestors = list(trace(place).walk(without=_OTHERS))

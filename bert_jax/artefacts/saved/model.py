@@ -179,7 +179,7 @@ class SavedModel:
 
 
 def digest_of(params: Any, told: str = "") -> str:
-    """Compute the SHA-256 of `told` (a text), all parameters and their paths less the first key."""
+    """Compute the SHA-256 of the text `told`, all parameters, and paths without the first key."""
     digest = hashlib.sha256(told.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path[1:]).encode())

@@ -302,7 +302,7 @@ def saved_from(
     length = min(model_max_length(files) or config.num_positions, config.num_positions)
     origin = Origin("huggingface", config=form.config)
     saved = SavedModel(config, params, outputs, tokenizer, files, length, name, origin)
-    # Transformers keeps the field after it adds and trains a head, so it counts only without one.
+    # Transformers keeps the field when it trains a new head; trust the field only without a head.
     untrained, bare = form.config.get(UNTRAINED), form.family.task_of(form.config) == "Model"
     marked = bare and isinstance(untrained, list) and "pooler" in untrained
     return saved.without({"pooler"}) if marked else saved

@@ -250,9 +250,9 @@ class Start:
     last: float
     """Time of the last update of this record, in seconds since 1970."""
     first_step: int
-    """Number of steps of the run that were done before the start."""
+    """Number of steps that the run had completed before the start."""
     last_step: int
-    """Number of steps of the run that were done at the time `last`."""
+    """Number of steps that the run had completed at the time `last`."""
     kept_step: int
     """Newest step of this start that no later start has repeated."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -131,13 +131,13 @@ def build_corpora(
     """Build a corpus from sources, or one corpus for each value of the field `recipe.by_field`.
 
     A hash of the text decides whether a document is held out. Equal documents are therefore always
-    in the same store, and documents stay in their stores when a corpus grows. Of four or more
-    distinct documents, at least two are held out, if need be the two with the smallest hashes.
+    in the same store, and documents stay in their stores when a corpus grows. If there are four or
+    more distinct documents, at least two are held out: if necessary, the two with lowest hashes.
 
     The result does not depend on the engine or its number of processes. Small sources become a
     single shard, which is made on this machine. Larger sources become one shard for each task (see
-    `plan_tasks`). If such a build ends early, its complete tasks are kept beside `out`, and a later
-    build with the same arguments runs only the remaining tasks.
+    `plan_tasks`). If a build of several shards ends early, its complete tasks are kept beside
+    `out`, and a later build with the same arguments runs only the remaining tasks.
 
     Args:
         sources: see `resolve_sources`; `options` says how they are read.
@@ -207,7 +207,7 @@ def iter_texts(
         yield from paragraphs
         return
 
-    # Keep every k-th piece, a few consecutive paragraphs; k doubles when all exceed `max_bytes`.
+    # Keep every k-th piece (a few consecutive paragraphs); k doubles if pieces exceed `max_bytes`.
     kept: list[tuple[int, int]] = []
     total, stride = 0, 1
     piece_bytes = max(64, min(1 << 16, max_bytes // 64))
@@ -243,7 +243,7 @@ def counted_texts(
 ) -> Iterator[CountedWords]:  # fmt: skip
     """Count the words of all texts, for `train_wordpiece`; yield the counts of each task in order.
 
-    A task is a part of the sources; it counts within `memory` GiB. The engine does not change the
+    Each task counts one part of the sources within `memory` GiB. The engine does not change the
     result. Raise a UserError if a source cannot be read, or too many records are bad.
     """
     tasks, bad = plan_tasks(resolve_sources(sources, options), _COUNTED_BYTES), DropReport()

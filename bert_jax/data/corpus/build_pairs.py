@@ -214,7 +214,7 @@ class _Part:
         self.tokenizer, self.drops, self._seen = tokenizer, drops, _Seen()
 
     def append(self, block: EncodedPairs, chosen: np.ndarray) -> None:
-        """Write `chosen` pairs, (n,) bool: none with an empty text and, if `drops`, no repeats."""
+        """Write `chosen` pairs, (n,) bool, without empty sides and, if `drops`, without repeats."""
         filled = (block.lengths > 0).all(axis=1)
         self.empty.add(block.name, block.numbers[chosen & ~filled])
         chosen = chosen & filled
@@ -235,7 +235,7 @@ class _Part:
 
     def finish(self, accounted: Mapping[str, Any], text_bytes: int, heldout_rate: float) -> None:
         targets = self.counts[1].copy()
-        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # it ends each target
+        targets[self.tokenizer.special_ids.sep] += self.writer.num_documents  # ends each target
         write_manifest(
             self.path, [self.writer.finish()], self.tokenizer, part=self.path.name, pairs=True,
             target_entropy=entropy(targets), heldout_rate=heldout_rate, text_bytes=text_bytes,
@@ -272,7 +272,7 @@ def _findings(
         part.counts / np.maximum(np.linalg.norm(part.counts, axis=1, keepdims=True), 1.0)
         for part in (train, held)
     )
-    cosines = ours @ theirs.T  # (2, 2), of training sources and targets with held-out ones
+    cosines = ours @ theirs.T  # (2, 2): training sides by held-out sides
     if np.trace(cosines) < np.trace(cosines[::-1]):
         warnings.append(
             "Warning: the held-out sources look like training targets and the held-out targets "

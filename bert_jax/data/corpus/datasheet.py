@@ -27,7 +27,7 @@ from bert_jax.terminal import markdown_table, plain
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 OTHER = "digits and signs"
-"""Name that stands for the script of text without letters."""
+"""Script name for text without letters."""
 _HAN = ("CJK", "IDEOGRAPHIC", "KANGXI")
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 _NO_SCRIPT = ("COMBINING", "MATHEMATICAL", "MODIFIER", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")

@@ -1,4 +1,4 @@
-"""Documents, and the base class of the sources that they are read from."""
+"""Documents, and the base class of their sources."""
 
 import contextlib
 import copy
@@ -67,7 +67,7 @@ class ReadOptions:
             )
 
     def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a row that `keep` selects; TFDS has texts as bytes."""
+        """Return the fields of a row that `keep` selects, with bytes (texts of TFDS) decoded."""
         if not self.keep:
             return NO_FIELDS
         kept = ((name, row[name]) for name in self.kept_names(row))
@@ -83,8 +83,8 @@ class Source(ABC):
     """A source of text, such as a file or a data set."""
 
     unit = "bytes"
-    """Unit of `size` and `bytes_read`: bytes of the file as stored, even if it is compressed, or
-    examples. The unit is also the key of the size in `record`."""
+    """Unit of `size` and `bytes_read`: "bytes" (of the stored file, even if compressed) or
+    "examples". `record` uses the unit as the key of the size."""
     options: ReadOptions | None = None
     """Options that the content depends on, if any."""
     state: FileState | None = None
@@ -105,7 +105,7 @@ class Source(ABC):
     def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning, and count its records in `bad`.
 
-        With `gaps`, a document without text stands in the place of each bad record.
+        With `gaps`, a document without text replaces each bad record.
 
         Raises:
             UserError: The source cannot be read or has since changed, or too many records are bad.
@@ -202,7 +202,7 @@ class Source(ABC):
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the content; the content itself is not read."""
         options = asdict(self.options) if self.options else {}
-        for name in ("on_bad", "most_bad"):  # a part without bad records is always the same
+        for name in ("on_bad", "most_bad"):  # they matter only if there are bad records
             options.pop(name, None)
         return {"name": self.name, "state": self.state, "part": self.part, "options": options}
 
@@ -239,7 +239,7 @@ class Head(Source):
 
 def paragraphs(text: str) -> str:
     """Return the paragraphs (non-blank lines) of a text, stripped and joined by newlines."""
-    # By pieces, since a list of all lines may take 40 times the memory of the text.
+    # Work on pieces, since a list of all lines may take 40 times the memory of the text.
     pieces = _PIECES.findall(text) if len(text) > 1 << 20 else [text]
     found = ("\n".join(filter(None, map(str.strip, each.splitlines()))) for each in pieces)
     return "\n".join(filter(None, found))

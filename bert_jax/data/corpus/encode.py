@@ -77,7 +77,7 @@ def start_worker(
     """Set up this process for encoding; `new_cleaner(source=NAME)`, if given, makes cleaners."""
     global _worker, _new_cleaner
     _new_cleaner = new_cleaner
-    # One process for each core: threads inside would only get in each other's way.
+    # There is one process per core, so threads inside a process would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = tokenizer, get_splitter(splitter)
 

@@ -16,14 +16,14 @@ QUARANTINE = "quarantine"
 MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 DUPLICATES = "duplicates"
-"""First part of the name of the directory of a search. A hash of the build's OUT follows it."""
+"""Prefix of a duplicate search's directory name; a hash of OUT keeps builds at one place apart."""
 OWN_NAMES = (MARKS, QUARANTINE)
-"""Names of a build's own directories, which no corpus can have."""
+"""Names of a build's own directories; a corpus cannot have any of these names."""
 ON_BAD = ("stop", "skip", QUARANTINE)
 """Reactions to a bad record: raise an error, leave it out, or leave it out and save a copy."""
 MOST_HEADERS, MOST_PAGE, PARSE_SECONDS, PARSE_BYTES = 1 << 20, 4 << 20, 30.0, 1 << 30
-"""Limits: bytes of a web record's headers; bytes of a wiki page, twice MediaWiki's own limit; and
-time on a processor and memory for parsing a page."""
+"""Limits: bytes of a web record's headers; bytes of a wiki page (twice MediaWiki's own limit); and
+processor seconds and bytes of memory for parsing a page."""
 BAD_SAMPLES = 100  # number of bad records that a build keeps for each reason
 _SAMPLE_CHARS = 8000
 _MANY = 100_000
@@ -71,7 +71,7 @@ class DropReport:
         records = max(self.records, _MANY if size is None else 0)
         if self.documents.total() > most * records or (size and self.unread > most * size):
             raise UserError(
-                f"{self.bad_records()}. The largest share is {most:g}: take bad files out of the "
+                f"{self.bad_records()}. The allowed share is {most:g}: take bad files out of the "
                 "input, or set another share, as in --on-bad=skip:0.05"
             )
 

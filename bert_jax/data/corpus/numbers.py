@@ -1,7 +1,7 @@
 """Numbers in French words and in digits: text pairs with exactly one correct translation.
 
 Spelling follows France (soixante-dix, quatre-vingt-dix) before the reform of 1990: hyphens
-join only tens and units (vingt-deux), and not where "et" joins them (vingt et un).
+join only tens and units (vingt-deux), except where "et" joins them (vingt et un).
 """
 
 from typing import NamedTuple

@@ -80,7 +80,7 @@ def split_fast(paragraph: str) -> list[str]:
 
 def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
     """Return true if a sentence from `start` ends at `end`, after punctuation at `terminator`."""
-    # The next sentence must begin with something that can begin one.
+    # A lower-case letter cannot begin the next sentence; opening marks before it are skipped.
     first = text[end : end + 1]
     position = end
     while first and first in _OPENING:

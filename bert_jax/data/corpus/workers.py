@@ -88,7 +88,7 @@ class Guard:
     def __init__(self, seconds: float, most_bytes: int) -> None:
         """Limit the memory of the process and, for each call, its time on a processor.
 
-        As a second limit, a call ends after ten times as many seconds by the clock.
+        As a second limit, a call ends after ten times as many seconds of wall-clock time.
         """
         self._seconds, self._most_bytes = seconds, most_bytes
         self._process: SpawnProcess | None = None

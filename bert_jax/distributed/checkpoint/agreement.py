@@ -1,8 +1,8 @@
 """Decisions that all processes of a run make together.
 
 Each process sees a shared directory through its own caches, so two processes may see different
-files. Therefore process 0 reads the directory, and all processes follow it. Every function is
-collective: all processes must call it, in the same order, from the main thread.
+files. Therefore process 0 reads the directory, and all processes use what it found. Every function
+is collective: all processes must call it, in the same order, from the main thread.
 """
 
 import json
@@ -20,7 +20,7 @@ class ElsewhereError(RuntimeError):
     """An error of process 0, raised in the other processes, which wait for process 0's result."""
 
     def __init__(self, message: str, code: int):
-        """Make an error with the exit code of process 0. A launcher may read any exit code."""
+        """Make an error with process 0's exit code, as a launcher may read any process's code."""
         super().__init__(message)
         self.exit_code = code
 

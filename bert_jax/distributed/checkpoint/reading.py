@@ -73,8 +73,8 @@ class Restored:
 def load_newest(directory: AnyPath, abstract: Any = None) -> Restored | None:
     """Restore the newest intact checkpoint, or return None if there are no checkpoints.
 
-    `abstract` is the state with a `jax.ShapeDtypeStruct` for each array. The struct sets the
-    array's sharding. None restores only the parameters, onto one device. No files are changed.
+    `abstract` is the state with a `jax.ShapeDtypeStruct`, which sets the sharding, for each array.
+    If `abstract` is None, only the parameters are restored, onto one device. No files are changed.
     Raise a DamagedCheckpointError if there are checkpoints, but none is intact. Raise a UserError
     if a checkpoint has another format, or arrays of other names, shapes or dtypes. Raise an
     OutOfSightError if process 0 finds a checkpoint intact, but another process cannot read it.
@@ -156,8 +156,8 @@ def _common_fault(path: epath.Path, fault: str) -> str:
     """Return one fault in all processes; `fault` is the fault that this process found, or "".
 
     The result is "" if no process found a fault, otherwise the fault that process 0 found. If only
-    other processes found one, process 0 reads the complete checkpoint. If process 0 still finds no
-    fault, raise an OutOfSightError, since an intact checkpoint must not be skipped.
+    other processes found a fault, process 0 reads the complete checkpoint. If process 0 still finds
+    no fault, raise an OutOfSightError, since an intact checkpoint must not be skipped.
     """
     if all_agree(not fault):
         return ""

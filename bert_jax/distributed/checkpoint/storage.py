@@ -76,7 +76,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint. After an interrupted deletion, the remaining files are no checkpoint."""
+    """Delete a checkpoint. After an interrupted deletion, the files left are not a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -251,7 +251,7 @@ def _context() -> ocp.Context:
     # Devices with copies of an array each save a part of it. A program must be compiled for each
     # shape and device to cut the parts, so small arrays are not cut.
     context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
-    # Only random keys need this metadata. If it is damaged, verification passes, restoring fails.
+    # Only random keys need this metadata. Damage would pass verification, but break restoring.
     context.array.saving.array_metadata_store = None
     # Otherwise, if a directory cannot be created, threads of Orbax would wait 20 minutes for it.
     context.asynchronous.create_directories_asynchronously = False

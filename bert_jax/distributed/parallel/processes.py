@@ -94,7 +94,7 @@ def find_cluster(environ: Mapping[str, str], *, on_tpu: bool) -> Cluster | None:
 def join(mode: Mode, timeout_seconds: int = 300, *, devices: bool = True) -> None:
     """Join the other processes of the run. If there are none, do nothing.
 
-    Afterwards, `jax.devices()` lists all devices of the run. Only process 0 logs more than errors.
+    Afterwards, `jax.devices()` lists all devices of the run. Processes except 0 log only errors.
     Ctrl-C acts like SIGTERM: all save after the same step and stop. After an error, call `leave`.
 
     Mode "auto" joins a cluster if there is one, "on" requires a cluster, and "off" joins none. If
@@ -175,7 +175,7 @@ def leave(code: int) -> None:
 def end(code: int) -> NoReturn:
     """End this process with `code`, without cleaning up.
 
-    The others abort when process 0 ends, so process 0 waits 2 s for them to report the error.
+    Other processes abort when process 0 ends, so process 0 first waits 2 s for their reports.
     """
     if _here.joined and _here.index == 0:
         time.sleep(_LINGER_SECONDS)

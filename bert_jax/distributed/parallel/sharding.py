@@ -158,8 +158,8 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
 def partition_spec(axes: LogicalAxes, *, parameter: bool = False) -> PartitionSpec:
     """Return the partition spec of an array with these logical axes, with an entry per dimension.
 
-    A mesh axis splits only one dimension. If `RULES` names it for two (a D x D kernel), it splits
-    the first. A parameter with one dimension besides layers and positions (a bias, a norm, a
+    A mesh axis splits only one dimension: the first, if `RULES` names it for two (a D x D kernel).
+    A parameter with one dimension besides layers and positions (a bias, a norm, a
     position table) is not split over `fsdp`: that would save little memory, but cost a collective.
     """
     is_vector = parameter and sum(axis not in ("layers", "length") for axis in axes) < 2

@@ -29,7 +29,7 @@ MAX_FILES = 10_000
 MAX_RATIO = 200
 _MAX_NAME = 512
 _BLOCK = 1 << 20
-_FREE_BYTES = 16 << 20  # unpacked bytes of any ratio, which may be high for a small archive
+_FREE_BYTES = 16 << 20  # unpacked bytes allowed at any ratio; small archives may have high ratios
 _ENTRY_BYTES = 256  # bytes allowed per entry in the central directory of a zip archive
 _HEADER_BYTES = 1 << 16  # bytes allowed for the header of a tar member, with its extended headers
 _MAX_GLOBAL_HEADERS = 1000
@@ -169,7 +169,7 @@ class _Unpacked:
         self._seen: dict[str, bool] = {}  # normalised names; true for a directory
 
     def check_totals(self, entries: int, size: int) -> None:
-        """Raise a UserError if declared totals exceed a limit. No more than declared is read."""
+        """Raise a UserError if declared totals exceed a limit. Reads never exceed these totals."""
         if entries > self.max_files:
             raise UserError(f"{self.path} has more than {self.max_files:,} entries, the limit")
         self.check_size(size)

@@ -23,9 +23,9 @@ _SIP = 1 << 16
 # A megabyte of zstd can unpack to 32 GB, and the decoder cannot limit its output. These small reads
 # limit the output to 64 MiB.
 _ZSTD_SIP = 2048
-_STORED = 1 << 18  # more bytes than a block of a .gz or .zst file that is stored as it is
+_STORED = 1 << 18  # more bytes than any stored (uncompressed) block of a .gz or .zst file
 _EDGE = 64  # bytes on each side of a stream's start that show whether a document begins there
-_KEPT = 32  # last reads in which the next stream is looked for, since damage shows late
+_KEPT = 32  # last reads to search for the next stream, since damage is noticed late
 
 
 def plain_suffix(name: str) -> str:
@@ -58,7 +58,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
     fresh, streams, pending, taken, ended = True, 0, b"", 0, False
-    kept, reads = deque[bytes](maxlen=_KEPT), 0  # of this stream: a next one may begin in them
+    kept, reads = deque[bytes](maxlen=_KEPT), 0  # of this stream; the next may begin there
     damage: BadRecord | None = None
     while True:
         if not pending and (fresh or getattr(decoder, "needs_input", True)):

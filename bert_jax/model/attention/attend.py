@@ -68,7 +68,7 @@ def attend(
 
     `auto` picks the fastest implementation that supports `asked`. On a CPU, `fused` and `splash`
     run in Pallas's interpreter, for tests. `layout` may be None on one device and in a shard_map.
-    `layers` is the number of layers whose scores `xla` keeps at a time; only a warning uses it.
+    `layers` is the number of layers whose scores `xla` keeps at a time, for a warning.
     Raise a UserError if `impl` does not support `asked` here. The message names alternatives.
     """
     if asked.stream is None:

@@ -162,7 +162,7 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the slice of block `number` of keys. In a frame, it begins at the start of `chunk`."""
+    """Return the slice of block `number` of keys. In a frame, block and `chunk` begin together."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 

@@ -42,7 +42,7 @@ class Relative(NamedTuple):
 
     @property
     def terms(self) -> int:
-        """Number of products in a score, with the product of contents."""
+        """Number of products in a score, including the product of contents."""
         return 1 + (self.keys is not None) + (self.queries is not None)
 
 
@@ -86,7 +86,7 @@ class RelativePositions(nnx.Module):
 
 
 class RelativeMaps(nnx.Module):
-    """Maps of distance embeddings to keys and queries; none if the maps of contents are shared."""
+    """Maps of distance embeddings to keys and queries; empty if the maps of contents are shared."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config

@@ -33,7 +33,7 @@ except ImportError:  # JAX has announced that it will remove this backend
     plgpu = None  # type: ignore[assignment]
 
 _UNIT = 64
-"""The number of queries and the number of keys must be multiples of this."""
+"""Integer that must divide the number of queries and the number of keys."""
 _HEAD_DIMS = (16, 32, 64, 128)
 
 _product = partial(product, dimensions=NN)
@@ -305,5 +305,5 @@ def _axes(queries, keys, keys_first: bool):
 
 
 def _row_products(a, b):
-    """Return the inner product of each row of `a` with its row of `b`, in float32."""
+    """Return the inner product of each row of `a` and the same row of `b`, in float32."""
     return (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(-1)

@@ -30,7 +30,7 @@ from bert_jax.model.seq2seq.cells import Cell, CellName, Restart, State, looped,
 from bert_jax.model.seq2seq.network import Tying
 
 Score = Literal["none", "dot", "multiplicative", "additive"]
-# Dropout sites, above those of the Transformer; each layer of encoder and decoder also has one.
+# Dropout sites, above the Transformer's sites; each layer of encoder and decoder has one, too.
 SITE_SOURCE, SITE_TARGET, SITE_READOUT = range(1 << 18, (1 << 18) + 3)
 SITE_SOURCE_LAYERS, SITE_TARGET_LAYERS = (1 << 18) + (1 << 8), (1 << 18) + (1 << 9)
 

@@ -1,9 +1,9 @@
 """Beam search on the device, for any `Network`.
 
-The rules are those of Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
+The rules are as in Transformers' `generate` with `early_stopping="never"`. A step finds the 2 K
 best continuations of K beams. An end token among the best K finishes a hypothesis; among the other
 K, it is ignored. The K best continuations without an end token become the next beams. The maximum
-length also finishes a hypothesis; if the network has `forces_end`, with an end token that costs
+length also finishes a hypothesis and, if the network has `forces_end`, adds an end token that costs
 nothing (see `forced_eos_token_id` there). The begin token is never chosen (`bad_words_ids`).
 
 The search of a row ends when no beam can still beat the worst of the row's K finished hypotheses.
@@ -40,7 +40,7 @@ class SearchConfig(Bounded):
     max_length: Natural = 0
     """Largest number of tokens in a translation, end token included; 0 means the model's limit."""
     max_length_rate: NonNegative = 3.0
-    """Largest number of target tokens per source token, with [CLS] and [SEP]; 0 means no limit."""
+    """Largest number of target tokens per source token, counting [CLS] and [SEP]; 0: no limit."""
     nbest: Count = 1
     """Number of hypotheses to return for each source, at most `num_beams`."""
 
@@ -185,7 +185,7 @@ def continuations(
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
     """Return the sums, beams and tokens of the `most` best continuations.
 
-    Only blocks with the largest maxima are read. The token `begin` is left out; other sums stay.
+    Only blocks with the largest maxima are read. `begin` is left out without changing other sums.
     """
     rows, beams, columns = logits.shape
     greatest = logits.max(-1, keepdims=True)

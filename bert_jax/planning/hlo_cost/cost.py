@@ -143,7 +143,7 @@ class Cost:
 
 
 def estimate(program: Program, chip: Chip, torus: Sequence[int] = ()) -> Cost:
-    """Predict the time of a step on one device. The devices of a chip share it equally.
+    """Predict the time of a step on one device; a chip's devices share the chip equally.
 
     `torus` has the number of chips in each dimension of the slice, such as (4, 4) for v5e:4x4. If
     `torus` is empty, a group smaller than the slice counts as one ring without wrap-around links.

@@ -28,7 +28,7 @@ from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 
 FLAX = "flax_model.msgpack"
-NOTE = f"the weights are those of {FLAX}, under the names of PyTorch's class"
+NOTE = f"the weights come from {FLAX}, under the names of PyTorch's class"
 
 
 @pytest.fixture(autouse=True)

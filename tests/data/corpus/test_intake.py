@@ -48,7 +48,7 @@ def test_a_build_stops_at_the_first_bad_record(source, tmp_path, workers):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_more_bad_records_than_allowed_stop_a_build_that_skips(source, tmp_path, workers):
-    told = r"8 of 400 records are bad \(8 malformed\)\. The largest share is 0\.01: .*skip:0\.05"
+    told = r"8 of 400 records are bad \(8 malformed\)\. The allowed share is 0\.01: .*skip:0\.05"
     with pytest.raises(UserError, match=told):
         build(source, tmp_path / "out", workers, on_bad="skip")
 

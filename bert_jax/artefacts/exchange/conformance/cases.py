@@ -20,7 +20,7 @@ from bert_jax.tokenization.sentencepiece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import make_row, num_special
 
 MIXED = ("", "Yes", *(proof.PROOF_TEXTS[n] for n in (0, 3, 10, 11, 13, 15, 18, 19, 22, 24, 41)))
-"""Texts: none, a word, and texts of the proof (eight scripts, accents, emoji, inner upper case)."""
+"""Texts: the empty text, a word, and proof texts (eight scripts, accents, emoji, mixed case)."""
 PAIR = ("Who wrote it?", "Ada wrote the book.")
 
 
@@ -69,7 +69,7 @@ def write(saved: SavedModel, out: Path, format: str, proven: Mapping[str, Any]) 
 
 
 def _texts(saved: SavedModel, length: int, *, pairs: bool = False) -> dict[str, tuple[str, Any]]:
-    """Return each batch's prompt and inputs: tuples of a text or, always if `pairs`, two texts."""
+    """Return each batch's prompt and inputs: tuples of one or two texts (two if `pairs`)."""
     long = " ".join(f"{n}. {proof.PROOF_TEXTS[n % 2]}" for n in range(length // 8 + 1))
     mixed: Any = [*(itertools.pairwise(MIXED) if pairs else ((text,) for text in MIXED)), PAIR]
     found = {"mixed": ("", mixed), "long": ("", [("Yes", long)] if pairs else [(long,), ("Yes",)])}

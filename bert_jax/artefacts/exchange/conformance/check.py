@@ -46,7 +46,7 @@ def compare(answers):
 def checked(row, length):
     """Return the compared numbers of a text's output as an array (P, N), float32.
 
-    P is the number of tokens, at most 8; N is the number of values, at most 64, and a maximum.
+    P is the number of tokens, at most 8; N counts at most 64 values and the maximum of all values.
     The output `row` has the shape (L,), (L, C) or (L, L, C), or (C,) if the `length` is 0.
     """
     row = np.asarray(row, np.float32)
@@ -60,7 +60,7 @@ def checked(row, length):
 
 
 def compare_tokens(tokenize, cases):
-    """Print texts with other token ids or token types; return true if there are no such texts."""
+    """Print texts whose token ids or types are not as expected; return true if all texts agree."""
     names, wrong = INPUTS[: 1 + ("token_type_ids" in cases["inputs"])], []
     for key, batch in cases["batches"].items():
         for number, (first, *second) in enumerate(batch["texts"]):

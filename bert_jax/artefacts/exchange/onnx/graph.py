@@ -268,7 +268,7 @@ class Graph:
         return {self.op("Add", self.op("MatMul", *inputs), bias, name=name): [*_ROWS, size]}
 
     def mean(self, x: str, name: str | None = None, *, root: bool = False) -> str:
-        """Return the mean (B, D) of tokens' states (B, L, D), or (`root`) their sum over root n."""
+        """Return the mean (B, D) of n tokens' states (B, L, D); if `root`, their sum / sqrt(n)."""
         counted = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
         number = self.op("ReduceSum", counted, self.weight("axis_1", [1]))
         number = self.op("Max", number, self.weight("at_least_one", 1.0))

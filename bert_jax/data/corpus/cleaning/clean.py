@@ -62,7 +62,7 @@ class CleaningConfig:
     near_duplicates: float | None = None
     """Lowest Jaccard similarity (word 5-shingles) of near-duplicates to drop; None drops none."""
     without: tuple[str, ...] = ()
-    """Evaluation texts (see `read_evaluation`). Paragraphs with n-grams of these are left out."""
+    """Evaluation texts (see `read_evaluation`). Paragraphs that share an n-gram are left out."""
 
     def __post_init__(self) -> None:
         """Raise a UserError for values out of range."""
@@ -137,7 +137,7 @@ class Drops(NamedTuple):
     firsts: np.ndarray
     """(n, 2) int64 for each duplicate: task and index of the document that is kept instead."""
     paragraphs: np.ndarray
-    """(m, 2) int64, ascending: for each paragraph to leave out, its document and index there."""
+    """(m, 2) int64, ascending: document and index in the document, for each omitted paragraph."""
 
     @classmethod
     def load(cls, data: bytes) -> "Drops":

@@ -221,7 +221,7 @@ def resolve_filters(specs: Iterable[str]) -> tuple[dict[str, Edit], dict[str, Fi
     """Return the edits and the filters that `specs` name, in the order of `EDITS` and `FILTERS`.
 
     A specification is the name of a filter, an edit or a group, or it is NAME=LOW:HIGH, which gives
-    a filter other bounds. Either bound may be empty. The last specification of a filter counts.
+    a filter other bounds. Either bound may be empty. If a filter is named twice, the last counts.
     Raise a UserError if a name is unknown or takes no bounds, or bounds are not ascending numbers.
     """
     chosen: dict[str, Filter | None] = {}

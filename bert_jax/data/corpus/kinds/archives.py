@@ -27,7 +27,7 @@ _HEADERS = {
 """WARC header from which each field of a document is read."""
 _ARTICLES, _FILES, _CATEGORIES = "0", "6", "14"  # numbers of MediaWiki's namespaces
 _RECORD, _PAGE, _END = b"WARC/1.", b"<page>", b"</mediawiki>"
-"""Bytes at which a WARC record and a wiki page begin, and bytes at which a dump ends."""
+"""Byte strings with which a WARC record and a wiki page begin, and with which a dump ends."""
 _Piece = bytes | BadRecord | None
 
 
@@ -49,7 +49,7 @@ class _Archive(FileSource):
     def _pieces(self, mark: bytes, most: int) -> Iterator[bytes | BadRecord]:
         """Yield the bytes before, between and after occurrences of `mark`, and errors for damage.
 
-        If a piece exceeds `most` bytes, a beginning of more than `most` bytes is yielded instead.
+        If a piece exceeds `most` bytes, only a beginning of more than `most` bytes is yielded.
         """
         rest, lost = b"", False
         for block in self._content():
@@ -72,7 +72,7 @@ class _Archive(FileSource):
     def _read(
         self, pieces: Iterator[bytes | BadRecord], read: Callable[[bytes, int], Row | None]
     ) -> Iterator[Row]:
-        """Yield the result or error of `read(piece, number)` for each piece, but leave out None."""
+        """Yield the result or error of `read(piece, number)` for each piece, except None."""
         for number, piece in enumerate(pieces, 1):
             try:
                 row = piece if isinstance(piece, BadRecord) else read(piece, number)

@@ -260,7 +260,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Add paragraphs to `seen`. Return the new ones as text, or "" if they are too short."""
+    """Add paragraphs to `seen`. Return new paragraphs as text, or "" if they are too short."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)
@@ -275,7 +275,7 @@ def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
 
 def _topics() -> Iterator[_Paragraphs]:
     """Return the prose of the language reference's topics, which `help()` shows."""
-    from pydoc_data import topics  # a module of data
+    from pydoc_data import topics  # the texts that `help()` shows
 
     return (prose_paragraphs(text) for _, text in sorted(topics.topics.items()))
 

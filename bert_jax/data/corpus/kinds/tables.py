@@ -100,7 +100,7 @@ class DelimitedSource(FileSource):
     def _quoted(self) -> Iterator[tuple[int, list[str] | BadRecord]]:
         """Yield the first line's number and the fields of each row, or the error in the row.
 
-        After a bad row, reading goes on with its second line, so that an open quote costs one row.
+        After a bad row, reading resumes at its second line: an unclosed quote then loses one row.
         """
         items, again = self._items(), deque[str | BadRecord]()
         first, row = 1, list[str | BadRecord]()

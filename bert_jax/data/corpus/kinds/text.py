@@ -31,12 +31,12 @@ _MAGIC = {
 }
 _JSON_TYPES = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
 _CUT_BLOCK = 1 << 18
-_STREAM_BLOCKS = 1 << 20, 1 << 24  # read to find a cut of a compressed file
+_STREAM_BLOCKS = 1 << 20, 1 << 24  # bytes to search for a cut of a compressed file
 _LINE_END = re.compile(rb"\r?\n|\r(?!\n)")
 _BLANK_LINE = re.compile(rb"(?:\r?\n|\r(?!\n))[ \t]{0,60}(?:\r?\n|\r(?!\n))")
 _LONGEST_BLANK = 64
-_STRAY_NULS = 7  # of a line that become spaces, however short the line is
-_PARAGRAPHS = 1 << 16  # joined at a time: lists of short lines take 40 times their memory
+_STRAY_NULS = 7  # NULs that may become spaces in a line, however short the line is
+_PARAGRAPHS = 1 << 16  # paragraphs to join at once: lists of short lines take 40 times the memory
 
 _Blocks = Iterable[tuple[int, list[str] | BadRecord]]
 """Blocks: the number of the first line, from 1, and the lines, or the error in a bad line."""
@@ -142,7 +142,7 @@ class FileSource(Source):
 
     @override
     def _place(self, number: int) -> str:
-        """Name a line by its number in the file or, if that is not counted, in the part."""
+        """Name a line by its number in the file, or in the part if earlier lines are uncounted."""
         if self._begin and (self._compression or self.options.on_bad != "stop"):
             return f"line {number:,} after byte {self._begin:,}"
         if self._begin:
@@ -185,7 +185,7 @@ class FileSource(Source):
         size, begin, lost, most = 0, 1, False, self.options.max_document_chars
         for number, lines in blocks:
             if isinstance(lines, BadRecord):
-                is_damage = lines.reason == "damaged"  # a document may begin after it
+                is_damage = lines.reason == "damaged"  # a document may begin after the damage
                 if is_damage or not lost:
                     yield lines
                 done, document, size, lost = [], [], 0, not is_damage

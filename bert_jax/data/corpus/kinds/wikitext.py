@@ -14,7 +14,7 @@ def stripped(left_out: Collection[str], wikitext: str) -> str:
     """Return the running text of an article, without tables, references, pictures and categories.
 
     Links to pages in the namespaces `left_out` (casefolded names) are removed with their link text.
-    For nested braces, for example, the time grows as the square of the length.
+    The time may grow as the square of the length, for example for nested braces.
     """
     code = mwparserfromhell.parse(wikitext)
     for link in code.filter_wikilinks():

@@ -164,7 +164,7 @@ def _examples(path: Path) -> Iterator[Example]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value; a list is one text unless most strings have blanks."""
+    """Yield the texts in a JSON value; join a list of strings unless most contain blanks."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):

@@ -186,7 +186,7 @@ class Signatures(NamedTuple):
     sketches: list[np.ndarray]
     """(s,) uint32 for each document: the smallest hashes of its shingles, ascending."""
     paragraphs: np.ndarray
-    """(m, 3) uint64 for each paragraph with words: its hash, its document and its index there."""
+    """(m, 3) uint64 for each paragraph with words: hash, document, and index in the document."""
 
 
 @functools.cache

@@ -47,7 +47,7 @@ class Report:
     examples: Mapping[str, tuple[tuple[str, ...], ...]]
     """For each split: the text keys of each example; see `evaluation.text_key`."""
     texts: Mapping[str, tuple[int, int]]
-    """For each text key: number of n-grams, and how many the corpus has; both 0 if too short."""
+    """For each text key: number of n-grams, and how many the corpus has; 0 and 0 if too short."""
     ngram: int
     min_words: int
     """Smallest number of words that a text must have to be searched for."""
@@ -141,7 +141,7 @@ def reports_of(store: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report]) -> dict[str, tuple[int, int]]:
-    """Merge the reports' `texts`. For each key, keep the counts with most n-grams in the corpus."""
+    """Merge the reports' `texts`. For each key, keep the counts with the most n-grams found."""
     found: dict[str, tuple[int, int]] = {}
     for report in reports:
         for key, counts in report.texts.items():

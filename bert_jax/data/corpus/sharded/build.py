@@ -202,9 +202,9 @@ def _run(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
-    A task is complete if its mark in `space` contains the key `key(task)` and, with bad records,
-    the reaction `task.on_bad`. If a local engine has fewer incomplete tasks than processes, the
-    tasks run one by one, each with all processes. Return all marks, in the order of `tasks`.
+    A task is complete if its mark in `space` contains the key `key(task)` and, if records
+    were bad, the reaction `task.on_bad`. If a local engine has fewer incomplete tasks than
+    processes, the tasks run one by one, each with all processes. Return all marks, in task order.
     """
 
     def is_complete(task: Task, mark: Mapping[str, Any]) -> bool:

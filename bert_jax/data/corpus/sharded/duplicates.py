@@ -36,7 +36,7 @@ _TASK = np.uint64(32)
 """Number of bits of a document's index in its task."""
 _INDEX = np.uint64((1 << 32) - 1)
 _WORDS = 16
-"""Number of uint64 words per row of a sketch: a key, and 30 of the 4 + length uint32 values."""
+"""Number of uint64 words per row of a sketch: a key, and 30 uint32s of header (4) and sketch."""
 
 
 def scan(
@@ -160,9 +160,9 @@ def grouped_pairs(
 ) -> tuple[list[Run], int]:
     """Join pairs (later, earlier) of documents into groups.
 
-    Two steps alternate until nothing changes. Each step finds the first of a document and its
+    Two steps alternate until nothing changes. Each step finds the first among a document and its
     neighbours. One step links the earlier neighbours to this first document; the other step links
-    the later ones. The number of rounds grows with the logarithm of a group's size (Kiveris et al.
+    the later neighbours. The number of rounds grows with log(size of a group) (Kiveris et al.
     2014, "Connected Components in MapReduce and Beyond", small-star and large-star). Return pairs
     (document, first document of its group), and the number of rounds.
     """
@@ -242,7 +242,7 @@ def _similar(threshold: float, inputs: Inputs) -> Rows:
 
 
 def _links(earlier: bool, inputs: Inputs) -> Rows:
-    """Do one step of `grouped_pairs`, on earlier neighbours if `earlier` is true, else on later.
+    """Do a step of `grouped_pairs` on earlier neighbours or, if not `earlier`, on later neighbours.
 
     Yield links (document, first document). If `earlier` is true, also yield the reverse of each
     link, for the next step. If the step changed any pairs, yield one of them as "changed".
@@ -277,7 +277,7 @@ def _decide(paragraphs: bool, inputs: Inputs) -> Rows:
         filtered, equal = (
             inputs.space.read(f"{name}/{each}.bin") for each in ("filtered", "equal")
         )
-        # Documents whose words another document of the same run has share the fate of the latter.
+        # A document with the same words as another document of its run is treated like the other.
         twins, kept = np.frombuffer(equal or b"", np.uint64).reshape(-1, 2).T
         is_dropped, at = np.isin(kept, documents), np.searchsorted(documents, kept)
         mine = slice(*np.searchsorted(documents, np.array([task, task + 1], np.uint64) << _TASK))

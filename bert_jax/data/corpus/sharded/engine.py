@@ -59,7 +59,7 @@ def plan_tasks(sources: Sequence[Source], shard_bytes: int = SHARD_BYTES) -> lis
     if sum(source.size for source in sources) < 2 * shard_bytes:
         return [Task(0, tuple(sources))]
     parts = [part for source in sources for part in source.divided(shard_bytes)]
-    # Parts are a little smaller than a shard. With half the limit, no two parts are joined.
+    # Parts are a little smaller than a shard, so with half the limit no two share a task.
     groups = grouped(parts, lambda part: part.size, max(1, shard_bytes // 2))
     return [Task(number, tuple(group)) for number, group in enumerate(groups)]
 
@@ -158,7 +158,7 @@ class RayEngine(Engine):
         remote = ray.remote(_call).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
-        shared = ray.put(function)  # sent to each node once, with the tokenizer in it
+        shared = ray.put(function)  # sent to each node once, since it contains the tokenizer
         pending, told = deque(remote.remote(shared, item) for item in items), False
         try:
             while pending:

@@ -5,9 +5,9 @@ the key is a document, the unit is the index of its task. Rows are written in ru
 sorted by key. A run covers a span of units, divided into `FAN` slices of similar length.
 
 A reducer gets a range of units, and reads one part of each run. A range has about `RANGE_BYTES`. If
-a slice has more in all runs together, its rows are first merged, some runs at a time, into new runs
-that divide the slice again, as in a radix sort. A run is thus opened at most `FAN` times, so that
-the number of opened files grows like the number of runs, not like its square.
+a slice exceeds this size over all runs, its rows are first merged, some runs at a time, into new
+runs that divide the slice again, as in a radix sort. A run is thus opened at most `FAN` times, so
+that the number of opened files grows like the number of runs, not like its square.
 """
 
 import functools
@@ -133,7 +133,7 @@ def plan(
 ) -> tuple[list[Range], list[tuple[Span, list[Range]]]]:
     """Divide the span of some runs into ranges of at most about `limit` bytes.
 
-    `total[u]`, (units + 1,), counts the bytes that reducers read besides the runs for all units
+    `total[u]`, (units + 1,), is the number of bytes, beside the runs, that reducers read for units
     below u. Also return each slice larger than a range, with the ranges whose merges divide it.
     """
     edges = _edges(span)

@@ -124,7 +124,7 @@ class Workspace:
                     shutil.rmtree(path)
 
     def remove(self, name: str = "") -> None:
-        """Remove all of the workspace, or a directory; in a bucket, only a build's files in it."""
+        """Remove the workspace or one of its directories; in a bucket, only a build's files."""
         if name and self.local is None:
             self._remove(self._find(name))
         elif self._files().exists(self._key(name)):
@@ -169,7 +169,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
     be replaced, or cannot be written, or another build uses it.
     """
     if not is_url(out):
-        # A build that does not resume would leave the directory of an earlier build behind.
+        # Otherwise the unfinished directory of an earlier build would never be removed.
         resume = resume or Path(f"{Path(out)}.unfinished").is_dir()
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
             space = Workspace(staged.path)
