@@ -35,7 +35,7 @@ class Answerer(Predictor[Question]):
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer. None means the limit in training or else 30."""
     max_length: int | None = None
-    """Limit of a row that was given. None: at most 384 if other software trained the model."""
+    """Given limit on a row's tokens. None: at most 384 if other software trained the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 import jax
-from jax._src.distributed import global_state as joined  # JAX has no public store without devices
+from jax._src.distributed import global_state as joined  # the public store needs devices
 
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.parallel import processes
@@ -19,8 +19,8 @@ from bert_jax.training.steps.step import make_train_step
 def check_hosts(workdir: str, plan: Callable[[], RunPlan], seconds: int) -> None:
     """Check versions, chips, files, data and one step on all hosts, and save nothing.
 
-    The processes must have joined, without devices. If a check fails on a host or takes longer than
-    `seconds`, all processes end with code 2.
+    Call this after `processes.join(..., devices=False)`. If a check fails on a host or takes longer
+    than `seconds`, all processes end with code 2.
     """
 
     def end_after_failure() -> None:
@@ -95,7 +95,7 @@ def _write(workdir: str) -> str:
 
 
 def _step(plan: RunPlan, workdir: str) -> str:
-    branch = getattr(plan.saves, "branch", None)  # of a pretraining run
+    branch = getattr(plan.saves, "branch", None)  # only pretraining has branches
     done = max([branch.step if branch else 0, *saved_steps(open_workdir(workdir).checkpoints)])
     at, name = min(done, plan.num_steps - 1), plan.objective.metrics[0].name
     number, stage = next((n, each) for n, each in enumerate(plan.stages) if at in each.steps)

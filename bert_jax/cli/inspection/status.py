@@ -238,7 +238,7 @@ def _run_values(
     known = silent if rows or starts or turns else None
     soon, long = max(_SOON, 5 / rate if rate else 0.0), config.training.stall_seconds or _LONG
     state = _state(turns, known, soon=soon, long=long, ended=ended)
-    end = step if state == "finished" else num_steps  # `training.patience` may end a run
+    end = step if state == "finished" else num_steps  # `training.patience` may end a run early
     left = None if rate is None or end is None else max(0, end - step) / rate
     return {
         "workdir": work.name,
@@ -298,7 +298,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
 def _heard(work: WorkDir, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
     """Return the time of the last recorded sign of life, else when metrics.jsonl last changed."""
     times = [start.last for start in starts[-1:]]
-    if work.mirror is not None:  # records come with saves only; a run that hangs renews its lease
+    if work.mirror is not None:  # records come with saves only; renewals count, even of hung runs
         times += work.mirror.renewals
     for event in events[-1:]:
         with contextlib.suppress(ValueError):

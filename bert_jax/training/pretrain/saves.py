@@ -176,7 +176,7 @@ class PretrainSaves(Saves):
         self.judged_by = [config.retention.best_metric, *how]
 
     def described(self) -> list[str]:
-        """Return the files of a run, with the size and the number of its checkpoints."""
+        """Return lines that list the files of a run, with size and number of the checkpoints."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.saved))
         return [
             FILES,
@@ -224,7 +224,7 @@ class PretrainSaves(Saves):
         check_stages(self.config, num_batch_shards(self.mesh), step)
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
-        # Evaluations count anew in a branch (without a save), and if metric or sample has changed.
+        # A branch without a save, or a new metric or sample, starts the count of evaluations anew.
         if self.newest() and extra.get("judged_by") in (None, self.judged_by):
             for each in now.progress:
                 vars(each).update(extra.get("progress", {}), member=each.member)
