@@ -16,13 +16,13 @@ _MAX_BYTES = 4 << 30
 def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
     """Set the cache variables of JAX that are not set yet. Call this before JAX is imported.
 
-    The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache. The programs that were not used
-    for the longest time are removed when the cache exceeds 4 GiB. Processors with different
-    features, which may share a home directory, have different subdirectories. To turn the cache
-    off, set JAX_COMPILATION_CACHE_DIR to an empty text.
+    The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache. The least recently used programs
+    are removed when the cache exceeds 4 GiB. Processors with different features, which may share a
+    home directory, have different subdirectories. To turn the cache off, set
+    JAX_COMPILATION_CACHE_DIR to an empty string.
 
     XLA refuses its own cached programs, with an error message for each, on processors with gather
-    data sampling ("gds"; https://github.com/jax-ml/jax/issues/38445). There the cache stays off.
+    data sampling ("gds"; https://github.com/jax-ml/jax/issues/38445), so the cache stays off there.
     """
     if _VARIABLE in os.environ:
         return

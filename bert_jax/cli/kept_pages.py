@@ -12,8 +12,8 @@ _SETTINGS = {-1: 2**31 - 1, -4: 0, -8: 1}
 def keep_pages() -> None:
     """Have glibc keep freed memory. Call this before JAX starts its threads.
 
-    XLA on CPU allocates the temporary arrays of every step anew. By default glibc takes them from
-    the kernel and gives them back, and the kernel clears each page again: 95 MB a step, a third of
+    XLA on CPU allocates the temporary arrays of every step anew. By default, glibc gets the memory
+    from the kernel and returns it, and the kernel clears each page again: 95 MB a step, a third of
     the time, with 2 layers of width 128 (docs/experiments.md). All three settings are needed.
 
     Nothing changes without glibc, or if the user has set variables of its allocator. Nothing

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complete()
         # JAX and Flax make many long-lived objects: collect garbage rarely, and not at exit.
         gc.set_threshold(500_000, 20, 100)
-        if not {*VERBS["text"], *VERBS["search by vectors"]} & set(sys.argv[1:2]):  # no steps
+        if not {*VERBS["text"], *VERBS["search by vectors"]} & set(sys.argv[1:2]):  # no training
             keep_pages()
         try:
             return _main(sys.argv[1:])

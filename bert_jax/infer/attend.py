@@ -113,7 +113,7 @@ def attention(saved: SavedModel, text: str, text_b: str | None = None) -> Attent
 
 
 def quantized(weights: Float[np.ndarray, "N H L L"]) -> UInt8[np.ndarray, "N H L L"]:
-    """Encode the weights' square roots in 8 bits. Without roots, most would be 0 in long texts."""
+    """Encode the weights' square roots in 8 bits; without roots, small weights would become 0."""
     return np.rint(255 * np.sqrt(weights)).astype(np.uint8)
 
 

@@ -110,7 +110,7 @@ class Embedder(RowPredictor):
         if not self._sparse:
             return super().fields(answer)
         tokenizer = self.model.tokenizer
-        answer = answer[: tokenizer.vocab_size]  # a model's table may have more rows
+        answer = answer[: tokenizer.vocab_size]  # the embedding table may have more rows
         ids = np.argsort(-answer, kind="stable")[: np.count_nonzero(answer)].tolist()
         return {"embedding": {tokenizer.id_to_token(id): float(str(answer[id])) for id in ids}}
 

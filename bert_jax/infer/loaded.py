@@ -35,7 +35,7 @@ class LoadedModel:
 
     Answers are in the order of the texts. A text becomes a row of tokens, padded to one of a few
     lengths; each length is compiled once. `forward.on_device` describes `device` and `max_length`.
-    A batch of several rows has at most `batch_tokens` tokens (None: 1,024; of a translator 2,048).
+    A batch of several rows has at most `batch_tokens` tokens (None: 1,024; for translation, 2,048).
 
     Raises:
         UserError: Every method raises it if the model lacks the head that the method needs, an
@@ -191,10 +191,10 @@ class LoadedModel:
             pairs: Second texts, if `texts` has no tuples. None stands for no second text.
             kind: "query" or "document" adds the model's prefix of this kind. None adds no prefix.
             dimensions: Number of leading values of a vector to keep. None means all values.
-            pooling: "mean", "mean_sqrt_len" (sum over the square root of the number) or "max" over
-                the tokens, "cls" (state of the first token), "pooler" (BERT's pooler on this
-                state), "last" (state of the last token) or "weighted" (mean with learned weights).
-                None means the model's pooling or else "mean". Linear maps of the model follow.
+            pooling: "mean" or "max" over tokens, "mean_sqrt_len" (sum / square root of the number),
+                "cls" (state of the first token), "pooler" (BERT's pooler on this state), "last"
+                (state of the last token) or "weighted" (mean with learned weights). None means the
+                model's pooling or else "mean". Linear maps of the model follow.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether mean and max use [CLS] and [SEP], as in sentence-transformers.

@@ -141,7 +141,7 @@ class Predictor(ABC, Generic[Example], Bounded):
         def computed(item: tuple[Int64[np.ndarray, " B"], Batch]) -> tuple[list[np.ndarray], Any]:
             return jax.tree.flatten(jax.device_get(self.forward(item[1])))
 
-        # The small operations of one batch leave cores idle: two batches are computed at once.
+        # The small operations of one batch leave cores idle, so two batches are computed at once.
         with ThreadPoolExecutor(max_workers=2) as threads:
             begun = in_flight(lambda item: threads.submit(computed, item), batches)
             for (index, _), future in begun:
@@ -218,7 +218,7 @@ def row_batches(
     """Yield the rows in batches, longest rows first, each batch with the indices of its rows.
 
     Every call pads to the same `LENGTHS` (docs/decisions.md). In contrast, `bert-jax predict`
-    chooses the lengths with the least padding for its file (`tasks.batches.choose_buckets`).
+    chooses the lengths with the least padding for its file (`tasks.rows.choose_buckets`).
     """
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0

@@ -34,7 +34,7 @@ class Translator(TextPredictor):
     CHUNK = 512
 
     batch_tokens: int = field(default=2 * MAX_TOKENS, kw_only=True)
-    """Twice the limit of an encoder: larger batches make a search faster (docs/experiments.md)."""
+    """Largest batch, in tokens: twice an encoder's, for a faster search (docs/experiments.md)."""
     search: SearchConfig = field(default_factory=SearchConfig)
     alignments: bool = False
 

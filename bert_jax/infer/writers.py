@@ -39,7 +39,7 @@ class KeptLines:
         self._old = deque(old.split(b"\n")[:-1])
 
     def found(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield all records. The first ones get their saved `line`, up to one whose CRC differs."""
+        """Yield all records. The first records get their saved `line`, until a CRC differs."""
         for record in records:
             if self._old and record is not PAUSE:
                 if self._old[0].startswith(self._crc(record)):
@@ -49,7 +49,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record. A UserError from `chunks` also gets advice to rerun."""
+        """Write a line for each record. Add advice to rerun to a UserError from `chunks`."""
         reruns = stale = bool(self._old)  # a rerun keeps the lines that it has not reached
         count, ended, mode = 0, False, "r+b" if reruns else "wb"
         try:

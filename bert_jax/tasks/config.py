@@ -64,7 +64,7 @@ class TableConfig(SkewConfig, WrittenConfig):
     highest logit of each class. first_last: the mean of the first and the last window."""
     window_stride: Natural = 0
     """Number of tokens from the start of one window to the start of the next (long=windows), at
-    most the length of a window. 0 means half of that length."""
+    most a window's length. 0 means half a window."""
     calibrate: bool = False
     """Whether to divide logits by a temperature, fitted to the dev data, so that probabilities tell
     how often predictions are right (Guo et al. 2017). The predicted classes do not change."""
@@ -129,9 +129,9 @@ class EmbeddingTaskConfig(WrittenConfig):
     `negatives` add hard negatives. scores: two texts and their similarity. classes: a text and its
     class. texts: one text, which is compared with itself under different dropout (SimCSE)."""
     dev_rows: Literal["auto", "pairs", "scores"] = "auto"
-    """Content of a row in the dev and test files. auto means the same as `rows`. If that is texts,
-    each text is cut in two: the first half is a query, and the second half is its document. With
-    rows=classes or without a dev file, dev_rows must be auto; with kind=rerank, not scores."""
+    """Content of a dev or test row. auto means the same as `rows`; for rows=texts, a text is cut in
+    two: the first half is a query, the second half its document. With rows=classes or without a
+    dev file, dev_rows must be auto. With kind=rerank, dev_rows must not be scores."""
     query: str = "query"
     """Column of the query, or of the first text (pairs, scores)."""
     document: str = "document"
@@ -153,13 +153,13 @@ class EmbeddingTaskConfig(WrittenConfig):
     document_prefix: str = ""
     """Text to put before each document, or before each text if `rows` is classes or texts."""
     loss: ListLoss = "contrast"
-    """Loss (pairs). contrast: the query's document against all documents of the batch, or, if kind
-    is rerank, against the row's negatives. margin_mse, kl and list_net compare the scores of the
-    row's own documents with `scores`, by differences or as distributions."""
+    """Loss (pairs). contrast: the query's document against all documents of the batch or, if kind
+    is rerank, against the row's negatives. margin_mse (by differences), kl and list_net (as
+    distributions) compare the scores of the row's own documents with `scores`."""
     scores: str = ""
     """Column with a teacher's scores of the row's document and of each negative, a list of numbers
     (pairs). If empty, the document has 1 and negatives have 0. With kind=rerank, the scores of the
-    dev rows are those of the first stage, which the reranker must beat."""
+    dev rows come from the first stage, which the reranker must beat."""
     max_query: Annotated[int, AtLeast(8), Or(0)] = 0
     """Largest number of tokens in a query, including special tokens. 0 means `task.max_length`,
     which also limits documents. If queries are short, a low limit saves time."""
@@ -274,7 +274,7 @@ class SquadConfig(FileTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.windows  # raises the error
+        _ = self.windows  # raises a UserError for wrong lengths
 
     @property
     def windows(self) -> "WindowOptions":

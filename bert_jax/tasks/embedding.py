@@ -223,7 +223,7 @@ def token_weights(rows: Rows, vocab_size: int, *, idf: bool) -> Float32[np.ndarr
 
 
 def _documents(rows: Rows) -> Int64[np.ndarray, " N"]:
-    """Return a row of each distinct document or, where groups are single texts, of each text."""
+    """Return the row index of each distinct document or, for groups of one text, of each text."""
     assert rows.text_ids is not None
     is_query = (np.arange(len(rows.text_ids)) % rows.group == 0) & (rows.group > 1)
     places = np.flatnonzero((rows.text_ids >= 0) & ~is_query)  # -1 marks a missing negative
@@ -251,7 +251,7 @@ class EmbeddingSplit(Split):
             return 0.0
         _, documents, relevant, hidden = self._search
         counts = np.array([len(found) for found in relevant if len(found)])
-        # A query's own text is not among the documents that it can find.
+        # The search leaves out the document with the query's own text.
         return chance(self._task.metric, counts, len(documents) - (min(hidden) >= 0))
 
     @cached_property
@@ -260,9 +260,9 @@ class EmbeddingSplit(Split):
     ) -> tuple[Int64[np.ndarray, " Q"], Int64[np.ndarray, " N"], list[list[int]], list[int]]:
         """Row indices of the distinct queries and documents, and two lists with an entry per query.
 
-        Row indices are among all N * G rows, document indices among the returned documents. The
-        lists have the indices of a query's answers, and the index of the document with the query's
-        own text, which the search must leave out (-1 if there is none or it is an answer).
+        Rows are numbered among all N * G rows, documents among the returned documents. One list
+        has each query's answers. The other has the document with the query's own text, which the
+        search must leave out: -1 if there is no such document, or the document is an answer.
         """
         group, documents = self.rows.group, _documents(self.rows)
         assert self.rows.text_ids is not None

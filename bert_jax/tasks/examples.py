@@ -51,7 +51,7 @@ class TextExample:
     group: str | None = None
     """Group of the example; None if the table has no groups."""
     more: tuple[str, ...] = ()
-    """Other texts: hard negatives or choices. A choice includes the beginning that all share."""
+    """Other texts: hard negatives or choices. A choice includes the common beginning, if any."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def submission_file(
     """Return the name and the content of the file to submit to the leaderboard.
 
     After a header, each line has an index and a prediction. `ids[i]` is the test row of
-    `predictions[i]`: a class index, or a score, which is clipped to 0...5 and has three decimals.
+    `predictions[i]`. A prediction is a class index, or a score, clipped to 0...5 (three decimals).
     Raise a UserError if the task is unknown, `split` is not a test split, or a row of the split
     does not have exactly one prediction.
     """

@@ -22,7 +22,7 @@ class LongTexts(Bounded, section="long"):
     """Treatment of texts that do not fit in a row."""
 
     how: Literal["cut", "head_tail", "windows"] = "cut"
-    """Tokens read from a long text; see `TableConfig.long`."""
+    """Part to read of a long text; see `TableConfig.long`."""
     pooling: Pooling = "mean"
     """Rule that combines the logits of a text's windows."""
     stride: Natural = 0
@@ -59,7 +59,7 @@ CUT = LongTexts()
 
 
 def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two texts, the longer one cut first, to fit `room` tokens in total."""
+    """Cut the longer text first until both texts fit `room` tokens; return the two lengths."""
     if first + second <= room:
         return first, second
     if first > second:
@@ -83,7 +83,7 @@ def _windows(lengths: Sequence[int], room: int, stride: int) -> list[list[list[S
     length, stride = lengths[moving], min(stride or max(width // 2, 1), width)
     rows = []
     for start in range(0, length - width + stride, stride):
-        # The last window begins earlier, rather than end beyond the text, so it is full.
+        # Begin the last window earlier, so that it is full and ends with the text.
         begin = min(start, length - width)
         spans = [[(0, keep)] for keep in still]
         spans[moving] = [(begin, begin + width)]
@@ -142,7 +142,7 @@ def text_rows(
     """Encode examples as rows of at most `max_length` tokens.
 
     A pair is cut by `pair_lengths`. With windows, each row has a part of the longer text and at
-    most half a row of the shorter.
+    most half a row of the shorter text.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

@@ -20,7 +20,7 @@ Texts = Sequence[tuple[str, ...]]
 
 def example_key(texts: Sequence[str]) -> bytes:
     """Hash the texts of an example to 16 bytes; case and the amount of white space are ignored."""
-    whole = (*texts, "")[: max(2, len(texts))]  # a single text equals a pair with an empty second
+    whole = (*texts, "")[: max(2, len(texts))]  # one text equals a pair with an empty second text
     joined = "\0".join(" ".join(text.casefold().split()) for text in whole)
     return hashlib.blake2b(joined.encode(), digest_size=16).digest()
 
@@ -108,7 +108,7 @@ def deal(
     named, group_of = np.unique(groups, return_inverse=True)
     content = np.zeros((len(named), len(number)), np.int64)
     np.add.at(content, (group_of, kind_of), 1)
-    content = np.column_stack([content, content.sum(axis=1)])  # balance sizes like a kind
+    content = np.column_stack([content, content.sum(axis=1)])  # balance sizes as one more kind
     first: list[bytes] = [b""] * len(named)
     for group, key in zip(group_of.tolist(), keys, strict=True):
         first[group] = min(first[group] or key, key)

@@ -44,7 +44,7 @@ class RerankSplit(EmbeddingSplit):
         return float(np.mean([chance(self._task.metric, one, size) for size in self._sizes]))
 
     def _examine(self, outputs: Outputs, scores: SplitScores) -> Examined:
-        # Candidates of equal scores are ranked from the last, so that the document gains nothing.
+        # Among equal scores, the document (candidate 0) ranks last, so that ties do not help it.
         ranked = {
             n: np.lexsort((-np.arange(size), -row[:size])).tolist()
             for n, (row, size) in enumerate(zip(outputs, self._sizes, strict=True))

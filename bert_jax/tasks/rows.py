@@ -92,7 +92,7 @@ def choose_buckets(
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
-    # A bucket between two of these would hold the rows of the lower one, with more padding.
+    # A length between two of these would hold the rows of the lower length, with more padding.
     ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)
@@ -194,7 +194,7 @@ class _Buckets:
         self.batch_size = batch_size
         self.num_rows = len(lengths)
         bucket_of = np.searchsorted(ascending, lengths)
-        # Rows never move beyond the longest row's bucket, even if `buckets` has longer ones.
+        # Rows never move beyond the longest row's bucket, even if `buckets` has longer lengths.
         self._own = [np.flatnonzero(bucket_of == b) for b in range(bucket_of.max() + 1)]
         full = np.cumsum([len(own) for own in self._own]) // batch_size
         full[-1] = -(-self.num_rows // batch_size)

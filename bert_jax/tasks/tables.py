@@ -305,7 +305,7 @@ def _tfds(name: str, columns: Sequence[str], optional: Sequence[str]) -> Iterato
 
 
 def _tfds_value(value: Any, names: Sequence[str] | None) -> Any:
-    if isinstance(value, np.ndarray | list):  # sequences of numbers may be either
+    if isinstance(value, np.ndarray | list):  # sequences of numbers have either type
         return [_tfds_value(item, names) for item in value]
     if isinstance(value, np.generic):
         value = value.item()

@@ -204,7 +204,7 @@ class Split(ABC):
         return [each.label for each in self._examples]
 
     def strata(self) -> Sequence[Hashable]:
-        """Return the stratum of each example (default: one for all); folds get the same mix."""
+        """Return each example's stratum (default: one for all); folds get equal mixes of strata."""
         return [0] * len(self._examples)
 
     def group_keys(self) -> list[Sequence[Hashable]]:

@@ -33,7 +33,7 @@ class Quality(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """Best baseline among those that output the same text for every sentence, and its BLEU."""
+    """Best baseline that outputs the same text for every sentence, and the baseline's BLEU."""
 
     text: str
     bleu: float
@@ -66,7 +66,7 @@ def best_constant(references: Sequence[str], captions: Sequence[str]) -> Constan
     for reference in references:
         counts, size = extract_all_word_ngrams(tokenize(reference), *_ORDERS)
         length += size
-        # References with the n-gram at least `least` times.
+        # Number of references that contain the n-gram at least `least` times.
         held.update((ngram, least) for ngram, n in counts.items() for least in range(1, n + 1))
     best = Constant("", 0.0)
     for caption in dict.fromkeys(captions):

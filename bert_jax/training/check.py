@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 import jax
-from jax._src.distributed import global_state as joined  # JAX has no public store without devices
+from jax._src.distributed import global_state as joined  # the public store needs devices
 
 from bert_jax.distributed.parallel import processes
 from bert_jax.errors import UserError, exit_code
@@ -18,8 +18,8 @@ from bert_jax.training.steps.step import make_train_step
 def check_hosts(workdir: str, plan: Callable[[], RunPlan], seconds: int) -> None:
     """Check versions, chips, files, data and one step on all hosts, and save nothing.
 
-    The processes must have joined, without devices. If a check fails on a host or takes longer than
-    `seconds`, all processes end with code 2.
+    Call this after `processes.join(..., devices=False)`. If a check fails on a host or takes longer
+    than `seconds`, all processes end with code 2.
     """
 
     def end_after_failure() -> None:

@@ -251,7 +251,7 @@ class _Run:
             self._stop_early([mine is not None for mine in scores])
 
     def _judge(self, scores: Sequence[Scores | None], epoch: float) -> list[bool]:
-        """Record each trial's scores; return, for each trial, whether they are its best so far."""
+        """Record each trial's scores; return true for each trial whose scores are its best."""
         policy, now, step = self.policy, self.now, self.now.step - self.stage.first
         better = [False] * len(scores)
         for n, (each, mine) in enumerate(zip(now.progress, scores, strict=True)):
@@ -333,7 +333,7 @@ class _Run:
     def _explained(self, batch: int, bad: BadStep, look: str) -> BadStepError:
         """Recompute the step that halted the run, and return an error that explains the halt."""
         state = self.now.state
-        self.recheck.replicas(batch + 1, state)  # a device with a wrong state explains more
+        self.recheck.replicas(batch + 1, state)  # raises if replicas differ, which explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:
             comparison = compute_again(

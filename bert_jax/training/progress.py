@@ -43,7 +43,7 @@ class Progress:
     def take(
         self, step: int, epoch: float, scores: Mapping[str, float], metric: str, patience: int = 0
     ) -> bool:
-        """Record an evaluation and update `stopped`; return whether it is the best so far."""
+        """Record an evaluation and update `stopped`; return true for the best evaluation so far."""
         known = {name: null(value) for name, value in scores.items()}
         self.scores.append({"step": step, "epoch": epoch, **known})
         score, sign = scores.get(metric, math.nan), -1 if metric.endswith("loss") else 1

@@ -147,7 +147,7 @@ class Voice(Protocol):
     def about(self, step: int, restored: bool) -> tuple[list[str], str]:
         """Return lines that describe the run, and the message of the event `start`.
 
-        The run has done `step` steps, and `restored` is true if they come from one of its saves.
+        `step` is the number of steps done; `restored` is true if a save of this run was restored.
         """
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Policy:
     """Whether the state after the last step is saved."""
     stops_diverged: bool = False
     goal: float = -math.inf
-    """Score that a trial must exceed; otherwise it has failed."""
+    """Score that a trial must exceed; otherwise the trial has failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,4 +245,4 @@ class Result:
 Trace = Callable[[int | None, Session, Callable[[], None]], None]
 """Function to call after each step: (step, session, wait for step); at the end, step is None."""
 Profiler = Callable[[RunPlan], Trace]
-"""Function that returns a run's `Trace`; raises a UserError if the run lacks the steps."""
+"""Function that returns a run's `Trace`; raises a UserError if the run lacks steps to trace."""

@@ -1,7 +1,7 @@
-"""The models that a run reads before its first step: those that it starts from, and a teacher.
+"""The models that a run reads before its first step: initial models and a teacher.
 
 Pretraining and fine-tuning both use this module. A restart takes only frozen parameters from these
-models, because the checkpoint contains the trained ones.
+models, because the checkpoint contains the trained parameters.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Start:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """For each initialisation, its parameters together with the teacher's parameters."""
+        """Parameters of each initialisation, together with the teacher's parameters."""
         taught = {TEACHER: self.teacher.params} if self.teacher else {}
         return tuple({**given, **taught} for given in self.inits.values())
 
@@ -47,7 +47,7 @@ class Start:
         return digest_of(self.teacher.params) if self.teacher else ""
 
     def first_params(self, fresh: Any, axes: Any) -> Any:
-        """Return the initial model's parameters; take those that it lacks from `fresh`."""
+        """Return the initial model's parameters; take missing parameters from `fresh`."""
         return fresh if self.initial is None else initial_params(self.initial, fresh, axes)
 
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:

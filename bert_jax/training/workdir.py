@@ -77,7 +77,7 @@ def refuse_other_run(
 ) -> None:
     """Raise an error if the run in `work` has another configuration or other data.
 
-    `began` is the configuration of the run in the directory, and `config` is the one given now. A
+    `began` is the configuration of the run in `work`, `config` the configuration given now. The
     restart may change the fields `free`. `fingerprints` maps a description of the data, such as
     "the training corpus", to the fingerprint in the run's record and the fingerprint found now.
     Raise a UserError if there are differences, which the message lists.
@@ -114,9 +114,9 @@ def begin_workdir(
 
     `ancestors` returns records of the models and data that the run is made from. If it is None, the
     records in an existing config.json stay. Arguments in `record` become entries of config.json.
-    The entry `run_id` is random; it stays when the run restarts, and trackers identify the run by
-    it. Raise a UserError if the work directory cannot be written, or the tokenizer does not match
-    its corpus; processes other than 0 then raise an ElsewhereError.
+    The random entry `run_id` survives restarts and identifies the run for trackers. Raise
+    a UserError if the work directory cannot be written, or the tokenizer does not match its corpus;
+    processes other than 0 then raise an ElsewhereError.
     """
     version = {"bert_jax": bert_jax.__version__, "format": RUN_FORMAT}
     record = {**version, "config": to_dict(config), **record}

@@ -266,7 +266,7 @@ def _scores(split: str, report: Mapping[str, Any]) -> str:
             rows.append((plain(key), shown, ends.get(key, "")))
     count = f"{report['examples']:,} examples, " if "examples" in report else ""
     chose = (
-        "the set that chose the epoch" if report.get("chose", True) else "data that chose nothing"
+        "the set that chose the epoch" if report.get("chose", True) else "not used for selection"
     )
     return f"On {split}, {count}{chose}.\n\n{markdown_table(rows)}"
 

@@ -81,7 +81,7 @@ def run_demo(config_name: str, workdir: Path) -> int:
     if not result.finished:
         return signal_code(result.stopped_by)
 
-    heading(4, "Numbers that were not in the training, translated by greedy search")
+    heading(4, "Numbers that were not in the training data, translated by greedy search")
     saved = read_model(run)
     examples = unseen.lines()
     answers = LoadedModel(saved).translate([words for words, _ in examples], num_beams=1)

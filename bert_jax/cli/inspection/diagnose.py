@@ -45,8 +45,8 @@ class Part(NamedTuple):
     """Root mean squares over the weight matrices of the embeddings, a layer or the head.
 
     `start` is for initial weights, if random; `update` is for the next update at the peak learning
-    rate. Each head has a mean divergence from uniform attention (nats) and a mean largest weight:
-    `uneven` is the highest divergence of a head, `largest` the lowest of the largest weights.
+    rate. The last two fields compare the attention heads of a layer: `uneven` is the highest mean
+    divergence from uniform attention, in nats, `largest` the lowest mean of the largest weight.
     """
 
     name: str

@@ -42,7 +42,7 @@ def replay_batch(
     """Decode batch `step` of a pretraining run, with the masks that the batch had in training.
 
     `corpus` is the present location of the phase's corpus; None means the configured location.
-    Raise a UserError if there is no run, the run lacks the step, or the corpus is another one.
+    Raise a UserError if there is no run, the run lacks the step, or the corpus is not the run's.
     """
     config, phase, stores, stream = open_batches(open_workdir(workdir), step, corpus)
     batch = stream.batch(step)

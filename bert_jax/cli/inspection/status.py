@@ -238,7 +238,7 @@ def _run_values(
     known = silent if rows or starts or turns else None
     soon, long = max(_SOON, 5 / rate if rate else 0.0), config.training.stall_seconds or _LONG
     state = _state(turns, known, soon=soon, long=long, ended=ended)
-    end = step if state == "finished" else num_steps  # `training.patience` may end a run
+    end = step if state == "finished" else num_steps  # `training.patience` may end a run early
     left = None if rate is None or end is None else max(0, end - step) / rate
     return {
         "workdir": work.name,

@@ -76,7 +76,7 @@ def evaluate_pairs(
             [quality(_translated(run, sources, settings)[1], references) for run in runs]
             for runs in (other_seeds, versus)
         )
-        # How many translations equal their reference says nothing about BLEU's differences.
+        # The number of exact translations says nothing about differences in BLEU.
         mine, other = (
             [Scored(each.values, each.grounds._replace(right=None)) for each in side]
             for side in ([ours, *more], theirs)
@@ -119,7 +119,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
     if floors["constant"] is None:
         fixed = "no constant translation is known: no corpus with this tokenizer (give --corpus)"
     else:
-        fixed = f"{floors['constant']:.1f} for one text for all: {floors['constant_text']!r}"
+        fixed = f"{floors['constant']:.1f} for one constant text: {floors['constant_text']!r}"
     lines.append(f"{'floors':13} {copied}; {fixed}")
     known = f"{found['ceiling']:.1f} for references encoded and decoded by the tokenizer"
     lines.append(f"{'ceiling':13} {known}")
@@ -185,7 +185,7 @@ def losses(
     own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:
         return own, None
-    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each moves to the next
+    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each source moves on by one
     moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
     return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs)
 

@@ -31,7 +31,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def check_device(track: Track) -> str:
-    """Return the name of this machine's devices. Raise a UserError if the track wants others."""
+    """Return the name of this machine's devices. Raise a UserError if they are not the track's."""
     devices, cores = jax.devices(), len(os.sched_getaffinity(0))
     found = (devices[0].device_kind, len(devices), cores if track.cores else 0)
     if found != (track.device, track.devices, track.cores):

@@ -61,7 +61,7 @@ def read_track(path: Path) -> Track:
 
 
 def prepare(track: Track, texts: Path, home: Path) -> Corpus:
-    """Check the texts, learn the vocabulary and build the corpus; keep those that exist.
+    """Check the texts; learn the vocabulary and build the corpus, unless they exist.
 
     Raise a UserError, and write nothing, if a text is missing or differs from the track's.
     """

@@ -189,11 +189,11 @@ def _predicted(place: Topology, vocab_size: int, size: Size) -> Speed:
 
 
 def _lines(asked: Asked, found: Sequence[Choice], off: float) -> Iterator[str]:
-    """Describe each choice with its reason; `off` is added to the law's prediction, in nats."""
+    """Describe each choice with its reason; `off` (nats) is added to the law's predictions."""
     best = found[0]
     epochs, config = best.tokens / best.unique, recipe(best.size, best.num_steps)
     yield f"machine     {asked.topology or machine()}"
-    yield f"pilot       a bigram model of this text: {off:+.2f} nats beside the law's text"
+    yield f"pilot       a bigram model of this text: {off:+.2f} nats against the law's text"
     yield "size        the law's best for this time and text (nats below the unigram line):"
     for each in found[:_SHOWN]:
         yield (

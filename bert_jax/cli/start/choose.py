@@ -46,9 +46,9 @@ def choices(
 ) -> list[Choice]:
     """Return a choice for each size, the best first.
 
-    `measure` is called for few sizes. The first is small; its speed and operations predict the
-    other speeds. The next is the best size so far, until the best has been measured. Measured
-    speeds are added to `known`. A run takes `seconds`, and its text has `unique` tokens.
+    `measure` is called for a small size, whose speed and operations predict the other speeds, and
+    then for the size that seems best, until the best size has been measured. Measured speeds are
+    added to `known`. A run takes `seconds`, and its text has `unique` tokens.
     """
     best = sizes[1]
     while True:

@@ -2,8 +2,8 @@
 
 The law was fitted to the runs of benchmarks/start_law.py; docs/experiments.md has the table and the
 fit. Hoffmann et al. (2022, equation 2) give its form, and Muennighoff et al. (2023, equation 5)
-count the tokens of repeated text. A bigram model of the text, which takes seconds, says how far the
-text differs from the text of those runs.
+count the tokens of repeated text. A bigram model of a new text, which takes seconds, shows how far
+the new text differs from the text of these runs.
 """
 
 import math
@@ -17,7 +17,7 @@ MANY_EPOCHS = 40
 """Number of epochs above which a further epoch hardly teaches anything."""
 _LIMIT, _SIZE, _SIZE_POWER, _TEXT, _TEXT_POWER = 4.5, 28.3, 0.35, 289.6, 0.3517
 _BIGRAM, _BIGRAM_SIZE, _BIGRAM_POWER = 1.95, 64.4, 0.35
-"""Constants of the expected gain of a bigram model, in nats, for a number of training tokens."""
+"""Constants of a bigram model's expected gain, in nats, as a function of the training tokens."""
 _READ_TOKENS = 10_000_000
 SPREAD = 0.15
 """Standard deviation of the differences between runs' losses and their predictions, in nats."""
@@ -28,7 +28,7 @@ INTERVAL = 1.2816
 def useful_tokens(tokens: int, unique: int) -> float:
     """Return the number of tokens of new text that would teach as much as `tokens` with repeats.
 
-    `unique` is the number of tokens of the text; the first reading of each counts in full.
+    `unique` is the number of tokens in the text; the first pass over the text counts in full.
     """
     if tokens <= unique:
         return float(tokens)
@@ -38,8 +38,8 @@ def useful_tokens(tokens: int, unique: int) -> float:
 def nats_below_unigram(parameters: int, tokens: int, unique: int) -> float:
     """Predict the held-out masked-LM loss of a run, as nats below the unigram entropy.
 
-    The layers have `parameters` parameters, without embeddings and head. All training batches have
-    `tokens` tokens, and the training text has `unique` tokens.
+    `parameters` is the number of parameters in the layers, without embeddings and head. `tokens` is
+    the number of tokens in all training batches, and `unique` the number in the training text.
     """
     text = _TEXT / useful_tokens(tokens, unique) ** _TEXT_POWER
     return _LIMIT - _SIZE / parameters**_SIZE_POWER - text

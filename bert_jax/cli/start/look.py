@@ -23,7 +23,7 @@ class Writing(NamedTuple):
     spaced: bool
     """Whether words have spaces between them."""
     accents: bool
-    """Whether words with spaces have frequent accents or vowel signs, which tell words apart."""
+    """Whether words are spaced and have many accents or vowel signs, which tell words apart."""
 
 
 def look_at(texts: Iterable[str]) -> Writing:

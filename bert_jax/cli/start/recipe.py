@@ -9,7 +9,7 @@ from bert_jax.config.mapping import changed, to_dict
 from bert_jax.training.pretrain.config import PretrainConfig
 
 _EVALUATIONS, _LOGGED = 5, 50
-_VOCABULARY, _MASKED = 8192, 0.3  # for the costs of sizes beside each other
+_VOCABULARY, _MASKED = 8192, 0.3  # for comparing the costs of sizes
 
 
 class Size(NamedTuple):
@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Number of the layers' parameters: four maps of attention, three of the gated network."""
+        """Number of parameters in layers: four matrices of attention, three of the gated MLP."""
         return 7 * self.num_layers * self.width**2
 
     def cost(self, tokens: int) -> float:

@@ -36,7 +36,7 @@ class Sources(groups.Columns):
     on_bad: Annotated[str, "MODE[:SHARE]"] = "stop"
     """Reaction to records of --input that cannot be read, such as a line that is not UTF-8: stop;
     skip, which counts them; or quarantine, with which `corpus` also keeps them in OUT/quarantine.
-    Above a share of bad records (default: 0.01) reading stops all the same; skip:0.05 allows 5%."""
+    Each mode stops if more than SHARE of the records (default: 0.01) are bad, as in skip:0.05."""
 
     def reading(self, *keep: str) -> "ReadOptions":
         """Return the settings for reading text; `keep` names fields to copy to each document."""
@@ -87,17 +87,17 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
     The most frequent characters get tokens first. If a word has a character without a token,
     wordpiece turns the word into [UNK]; SentencePiece splits the character into bytes."""
     limit_alphabet: Annotated[int | None, "N"] = None
-    """Number of distinct characters that get wordpiece tokens, at most. By default,
-    --character-coverage decides. If that option is not given either, the 1000 most frequent
-    characters get tokens, and further characters until 99.95% of the text is covered."""
+    """Largest number of distinct characters that get wordpiece tokens. By default,
+    --character-coverage decides. Without both options, the 1000 most frequent characters get
+    tokens, and further characters until 99.95% of the text is covered."""
     min_frequency: Annotated[int | None, "N"] = None
     """Lowest frequency at which wordpiece and bytelevel merge a pair of tokens (default: 2)."""
     max_mb: Annotated[float | None, Above(0), "MB"] = None
     """Largest amount of text to learn from, in megabytes; more text is sampled evenly (default:
-    256). With --engine, all the text is read, by wordpiece only."""
+    256). --engine reads all the text, for wordpiece only."""
     memory: Annotated[float | None, Above(0), "GIB"] = None
     """Memory bound for the words that each process of wordpiece counts, at 1 KiB a word (default:
-    4). If the words exceed the bound, the rarest so far are dropped until the others fill half."""
+    4). If the words exceed the bound, the rarest words are dropped until the rest fills half."""
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import counted_texts, iter_texts
@@ -118,7 +118,7 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
         values = ((name, getattr(self, name)) for name in options)
         given = {name: value for name, value in values if not (value is None or value is False)}
         if self.memory is not None and self.kind != "wordpiece":
-            raise UserError("--memory is for --kind wordpiece; --max-mb limits what others hold")
+            raise UserError("--memory is for --kind wordpiece; for other kinds, use --max-mb")
         needed = "--engine; without --engine, one process reads a sample"
         self.only_with(needed, self.engine, "--num-workers")
         if self.engine and self.kind != "wordpiece":
@@ -224,7 +224,7 @@ class OfText(Cleaning):
     """Total size of a shard's input files, in MiB (default: 1024). Each shard is one task of the
     engine. If the whole input is smaller than twice this size, it becomes a single shard."""
     scratch: Annotated[str | None, "DIR"] = None
-    """Directory for finding duplicates, or bucket; all nodes must reach it (default: in --out)."""
+    """Directory or bucket for finding duplicates; all nodes must reach it (default: in --out)."""
 
 
 class OfPairs(Verb):

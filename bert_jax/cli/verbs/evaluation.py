@@ -43,7 +43,7 @@ class Labelled(Verb):
     matrix, the most confident mistakes) and a picture."""
     versus: tuple[RunPlace, ...] = ()
     """Another run to score on the same examples or --pairs. Prints differences with paired
-    intervals. May be repeated: for the evaluated run, then for each --other-seed, in order."""
+    intervals. May be repeated: for the evaluated run first, then in order for each --other-seed."""
     other_seed: tuple[RunPlace, ...] = ()
     """Another run of the evaluated model with another seed. The intervals of --versus are then over
     seeds (Student's t). May be repeated."""

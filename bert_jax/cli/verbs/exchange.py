@@ -11,7 +11,7 @@ from bert_jax.cli.verbs.options import File, Given, ModelPlace, Text
 class Export(groups.OfModel, groups.IntoDirectory, groups.License, groups.Tolerance):
     """Export a model to another format, and compare the outputs.
 
-    Of a fine-tuning run, the best model is exported.
+    A fine-tuning run's best model is exported.
 
     $ bert-jax export work/base --to huggingface --out out/base --license apache-2.0
     $ bert-jax export work/mrpc --to stablehlo --out out/mrpc

@@ -69,7 +69,7 @@ class Checkpoint(Verb):
     """Option for one checkpoint of a run."""
 
     step: int | None = None
-    """Step of the checkpoint to read (default: the newest intact one; for `verify`, all)."""
+    """Step of the checkpoint to read (default: newest intact checkpoint; for `verify`, all)."""
 
 
 class Seed(Verb):
@@ -114,7 +114,7 @@ class License(Verb):
 
     license: Text = ""
     """Licence of the text or model, abbreviated as on the Hugging Face Hub, such as apache-2.0 or
-    cc-by-4.0 (default: unknown). Documents can name one in a field license or licence."""
+    cc-by-4.0 (default: unknown). A document can name its own in a field license or licence."""
 
 
 class Tolerance(Verb):
@@ -228,7 +228,7 @@ class Rerank(Verb):
     """Options for the reranker of a search."""
 
     rerank: ModelPlace | None = None
-    """Model fine-tuned on text pairs (a score or two classes) to reorder --candidates passages."""
+    """Model that reorders --candidates passages, fine-tuned on pairs (a score or two classes)."""
     candidates: Count = 100
     """Number of passages that --rerank reorders."""
 
@@ -268,7 +268,7 @@ class Asking(OfModel, Texts, Columns, Json, Device):
     """File for the answers: JSON lines (.jsonl), for `embed` also .npy or .parquet, for `translate`
     also text with one line per answer. It appears when complete (default: standard output)."""
     batch_tokens: Count | None = None
-    """Largest number of tokens in a batch (default: 1024; of a translator: 2048)."""
+    """Largest number of tokens in a batch (default: 1024; for translation, 2048)."""
     on_error: Literal["fail", "skip"] = "fail"
     """Reaction to a line that gives no answer. fail stops; skip writes the error instead."""
 

@@ -71,9 +71,9 @@ class Answer(groups.AskingRows, groups.Top):
     context_file: File | None = None
     """File with the text that contains the answers."""
     null_threshold: Annotated[str, "ODDS"] = "auto"
-    """Largest amount by which the score of "no answer" may exceed the best answer's score before a
-    question gets no answer. none: every question gets an answer. auto: the amount that was best on
-    the run's dev data, if any, else none."""
+    """Threshold for "no answer". A question gets no answer if the score of "no answer" exceeds the
+    best answer's score by more than this amount. none: every question gets an answer. auto: the
+    amount that was best on the run's dev data, if any, else none."""
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer (default: as in the model's run, else 30)."""
 

@@ -19,7 +19,7 @@ class Record(Verb):
         --recipe records/two_cores.jsonl:3
 
     A measurement of the speed converts the track's time to steps. If --recipe names a line of a
-    record, its run is repeated with the same steps and seed, and the losses are compared exactly.
+    record, that run is repeated with the same steps and seed, and the losses are compared exactly.
     """
 
     track: File
@@ -27,8 +27,8 @@ class Record(Verb):
     input: Directory
     """Directory with the texts of the track."""
     recipe: Annotated[str, "FILE"]
-    """Recipe of `bert-jax pretrain`, whose docstring says in its first line what the recipe
-    changes; or a line of a record, as FILE.jsonl:LINE, to repeat."""
+    """Recipe of `bert-jax pretrain`; the first line of its docstring says what the recipe changes.
+    Or a line of a record to repeat, as FILE.jsonl:LINE."""
     seeds: Commas[int] = (0,)
     """Seeds of the runs, one line for each."""
     out: File | None = None

@@ -80,8 +80,7 @@ class Run(Configured):
     """Experiment tracker that shows the metrics, too: Weights & Biases or trackio; may be repeated.
     WANDB_PROJECT and TRACKIO_PROJECT name the project (default: bert_jax)."""
     profile: Annotated[str, "FIRST:LAST"] = ""
-    """Steps to trace into WORKDIR/profile, with the time of each source line, such as 20:25. FIRST
-    is at least 2."""
+    """Steps to trace, such as 20:25; FIRST >= 2. WORKDIR/profile gets the time per code line."""
 
     @property
     def profiler(self) -> "Profile | None":
@@ -287,7 +286,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
     """
 
     diagnose: bool = False
-    """Test a pretraining run for causes of a high loss. The tests compute, and read the corpus."""
+    """Test a pretraining run for causes of a high loss. Tests run the model and read the corpus."""
 
     def __call__(self) -> int:
         from bert_jax.artefacts.saved.runs import is_finetuning

@@ -26,7 +26,7 @@ _QUERIES = 1024
 
 
 class Index(groups.OfModel, groups.IntoDirectory, groups.Columns, groups.Dimensions, groups.Device):
-    """Build a search index of files, a table of LanceDB.
+    """Build a search index of files as a LanceDB table.
 
     $ bert-jax index work/embedder notes/ --out work/notes
     $ bert-jax index work/embedder 'docs/**/*.md' faq.csv --columns text=answer --out work/docs
@@ -114,7 +114,7 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
     method: Literal["hybrid", "vector", "words"] = "hybrid"
     """Method. vector: by cosine. words: by shared words (BM25). hybrid: by the mean of both."""
     model: ModelPlace | None = None
-    """Present location of the model that made the index, if the model was moved after that."""
+    """Present location of the model that made the index, if the model has moved since then."""
 
     def __call__(self) -> int:
         from bert_jax.infer.embed import text_vectors
@@ -216,7 +216,7 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
     negatives: Count = 5
     """Largest number of negatives for each pair."""
     margin: Annotated[float, AtLeast(-1000), AtMost(1000)] = 0.05
-    """Margin by which a pair's similarity must exceed that of its negatives; may be negative."""
+    """Margin by which a pair's similarity must exceed a negative's similarity; may be below 0."""
     ranks: Annotated[str, "FIRST-LAST"] = "1-100"
     """Ranks of the negatives by cosine, among the documents that are not paired with the query."""
 

@@ -24,17 +24,17 @@ class Start(groups.Columns):
     files: Given[tuple[Annotated[str, "FILE"], ...]]
     """Text to read: files, quoted globs or data sets, as for `bert-jax corpus --input`."""
     hours: Annotated[float, Above(0), "H"] = 1.0
-    """Time for everything. All other choices follow from it; the recipe shows them."""
+    """Total time, in hours. All other choices follow from this time; the recipe shows them."""
     labels: Annotated[str, "FILE"] = ""
     """Table of texts with labels (columns text and label) for a classifier."""
     test: Annotated[str, "FILE"] = ""
     """Table of texts with labels to score the classifier on (default: a tenth of --labels)."""
     topology: Annotated[str, "NAME"] = ""
-    """TPU slice for which to choose, not this machine, as for `bert-jax plan`, such as v5e:4x4."""
+    """TPU slice to choose for instead of this machine, such as v5e:4x4 (see `bert-jax plan`)."""
     go: bool = False
     """Carry out the recipe: model, classifier, proven export and an HTML page."""
     workdir: Directory = Path("work/start")
-    """Directory for the recipe and everything that is made."""
+    """Directory for the recipe and all other output."""
 
     def __call__(self) -> int:
         from bert_jax.cli.start.begin import Asked, begin

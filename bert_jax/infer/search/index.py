@@ -1,4 +1,4 @@
-"""Index of passages and their vectors, a table of LanceDB, and a reranker.
+"""Search index of passages and their vectors (a LanceDB table), and a reranker.
 
 A reranker reads a query and a passage together and scores the pair (Nogueira and Cho 2019).
 """
@@ -36,7 +36,7 @@ the user can see, and never from the path stored in the record."""
 BLOCK = 1 << 14
 """Number of passages that are embedded and written at a time."""
 WORDS = {"base_tokenizer": "icu/split", "stem": False, "remove_stop_words": False}
-"""Settings of the full-text index: words of all languages and scripts, in the form they have."""
+"""Settings of the full-text index: words of all languages and scripts, not stemmed or filtered."""
 JOINED = 100
 """Smallest number of passages that hybrid search takes from each search before joining both."""
 

@@ -1,7 +1,7 @@
 """Mining of hard negatives: documents that are near a query but do not answer it.
 
-Source: Moreira et al. 2024 (NV-Retriever), section 4. Documents with a score near that of the
-positive are excluded, because they may be answers that nobody labelled.
+Source: Moreira et al. 2024 (NV-Retriever), section 4. Documents with a score near the positive's
+score are excluded, because they may be answers that nobody labelled.
 """
 
 import json

@@ -33,9 +33,9 @@ _RESERVED = {
 def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
-    The second value counts files in directories that are skipped as empty or for their suffix, but
-    not hidden files. `field` names the field of JSON lines and tables that holds the text. Raise a
-    UserError if there is no file to read, or a source is unknown.
+    The second value counts the files in directories that are skipped because they are empty or have
+    another suffix; hidden files do not count. `field` names the field of JSON lines and tables with
+    the text. Raise a UserError if there is no file to read, or a source is unknown.
     """
     files: list[str | Source] = []
     passed = 0

@@ -47,7 +47,7 @@ class ParsingSplit(Split):
         super().__init__(data, rows, task.metrics, cut)
 
     def _best_constant(self, gold: list[Tree]) -> float:
-        """Return the best score if all words get one arc: to the root, or at a fixed offset."""
+        """Return the best score if all heads are the root, or at one fixed offset from the word."""
         counts = Counter(
             (head and head - word, universal(relation) if self._task.metric == "las" else "")
             for tree in gold

@@ -71,7 +71,7 @@ def best_tree(scores: Float[np.ndarray, "n n1"]) -> Int64[np.ndarray, " n"]:
     count = len(scores)
     whole = np.zeros((count + 1, count + 1))
     whole[1:] = scores
-    # An arc to the root costs more than all other arcs together, so the best tree has just one.
+    # A root arc costs more than all other arcs together, so the best tree has only one root arc.
     spread = (scores.max(axis=1) - scores.min(axis=1)).sum()
     whole[1:, 0] -= spread + 1.0
     np.fill_diagonal(whole, -np.inf)
@@ -86,7 +86,7 @@ def _arborescence(scores: Float[np.ndarray, "n n"]) -> Int64[np.ndarray, " n"]:
         return parents
     inside = np.array(cycle)
     outside = np.setdiff1d(np.arange(len(scores)), inside)
-    # The cycle becomes the last node of a smaller graph; an arc into it replaces one of its arcs.
+    # The cycle becomes the last node of a smaller graph; an arc into the node replaces a cycle arc.
     entering = scores[np.ix_(inside, outside)] - scores[inside, parents[inside]][:, None]
     leaving = scores[np.ix_(outside, inside)]
     smaller = np.full((len(outside) + 1, len(outside) + 1), -np.inf)

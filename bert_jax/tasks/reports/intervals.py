@@ -25,7 +25,7 @@ LEAST = 10
 _LEAST_KNOWN = 0.99  # smallest share of resamples in which the score must be defined
 _LEAST_SPREAD = 1e-9
 _SIGNED = {"pearson", "spearman", "matthews"}  # scores that range from -1
-_PURPOSE = 0x6578616D  # key of these random numbers
+_PURPOSE = 0x6578616D  # distinguishes the random numbers of resamples
 _BLOCK = 1 << 22  # numbers drawn at a time
 
 Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
@@ -41,7 +41,7 @@ class Grounds(NamedTuple):
     right: np.ndarray | None = None
     """Correctness (N,) of each prediction, from 0 to 1; None if predictions are real numbers."""
     rarest: float = math.inf
-    """Number of examples of the rarest class. Scores except `accuracy` need at least `LEAST`."""
+    """Number of examples of the rarest class. All scores but `accuracy` need at least `LEAST`."""
     most: float = 1.0
     """Greatest possible score."""
 
@@ -78,7 +78,7 @@ def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.nd
 
 
 def means(names: Sequence[str], each: np.ndarray) -> Score:
-    """Make a function: weighted means of the columns of `each` (N, S); NaN if all weights are 0."""
+    """Make a function for weighted means of columns of `each` (N, S); NaN if all weights are 0."""
 
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = ratio(w @ each, w.sum(axis=1, keepdims=True), np.nan)
@@ -122,7 +122,7 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
             low, high = wilson(round(point / ours.most * count), count)
             result.found[name] = ours.most * low, ours.most * high
         elif len(known) < _LEAST_KNOWN * DRAWS:
-            result.missing[name] = "it is not defined in some resamples"
+            result.missing[name] = "the score is undefined in some resamples"
         elif own < LEAST or known.std() < _LEAST_SPREAD * ours.most:
             result.missing[name] = f"only {own} {words}" if own < LEAST else "resamples are equal"
         else:

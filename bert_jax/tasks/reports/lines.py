@@ -11,10 +11,10 @@ from bert_jax.tasks.reports.classes import NOISE
 from bert_jax.tasks.reports.intervals import LEVEL
 from bert_jax.terminal import markdown_table
 
-_MOST_COLUMNS = 12  # most classes for a printed confusion matrix
+_MOST_COLUMNS = 12  # largest number of classes in a printed confusion matrix
 _MOST_PAIRS = 20
 _INERT, _JOINERS = str.maketrans("|`<>", "/'\u2039\u203a"), "\u200c\u200d"
-_TITLES = {"dev": "the set that chose the epoch", "test": "data that chose nothing"}
+_TITLES = {"dev": "the set that chose the epoch", "test": "not used for selection"}
 
 
 def report_lines(name: str, report: Mapping[str, Any], *, mistakes: bool = True) -> list[str]:

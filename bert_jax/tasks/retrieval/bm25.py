@@ -1,7 +1,7 @@
 """BM25: documents ranked by the words that they share with a query.
 
 Source: Robertson and Zaragoza 2009 (The Probabilistic Relevance Framework: BM25 and Beyond). The
-formula and the constants are those of Lucene 8 and later, which omits the factor k1 + 1.
+formula and the constants are as in Lucene 8 and later, which omits the factor k1 + 1.
 """
 
 from collections.abc import Iterable, Sequence

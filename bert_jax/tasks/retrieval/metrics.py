@@ -26,7 +26,7 @@ EMBEDDING_METRICS: Mapping[PairKind, tuple[str, ...]] = {
 _Id = TypeVar("_Id", str, int)
 
 DEPTH = 1000
-"""Number of documents to rank for each query; MAP uses all of them, as in BEIR."""
+"""Number of documents to rank for each query; MAP uses the whole ranking, as in BEIR."""
 _NDCG_AT, _MRR_AT, _RECALL_AT = 10, 10, 100
 
 
@@ -171,7 +171,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
         sums = np.zeros_like(centres)
         np.add.at(sums, found, vectors)
         counts = np.bincount(found, minlength=clusters)[:, None]
-        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # empty ones stay
+        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # if empty, unchanged
     return found
 
 

@@ -2,7 +2,7 @@
 
 Answers are normalised before they are compared: lower case, ASCII punctuation deleted, the words
 "a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
-are equal. F1 measures the overlap of their words. Of several references, the best one counts.
+are equal. F1 measures the overlap of their words. With several references, the best score counts.
 
 Versions 1.1 and 2.0 differ on missing predictions and texts without words (see `SquadRules`).
 

@@ -74,7 +74,7 @@ class SpanSplit(Split):
         return "paragraphs", [each.context for each in self._examples]
 
     def _score(self, outputs: Outputs, saved: SplitScores | None) -> dict[str, float]:
-        """Return scores in percent; the null threshold is the saved one or the best for F1."""
+        """Return scores in percent; the null threshold is in `saved` or is the best for F1."""
         rules = self._task.spec.rules
         predictions = self._predictions(outputs, 1)  # the best candidate is enough
         if rules == "v1.1":
@@ -97,7 +97,7 @@ class SpanSplit(Split):
         """Return data for intervals, scores by kind of question and of answer, and mistakes."""
         questions, rules = self._examples, self._task.spec.rules
         predictions = self._predictions(outputs, self._task.config.num_best)
-        threshold = scores.get(_THRESHOLD)  # null odds above it mean "no answer"
+        threshold = scores.get(_THRESHOLD)  # higher null odds mean "no answer"
         texts = [each.text(threshold) for each in predictions]
         each = 100.0 * np.array(
             [best_scores(text, q, rules=rules) for text, q in zip(texts, questions, strict=True)]

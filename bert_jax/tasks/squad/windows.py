@@ -40,7 +40,7 @@ class Window:
     """Whether this window scores the token, as exactly one window does (see `most_context`)."""
     target: tuple[int, int] | None
     """Positions in `ids` of the answer's first and last token. Both are 0 ([CLS]) if there is no
-    answer or the window does not contain all of it. None means that the answer is unknown."""
+    answer, or the window lacks a part of the answer. None means that the answer is unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def build_windows(
             windows.append(Window(number, row.ids, row.second_start, own, most, target))
     reasons = {
         f"longer than {options.max_question} tokens, cut there": cut,
-        "without a target, because no answer is at its offset or it has no token": unplaced,
+        "without a target: no answer is at its offset, or the answer has no token": unplaced,
     }
     warnings = tuple(
         f"{len(found):,} {'question is' if len(found) == 1 else 'questions are'} {what}: "
@@ -291,8 +291,8 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     """Return the threshold of `null_odds` with the best F1 under the rules of version 2.0.
 
     As in SQuAD's script, the threshold is the `null_odds` of a question, the lowest if several give
-    the same F1. The script can report an F1 that its threshold does not reach, so two rules differ.
-    Questions with equal odds are either all answered or all unanswered. If it is best to answer no
+    the same F1. Two rules differ, because the script can report an F1 that its threshold does not
+    reach. Questions with equal odds are all answered or all unanswered. If it is best to answer no
     question, the threshold is just below the lowest odds (0 in the script). Raise a UserError if a
     question has no known answers.
     """

@@ -2,12 +2,12 @@
 
 Entities are read from tags in two ways, both as in seqeval:
 
-- lenient, as in the CoNLL script: an I that continues no entity begins one. With
-  the prefixes B, I and O, the result equals conlleval's. With S and E it may differ: here, as in
+- lenient, as in the CoNLL script: an I that continues no entity begins a new entity. With the
+  prefixes B, I and O, the result equals conlleval's. With S and E it may differ: here, as in
   seqeval, each S is an entity and E ends an entity, but conlleval reads two successive S as one
   entity, and lets B continue an entity that ended with E. L, U and M, which seqeval does not know,
   are read as E, S and I.
-- strict, as in seqeval's `mode="strict"` for IOB2: an I that continues no entity begins none.
+- strict, as in seqeval's `mode="strict"` for IOB2: only B begins an entity.
 
 The two readings differ only on invalid tags, which a model may predict, so state which reading was
 used. Published CoNLL-2003 scores are lenient.

@@ -62,7 +62,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def strict_entities(tags: Sequence[str]) -> list[Entity]:
-    """Find the entities of IOB2 tags, without those that begin with I instead of B.
+    """Find the entities of IOB2 tags; leave out entities that begin with I instead of B.
 
     Raise a ValueError if a tag belongs to no scheme.
     """

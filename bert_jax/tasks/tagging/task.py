@@ -57,7 +57,7 @@ class TaggingSplit(Split):
             words.update(each.type for each in found if each.end - each.start == 1)
             sentences.update(each.type for each in found if each.end - each.start == len(tags))
         known = {part[1] for name in names if (part := schemes.split_tag(name)) and part[0] != "O"}
-        # Hits and predictions of a constant that makes each word, or each sentence, an entity.
+        # Hits and predictions if each word, or each sentence, is predicted as one entity.
         constants = [
             (max((hits[kind] for kind in known), default=0), count)
             for hits, count in ((words, num_words), (sentences, len(gold)))

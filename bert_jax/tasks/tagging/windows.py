@@ -104,7 +104,7 @@ def tag_windows(
         if len(starts) > 1:
             long.append(example.origin)
         # A position is labelled by the window that maximises min(positions to the left, positions
-        # to the right), the first of two equal ones. Later windows have less context on the left
+        # to the right); the first window wins ties. Later windows have less context on the left
         # and more on the right, so each window labels consecutive positions, up to where the next
         # window's left side exceeds this window's right side.
         last = np.append((starts[1:] + ends[:-1] - 1) // 2 + 1, ends[-1])

@@ -84,7 +84,7 @@ def read_glue_source(
 ) -> Data[TextExample]:
     """Read a split of the task by its name, an official file, or another table.
 
-    MNLI also has the split `ax`. A file named like an official file is read as one. Other files
+    MNLI also has the split `ax`. A file with an official name has the official format. Other files
     must have the column names of GLUE or TensorFlow Datasets; labels are read only if `labelled`.
     Raise a UserError if no split or file has this name, or the file cannot be read.
     """
@@ -122,7 +122,7 @@ def _glue_split(config: GlueConfig, split: str) -> Data[TextExample]:
         return replace(read_glue_tfds(name, file), name=split)
     home = Path(config.data)
     if split == "ax" and not (home / TASKS["ax"].directory).is_dir():
-        home = home.parent  # `data` is MNLI's directory; the diagnostic set's is beside it
+        home = home.parent  # `data` is MNLI's directory; the directory of ax is beside it
     return replace(read_glue(home, name, file), name=split)
 
 

@@ -21,7 +21,7 @@ from bert_jax.tasks.text.sources import open_glue, open_table, read_glue_source
 from bert_jax.tasks.text.tables import read_other_texts
 from bert_jax.tokenization.tokenizer import Tokenizer, num_special
 
-_NAME_GROUPS = "set task.group to a column that is equal in them, or intervals are too narrow"
+_NAME_GROUPS = "set task.group to a column that such rows share, or intervals are too narrow"
 _NOISE_COLUMNS = ("label", "predicted", "label_probability", "predicted_probability")
 
 

@@ -44,7 +44,7 @@ class FinetuneTrainingConfig(bounds.Bounded, section="training"):
     eval_batch_size: bounds.Count = 64
     """Number of rows in each step of an evaluation."""
     evals_per_epoch: bounds.Count = 1
-    """Number of evaluations per epoch. The best one, by the task's metric, is the run's result."""
+    """Number of evaluations per epoch. The run's result is the model with the best task metric."""
     log_every_steps: bounds.Count = 100
     """Number of steps between two rows of metrics. Each evaluation writes a row, too."""
     max_buckets: bounds.Count = 4
@@ -87,9 +87,9 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """AdamW with bias correction, which training on small data needs (Mosbach et al. 2021)."""
 
     learning_rate: bounds.NonNegative = 0.0
-    """Peak learning rate. 0 means 3e-5 times the square of 768 / model width. On fewer than 3,000
-    rows, 0 means a sweep of three rates (a third of this rate, this rate and its triple), unless
-    the task has folds or `sweep` names rates."""
+    """Peak learning rate. 0 means 3e-5 * (768 / model width)**2 or, with fewer than 3,000 rows, a
+    sweep over a third of this rate, this rate and three times this rate, unless the task has folds
+    or `sweep` names rates."""
     warmup_rate: bounds.Rate = 0.1
     layer_decay: bounds.Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the
@@ -131,13 +131,13 @@ class SweepConfig(bounds.Bounded, section="sweep"):
     seeds: Annotated[int, bounds.AtLeast(1), bounds.AtMost(1000)] = 1
     """Number of runs for each learning rate, with the seeds `seed`, `seed` + 1, ..."""
     learning_rates: Annotated[tuple[bounds.Positive, ...], bounds.Distinct()] = ()
-    """Learning rates of the sweep. If empty, there is one: `optimizer.learning_rate`."""
+    """Learning rates of the sweep. If empty, the only rate is `optimizer.learning_rate`."""
     baseline: str = ""
     """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
     of a model with the architecture and the tokenizer of `init`. If empty, nothing is compared."""
     at_once: bounds.Natural = 0
-    """Number of runs that train together in one program; 0 means all runs. Groups of this size
-    train one after another, without another compilation."""
+    """Number of runs that train together in one program; 0 means all runs. A larger sweep trains
+    groups of this size one after another, without another compilation."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class FinetuneConfig:
     distil: DistillationConfig = field(default_factory=DistillationConfig)
     """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of the devices of one run, after all devices were divided among simultaneous runs."""
+    """Device mesh of each run, after runs that train at the same time have divided all devices."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0

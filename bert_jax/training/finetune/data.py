@@ -45,7 +45,7 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
 
 
 def _implied_task(model: SavedModel) -> tuple[Task, dict[str, float]]:
-    """Make the task of an exported head, and dev scores that hold the head's tuned thresholds."""
+    """Return the task that an exported head implies, and dev scores with the tuned thresholds."""
     if (outputs := model.outputs) is None:
         raise UserError(
             f"{model.name} has no task head, so it cannot be scored on labelled data; it supports "
@@ -65,7 +65,7 @@ def _implied_task(model: SavedModel) -> tuple[Task, dict[str, float]]:
         fields = {"kind": "squad", **reading}
         if null_threshold is not None:
             scores["null_threshold"] = null_threshold
-        elif reading:  # the run had no question without an answer
+        elif reading:  # every question of the run had an answer
             spec = dataclasses.replace(spec, rules="v1.1")
     elif kind != "choice":
         fields = {"problem_type": kind, "thresholds": "tuned" if scores else "half"}  # a table
@@ -93,7 +93,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
 
 
 def _run_splits(workdir: Path | str, model: SavedModel, name: str | None) -> list[Split]:
-    """Read dev and test data, or only the split `name`; read train only if dev is a part of it."""
+    """Read dev and test data, or only the split `name`; read train only if dev is part of train."""
     task, record = task_of(model), read_record(open_workdir(workdir).local, "finetune")
     recorded = record["splits"]
     sources = {**task.config.dev_sources, **task.config.test_sources}

@@ -164,7 +164,7 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        # Only dev chooses thresholds. A file cannot be mistaken for dev: its name has a suffix.
+        # Thresholds are tuned on dev only. File names have a suffix, so no file is named "dev".
         mine = _chosen(model, split, dev)
         report = dict(split.report(outputs, mine))
         known = model.origin.reports.get(split.name, {})
@@ -228,7 +228,7 @@ def differences(
         if not np.isfinite(each).all():
             continue
         if len(each) > 1 and np.ptp(each) < 1e-9:
-            paired.missing[name] = "all pairs differ by the same"
+            paired.missing[name] = "all pairs differ by the same amount"
         elif len(each) > 1:
             paired.found[name] = student_interval(each)
         found[name] = {
@@ -298,8 +298,8 @@ def divide(
 ) -> dict[str, list[int]]:
     """Group the indices of a split's examples: clean, seen (contaminated), or unjudged (unknown).
 
-    `texts` maps the key of a text to two counts: all its n-grams, and how many of them the run's
-    corpora contain (0 in a clean text). Other texts do not count, such as choices joined to their
+    `texts` maps the key of a text to two counts: its n-grams, and its n-grams in the run's corpora
+    (0 for a clean text). Texts that `texts` lacks do not count, such as choices joined to their
     beginning. If the split has none of `texts`, return {} or, if `needed`, raise a UserError.
     """
     keys = [[key for key in map(text_key, each) if key in texts] for each in split.texts()]
@@ -320,7 +320,7 @@ def scores_apart(
 ) -> dict[str, float]:
     """Return the scores of clean and of seen examples, named clean/NAME and seen/NAME.
 
-    `scores` of all examples include the null threshold of SQuAD. `parts` comes from `divide`.
+    `scores` are the scores of all examples, with SQuAD's null threshold. `parts` is from `divide`.
     """
     found: dict[str, float] = {}
     for name, examples in parts.items():

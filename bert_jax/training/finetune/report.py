@@ -138,7 +138,7 @@ class TaskScorer:
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the index in `wave` of the trial whose model is saved; None if it is in another."""
+    """Return the index in `wave` of the trial whose model is saved; None for any other wave."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)

@@ -112,7 +112,7 @@ class FinetuneSaves:
         self._member = jax.jit(self._best_of, out_shardings=self._copied)
 
     def described(self) -> list[str]:
-        """Return the files of a run, with the size of its model."""
+        """Return lines that list the files of a run, with the model's size."""
         return [
             FILES,
             f"checkpoints/  best model, {4 * num_params(self._setup.objective) / 1e6:,.1f} MB",
@@ -163,7 +163,7 @@ class FinetuneSaves:
         extra = restored.record.extra
         for each in (*extra["progress"], *extra["outcomes"]):
             if each["member"]["init"] != self.config.sweep.baseline:
-                each["member"]["init"] = self._setup.inits[0]  # perhaps another path to `init`
+                each["member"]["init"] = self._setup.inits[0]  # `init` may have another path now
         number = extra["wave"]
         state = from_saved(
             self._setup.step, self._mesh, restored.state, lambda: self._first_state(number)

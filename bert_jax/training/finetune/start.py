@@ -85,7 +85,7 @@ def read_inits(
 
 
 def to_start_from(saved: SavedModel) -> SavedModel:
-    """Drop a model's pooler if its family's classifiers have none, unless a task head reads it."""
+    """Drop a pooler that classifiers of the model's family lack, unless a task head reads it."""
     if "layers" not in saved.params["encoder"]:
         raise UserError(f"{saved.name}: fine-tuning needs a Transformer, not a recurrent network")
     own = saved.config if saved.outputs is not None else with_own_pooler(saved.config)
@@ -202,9 +202,9 @@ def with_vectors(
 ) -> tuple[EmbeddingObjective, dict[str, Any], dict[str, Any]]:
     """Return the objective for embedding vectors, and two sets of parameters per initialisation.
 
-    The first set, for digests, is as read from the models. The second, for training, fits sparse
-    vectors to the texts; its last digits depend on the machine. `given` and `frozen` are as in
-    `with_head`. Raise a UserError if a setting does not fit vectors, the kind of rows or the model.
+    The first set, for digests, is as read from the models. In the second set, for training, values
+    for sparse vectors are fitted to the texts; the last digits depend on the machine. Arguments are
+    as in `with_head`. Raise a UserError if a setting does not fit vectors, the rows or the model.
     """
     contrast, section = config.embedding, config.task
     assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
@@ -227,7 +227,7 @@ def with_vectors(
     if kept.static_queries:
         frozen = {**frozen, "frozen": frozen.get("frozen", frozenset()) | {"queries"}}
     length = query_length(train)
-    # Vectors have no pooler, but a bare BERT of Transformers has no other activation than tanh.
+    # Vectors use no pooler, but Transformers' bare BERT supports only the pooler activation tanh.
     model = dataclasses.replace(model, pooler_activation="tanh")
     objective = EmbeddingObjective(
         model, kept, comparison, train.group, contrast, length, lora=config.lora, **frozen
@@ -286,8 +286,8 @@ def with_few_tokens(
 ) -> Any:
     """Lower the bias of a masked-LM head until a text gives weight to 200 tokens, on average.
 
-    A model from a short pretraining has logits above 0 for most tokens, so that every text would
-    begin with a weight for every token. The probabilities of masked tokens do not change.
+    After a short pretraining, most logits are above 0, so each text would at first have a weight
+    for most of the vocabulary. The probabilities of masked tokens do not change.
     """
     head = start[MASKED_LM]
     if "bias" not in head:
@@ -298,7 +298,7 @@ def with_few_tokens(
     raised = {**start, MASKED_LM: {**head, "bias": head["bias"] + _LIFT}}
     objective = EmbeddingObjective(model, config, group=1)
     vectors = jax.jit(partial(objective.represent, seed=None, layout=None))(raised, batch)
-    logits = np.expm1(vectors) - _LIFT  # the largest of each text's tokens
+    logits = np.expm1(vectors) - _LIFT  # (text, vocabulary entry): the largest over tokens
     above = float(np.quantile(logits, max(0.0, 1 - _WEIGHED / logits.shape[-1])))
     return {**start, MASKED_LM: {**head, "bias": head["bias"] - max(0.0, above)}}
 

@@ -68,7 +68,7 @@ class FinetuneVoice:
         head = f"fine-tuning {', '.join(self.setup.inits)} in {self.work.name}"
         if step:
             head += f", continued at step {step:,} of {self.setup.schedule.total_steps:,}"
-        baseline = [] if restored else _baseline(self.setup)  # a restart does not fit it again
+        baseline = [] if restored else _baseline(self.setup)  # a restart fits no baseline
         return [head, *self.summary(), *baseline], head
 
     def columns(self, wave: int, step: int) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def goal_score(metric: str, constant_score: float, num_examples: int, num_labels
     The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw
     labels as often as they occur may reach 1 / `num_labels`.) The goal is the 95% quantile of the
     accuracy on `num_examples` examples if each guess is right with this probability: exact for
-    accuracy, perhaps too high for F1, which varies no more. For correlations, Student's t gives the
-    goal.
+    accuracy, perhaps too high for F1, which varies no more than accuracy. For correlations, the
+    goal comes from Student's t.
 
     `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
     `num_labels` is the number of labels of a single-label task.
@@ -249,7 +249,7 @@ def planned_model(setup: Setup) -> SavedModel:
 
 
 def _baseline(setup: Setup) -> list[str]:
-    """Describe the score of a linear model of the training data's words, if the task has one."""
+    """Describe the score of the linear TF-IDF baseline, if the task has this baseline."""
     words = setup.dev[0].linear_score(setup.train)
     if words is None:
         return ["baseline not measured: pip install 'bert_jax[baseline]' adds scikit-learn"]

@@ -136,7 +136,7 @@ class Branch:
             yield
         except BaseException:
             if is_new and jax.process_index() == 0:
-                with contextlib.suppress(Exception):  # the error in the body is the one to report
+                with contextlib.suppress(Exception):  # report the error of the body instead
                     forget_branch(source.checkpoints, self.step, branch)
             raise
 

@@ -196,8 +196,8 @@ class PretrainConfig(Bounded):
     def with_thetas_of(self, number: int) -> "PretrainConfig":
         """Return an equivalent configuration in which `model` has the thetas of a phase.
 
-        In it, each phase that took a theta from the original `model` sets this theta itself.
-        Checkpoints have such a configuration, because readers of models take thetas from `model`.
+        In the result, each phase that took a theta from the given `model` sets this theta itself.
+        Checkpoints store this form, because readers of models take thetas from `model`.
         """
         set_ = {n for n in THETAS for p in self.training.phases if getattr(p, n) is not None}
         if not set_:

@@ -80,7 +80,7 @@ def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
 
 
 def store_openers(path: str, data: DataConfig | None = None) -> dict[str, Callable[[], TokenStore]]:
-    """Return the parts of a corpus: for each, a function that opens its store in any process.
+    """Return, for each part of a corpus, a function that opens the part's store in any process.
 
     The parts are "train", "heldout", and "" for a store at `path` itself; there may be none. `data`
     is as in `open_corpus`. Raise a BucketAwayError if the bucket is out of reach.

@@ -55,7 +55,7 @@ def evaluate(
     The sums of batches are added on the host in order, in float64. A mean over nothing (no sentence
     pairs, no rows) is 0. All processes must pass the same number of batches. `eval_step` comes from
     `make_eval_step`. `alive` is called after each batch. Raise a UserError if a batch does not
-    divide over the mesh.
+    divide evenly over the mesh.
     """
     total: dict[str, float] = defaultdict(float)
 
@@ -133,7 +133,7 @@ def heldout_rows(
                 store,
                 config.data,
                 phase.length,
-                # A micro-batch, rounded up: the batches of finished phases need not divide.
+                # One micro-batch, rounded up: a finished phase's batch may not divide evenly.
                 -(-phase.batch_size // (shards * config.accumulation_of(number))) * shards,
                 max_rows=max_rows,
                 process_index=index,

@@ -34,7 +34,7 @@ GROWTH_FILE = "growth.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Configuration whose only section, `model`, is the larger model: options can override it."""
+    """Configuration whose only section, `model`, is the larger model. Options set its fields."""
 
     model: ModelConfig
 

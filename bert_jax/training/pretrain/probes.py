@@ -92,7 +92,7 @@ class Translations(_OfRun):
         room = config.model.num_positions - num_special(self._tokenizer, pair=False)
         self._rows = [make_row(self._tokenizer, ids[:room]).ids.tolist() for ids in sources]
         self._references = [decoded(self._tokenizer, ids) for ids in targets]
-        quality(self._references, self._references)  # an error before the first step, if any
+        quality(self._references, self._references)  # raises now if sacreBLEU is missing
         self._due = due
 
     def after(self, step: int) -> bool:
@@ -130,7 +130,7 @@ class Probe(_OfRun):
         where = f"training.probes[{number}].recipe is {self.given.recipe!r}"
         super().__init__(config, files, where)
         recipe, width = _recipe(self.given.recipe, where), config.model.hidden_dim
-        recipe = with_rates(recipe, width, num_rows=1 << 30)  # so many that there is no sweep
+        recipe = with_rates(recipe, width, num_rows=1 << 30)  # so many rows that there is no sweep
         self._config = dataclasses.replace(recipe, init="the run")
         nothing = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), params)
 

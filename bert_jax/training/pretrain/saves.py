@@ -175,7 +175,7 @@ class PretrainSaves(Saves):
         self.judged_by = [config.retention.best_metric, *how]
 
     def described(self) -> list[str]:
-        """Return the files of a run, with the size and the number of its checkpoints."""
+        """Return lines that list the files of a run, with size and number of the checkpoints."""
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.saved))
         return [
             FILES,

@@ -67,7 +67,7 @@ class TrainingConfig(Bounded, section="training"):
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     eval_translations: Natural = 0
     """Number of held-out pairs that each evaluation translates (greedy search), for eval/bleu and
-    eval/chrf. 0 means none. Only a run that learns to translate can have them."""
+    eval/chrf. 0 means none. Only a run that learns to translate can set this field."""
     patience: Natural = 0
     """Number of evaluations in a row without a better checkpoint.best_metric after which the run
     ends. Evaluations count anew in each phase. 0 means that the run never ends early."""

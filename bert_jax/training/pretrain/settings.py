@@ -74,7 +74,7 @@ def step_config(
 
 
 def objective_of(config: PretrainConfig, phase: int = 0) -> Objective:
-    """Make the objective of a phase without a corpus, to find shapes of parameters."""
+    """Make the objective of a phase, without reading a corpus, to find shapes of parameters."""
     return step_config(config, None, phase).objective
 
 
@@ -123,7 +123,7 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
 
 
 def check_stages(config: PretrainConfig, shards: int, step: int = 0) -> None:
-    """Raise a UserError unless all micro-batches after step `step` divide over `shards`."""
+    """Raise a UserError unless all micro-batches after step `step` divide evenly over `shards`."""
     for number, rows in stages_from(config.phases, step):
         where, whole = f"training.phases[{number}].batch_size", config.phases[number].batch_size
         where += "" if rows == whole else f" {whole} in the batch warm-up"

@@ -27,7 +27,7 @@ def resolve_start(
     """Read the initial model and the teacher; return the configuration with their architectures.
 
     Once a run has saved, the initial model is not read again: it may have been deleted. A branch
-    reads none; its architecture comes from `branches_from`, the other run's configuration.
+    reads no initial model; `branches_from`, the other run's configuration, has its architecture.
 
     `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
     `there` is the content of the work directory. Raise a UserError if a model and the corpus have
@@ -62,7 +62,7 @@ def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
     ours, theirs = config.objective.network(config.model), initial.network
     if ours is None or type(ours) is not type(theirs):
         return
-    layers = config.model.num_layers  # the meaning of 0 decoder layers
+    layers = config.model.num_layers  # 0 decoder layers means this number
     rows = [
         f"objective.{name.rpartition('.')[2]} is {mine!r} here, but {other!r} in init"
         for name, mine, other in diff(ours, theirs, ("model", "forces_end", "settings.window"))
@@ -76,7 +76,7 @@ def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
 
 
 def check_tokenizer(model: SavedModel, fingerprint: str | None, where: str, directory: str) -> None:
-    """Check that a model has the corpus's tokenizer, `fingerprint`; do nothing if it is None.
+    """Check that a model has the corpus's tokenizer. Do nothing if `fingerprint` is None.
 
     The error message begins with `where`, the field or option that names the model's `directory`.
     """
@@ -115,7 +115,7 @@ def resolve_teacher(
     rows = f"training.phases have rows of {longest} tokens; shorten the rows"
     model = with_positions(teacher, longest, rows)
     values = {name: getattr(model, name) for name in (*ARCHITECTURE, "vocab_size")}
-    architecture = ModelConfig(**values | {"pooler": False})  # nothing reads it
+    architecture = ModelConfig(**values | {"pooler": False})  # nothing reads a pooler
     params = teacher.without({"pooler"}).params
     kept = {name: params[name] for name in ("encoder", head)}
     distil = dataclasses.replace(config.distil, architecture=architecture)

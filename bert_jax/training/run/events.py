@@ -44,7 +44,7 @@ class Events:
             "message": message[:_MAX_MESSAGE],
             **{name: _plain(value) for name, value in values.items()},
         }
-        # A watchdog's thread must get through even if the main thread hangs in a write.
+        # The watchdog's thread must write its event even if the main thread hangs in a write.
         held = self._lock.acquire(timeout=5)
         try:
             self._log.write(json.dumps(event))

@@ -112,7 +112,7 @@ class Goodput:
     ):
         """Read the record of earlier starts, and count their steps after `restored_step` as lost.
 
-        `path` (of `goodput.json`) is None except in process 0. `devices` may be "8 x TPU v4".
+        `path` is goodput.json in process 0, else None. An example of `devices` is "8 x TPU v4".
         """
         self.clock = clock
         self._path, self._wall = path, wall

@@ -203,7 +203,7 @@ def _points(axis: Any, found: Points, label: str) -> None:
 def limits(found: Points, baseline: float | None) -> tuple[float, float, float]:
     """Return the lowest and the highest loss to show, and the margin to leave on both sides.
 
-    The highest 1% of the losses may not be shown, because the loss falls steeply at first.
+    The highest 1% of the losses may lie above the limit, because the loss falls steeply at first.
     """
     values = np.array([value for _, value in found])
     marks = [] if baseline is None else [baseline]

@@ -1,6 +1,6 @@
 """Experiment trackers, which show the metrics of many runs side by side, and TensorBoard.
 
-A tracker is no part of what determines a run. If a tracker fails or waits, training continues.
+Trackers have no influence on a run's result. If a tracker fails or waits, training continues.
 `Board` uses the protocol buffers and the checksum of tensorboardX, but not its `SummaryWriter`: on
 a full disk, the writer's thread dies, and the training loop would then wait for it forever.
 """
@@ -83,7 +83,7 @@ class PackageTracker(Tracker):
                 if step >= getattr(tracker, "step", 0):
                     tracker.log(values, step=step)
             tracker.finish()
-        except BaseException as error:  # an end of the input at a login is a KeyboardInterrupt
+        except BaseException as error:  # the end of input at a login raises KeyboardInterrupt
             self._warn(f"{type(error).__name__}: {error}")
 
     def _open(self) -> Tracker:
@@ -103,7 +103,7 @@ class PackageTracker(Tracker):
         if not self._failed:
             self._failed = True
             _log.warning(
-                "%s has failed (%s) and shows no more of this run until it restarts; metrics.jsonl "
+                "%s has failed (%s) and shows nothing more until the run restarts; metrics.jsonl "
                 "has all metrics", self._package, reason,
             )  # fmt: skip
 
@@ -112,7 +112,7 @@ class Board(Tracker):
     """Event file of a run. If a write fails, a warning is logged, and nothing more is written."""
 
     def __init__(self, directory: Path, *, purge_step: int):
-        """Open a new file. It makes TensorBoard hide earlier files' events from `purge_step` on."""
+        """Open a new file, so that TensorBoard hides older files' events from `purge_step` on."""
         self._directory = directory
         self._file: int | None = None
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
@@ -160,7 +160,7 @@ class Board(Tracker):
         try:
             yield
         except OSError as error:
-            # No record may follow an incomplete one: TensorBoard accepts it at the end only.
+            # TensorBoard accepts an incomplete record only at the end, so write nothing after it.
             self.finish()
             _log.warning(
                 "%s cannot be written (%s). TensorBoard shows nothing more until the run restarts; "

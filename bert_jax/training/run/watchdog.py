@@ -1,7 +1,7 @@
 """A watchdog for stalled runs: it writes all stacks and exits with a code that asks for a restart.
 
 All processes take part in each step. If one is dead, stopped or waiting for a file, the others hang
-within a step, which no exception or signal handler can end. The watchdog's own thread can.
+within a step. No exception or signal handler can end such a step, but the watchdog's thread can.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from bert_jax.training.run.events import Events
 EXIT_CODE = 6
 
 _POLL_SECONDS = 10.0
-# The report, too, may block: on a file system, or on a pipe that nobody reads.
+# Writing the report may block, too: on a file system, or on a pipe that nobody reads.
 _REPORT_SECONDS = 10.0
 _STDERR = 2  # not sys.stderr, whose lock the stalled thread may hold
 

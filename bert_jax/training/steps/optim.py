@@ -36,8 +36,8 @@ OPTIMIZERS: dict[str, Callable[["OptimizerConfig", Any], optax.GradientTransform
         _adamw(config, axes), config.b2, config.eps, axes, bias_correction=config.bias_correction
     ),
 }
-"""Functions of the configuration and the logical axes that build an optimizer, by name. Its state
-must have a field `num_updates`. `make_optimizer` adds clipping and the learning rate."""
+"""Functions (configuration, logical axes) -> optimizer, by name. The optimizer's state must have a
+field `num_updates`. `make_optimizer` adds clipping and the learning rate."""
 
 
 class Progress(NamedTuple):
@@ -74,11 +74,11 @@ class OptimizerConfig(Bounded, section="optimizer"):
     """Shape of the decay from the peak. `wsd` and `one_minus_sqrt` first hold the peak; `wsd` then
     falls linearly. `inverse_sqrt` falls as 1 / sqrt(n) at update n, whatever the run's length."""
     decay_share: Part = 0.2
-    """Fraction of the steps after the warm-up that the decay of `wsd` or `one_minus_sqrt` takes."""
+    """Fraction of the steps after the warm-up in which `wsd` or `one_minus_sqrt` decays."""
     end_share: Rate = 0.0
     """Fraction of the peak that remains at the end of the decay."""
     warmup_steps: Natural | None = None
-    """Number of steps in which the rate rises linearly to the peak. A run with fewer steps uses a
+    """Number of steps in which the rate rises linearly to the peak. A run shorter than this uses a
     tenth of its steps. None means `warmup_rate` times the number of steps."""
     warmup_rate: Rate = 0.01
     weight_decay: NonNegative = 0.01

@@ -76,7 +76,7 @@ def is_decayed(path: str) -> bool:
     """Return true if weight decay and LAMB's ratio apply to the parameter at a /-joined path.
 
     Neither applies to biases and norms, as in the code of BERT and LAMB. Biases and norms are
-    recognised by name: their rank would not tell, because a stack of biases is two-dimensional.
+    recognised by name, not by rank, because a stack of biases is two-dimensional.
     """
     *owners, leaf = path.lower().split("/")
     return "bias" not in leaf and leaf != "scale" and not any("norm" in part for part in owners)
@@ -85,7 +85,7 @@ def is_decayed(path: str) -> bool:
 def then(
     first: optax.GradientTransformation, stateless: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Append a stateless part to `first`. The result has the state of `first`, not a nested one."""
+    """Append a stateless part to `first`. The result has the state of `first`, without nesting."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         steps, state = first.update(grads, state, params)

@@ -1,4 +1,4 @@
-"""Detection of corruption that shows in no loss: a step computed twice, and replicas compared.
+"""Detection of corruption that no loss shows: steps are computed twice, and replicas compared.
 
 A digest of 32 bits stands for all arrays of a device. The flip of any single bit changes the
 digest. Digests are computed where the arrays are; only the digests travel between devices.
@@ -34,7 +34,7 @@ def digest(tree: Any) -> UInt32[Array, ""]:
     """Reduce all arrays of a tree to a digest of 32 bits.
 
     Each word is multiplied by an odd number, a hash of the word's index, and all products are added
-    modulo 2^32. So the digest depends on no order of addition, and any one changed word changes it.
+    modulo 2^32. So the order of addition does not matter, and a change of any one word is detected.
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
@@ -109,10 +109,10 @@ class Recheck:
         ]
         if not where.any() and not differ:
             return
-        if GRADIENT_DIGESTS in differ:  # the device whose gradients differ, not all that add them
+        if GRADIENT_DIGESTS in differ:  # name only devices whose own gradients differ
             of_rows = first[1][GRADIENT_DIGESTS] != second[1][GRADIENT_DIGESTS]
             shape = [size if name != "tensor" else 1 for name, size in self._mesh.shape.items()]
-            of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # a device's trials
+            of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # any of its trials
             where = np.broadcast_to(of_rows, self._mesh.devices.shape)
         gpu = self._mesh.devices.flat[0].platform == "gpu"
         self._fail(
@@ -144,7 +144,7 @@ class Recheck:
 
 
 def minority(values: np.ndarray, axes: Sequence[int]) -> Bool[np.ndarray, "..."]:
-    """Return a mask of values that differ from the majority along `axes`; all if there is none."""
+    """Mask the values that differ from the majority along `axes`; mask all without a majority."""
     moved = np.moveaxis(values, axes, range(len(axes)))
     rows = moved.reshape(int(np.prod(moved.shape[: len(axes)], dtype=int)), -1)
     marked = np.zeros(rows.shape, bool)

@@ -86,7 +86,7 @@ def optimizer_of(config: StepConfig) -> Any:
 def param_placement(config: StepConfig, mesh: Mesh) -> Any:
     """Return the NamedSharding of each parameter of one run.
 
-    Raise a UserError if a size of the model does not divide over the mesh.
+    Raise a UserError if a size of the model does not divide evenly over the mesh.
     """
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     return param_shardings(config.objective.axes(), shapes, mesh)

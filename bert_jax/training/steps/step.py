@@ -76,7 +76,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
     change only `guard.halted` and, at the first step of a phase, the guard's statistics.
 
     On a mesh of trials, the step also takes `settings`, and all arrays have trials on axis 0. Raise
-    a UserError if the batch does not divide over mesh and micro-batches (raised at tracing).
+    a UserError, at tracing, if the batch does not divide evenly over mesh and micro-batches.
     """
     shardings = state_shardings(config, mesh)
     objective = config.objective
@@ -113,7 +113,7 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
         if config.phase_starts:
             guard = forget_losses(guard, jnp.any(state.step == jnp.array(config.phase_starts)))
         verdict = judge(config.guard, guard, metrics["loss"], metrics["grad_norm"])
-        # XLA fuses this choice into the loop that writes the update, which reads the old values.
+        # XLA fuses this choice into the loop that writes the update and reads the old values too.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(verdict.taken, new, old),
             (optax.apply_updates(params, updates), opt_state),
@@ -300,7 +300,7 @@ def _cached(
     gradients. Then the gradient with respect to these arrays is computed for the whole batch, and a
     second pass propagates it back through the parts. Both passes have the same dropout.
 
-    `params` are the trained parameters; `used` adds the frozen ones that the objective needs.
+    `params` are the trained parameters; `used` adds frozen parameters that the objective needs.
     `counts` are the denominators of the loss.
     """
     objective = cast(CoupledObjective, config.objective)

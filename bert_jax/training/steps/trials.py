@@ -65,7 +65,7 @@ def place_trials(values: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def place_params(config: StepConfig, mesh: Mesh, params: Any) -> Any:
-    """Put parameters with trials on axis 0 onto the mesh; every process passes all of them."""
+    """Put parameters with trials on axis 0 onto the mesh; every process passes all trials."""
     return jax.tree.map(_place, params, state_shardings(config, mesh).params)
 
 

@@ -49,7 +49,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     if summary.constant_score is not None:
         head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
     unnamed = "no test data are named (task.test)"
-    tested = "below, on test, which chose nothing" if summary.test else unnamed
+    tested = "below on test, not used for selection" if summary.test else unnamed
     lines = [head, f"on {summary.dev}; {tested}"]
     if summary.goal is not None and math.isfinite(summary.goal):
         goal = f"{summary.goal * scale:.1f}"

@@ -118,7 +118,7 @@ class Comparison:
     first: str
     second: str
     learning_rates: tuple[float, float] | None
-    """Learning rates of `first` and of `second`; None means all rates that both have."""
+    """Learning rates of `first` and of `second`; None means all rates that they share."""
     chosen: bool
     """Whether each learning rate is the best of its initialisation, chosen by these same scores."""
     pairs: int
@@ -160,8 +160,8 @@ class Summary:
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of runs: for each initialisation one per learning rate and, if there are several
-    rates, one for all of them."""
+    """Groups of runs: for each initialisation, a group per learning rate and, if there are several
+    rates, a group over all rates."""
     best_learning_rates: dict[str, float]
     """Best learning rate of each initialisation. The highest median decides, then the fewest lost
     runs, then the lowest rate. An initialisation without any median is left out."""
@@ -177,9 +177,9 @@ class Summary:
 
     @property
     def dev(self) -> str:
-        """Description of the dev data, which says whether its scores chose the epoch or the run."""
+        """Description of the dev data: whether their scores selected the epoch or the run."""
         chose = self.evaluations > 1 or len(self.outcomes) > 1
-        return f"dev, {'the set that chose the epoch' if chose else 'data that chose nothing'}"
+        return f"dev, {'the set that chose the epoch' if chose else 'not used for selection'}"
 
     @property
     def evaluations_named(self) -> str:

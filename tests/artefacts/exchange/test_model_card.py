@@ -130,7 +130,7 @@ def test_it_quotes_test_data_where_there_are_some():
     )
     text = model_card(saved, PARITY, license="unknown", name="x").partition("## Metrics")[2]
     first, second = re.sub(" +", " ", text).split("On dev, ")
-    assert "On test, 1,210 examples, data that chose nothing" in first
+    assert "On test, 1,210 examples, not used for selection" in first
     assert "| accuracy | 0.6911 | 0.66 to 0.72 |" in first
     assert "| f1 | 0.5 | |" in first
     assert "matthews" not in text

@@ -203,7 +203,7 @@ def test_paired_differences_are_narrower():
     same = intervals(of_mean(ours), of_mean(ours))
     assert same == ({}, {"accuracy": "only 0 units differ"})
     lost = Grounds(lambda w: {"pearson": np.full(len(w), np.nan)}, np.arange(40))
-    assert intervals(lost).missing == {"pearson": "it is not defined in some resamples"}
+    assert intervals(lost).missing == {"pearson": "the score is undefined in some resamples"}
 
 
 @pytest.mark.parity
@@ -349,7 +349,7 @@ def test_a_report_is_json_lines_and_a_picture():
     }  # fmt: skip
     assert json.loads(json.dumps(report, allow_nan=False))["intervals"] == {"accuracy": [0.4, 0.6]}
     lines = report_lines("test", report)
-    assert lines[0] == "## test, data that chose nothing: 60 examples"
+    assert lines[0] == "## test, not used for selection: 60 examples"
     for name in ("dev", "dev_matched"):
         assert report_lines(name, report)[0].startswith(f"## {name}, the set that chose the epoch:")
     for name in ("dev_2024.csv", "dev_mismatched"):

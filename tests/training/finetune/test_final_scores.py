@@ -105,7 +105,7 @@ def test_each_trial_is_scored_once_with_its_best_parameters(files, sweep, tmp_pa
     [compared] = statistics["test"]["comparisons"]
     assert compared["pairs"] == 2
     text = (sweep / "statistics.txt").read_text()
-    assert "on dev, the set that chose the epoch; below, on test, which chose nothing" in text
+    assert "on dev, the set that chose the epoch; below on test, not used for selection" in text
     assert "accuracy x 100 on test: each run scored once" in text
     assert "less random, on test" in text
 
@@ -143,7 +143,7 @@ def test_the_report_is_on_the_saved_model(files, sweep, tmp_path, capsys):
     outcome = next(o for o in saved["outcomes"] if o["member"] == saved["member"])
     assert record["splits"]["test"]["scores"] == pytest.approx(outcome["test"])
     text = (sweep / "report.md").read_text()
-    assert "## test, data that chose nothing: 24 examples" in text
+    assert "## test, not used for selection: 24 examples" in text
     assert (sweep / "confusion.png").read_bytes().startswith(b"\x89PNG")
     assert main(["evaluate", str(sweep), "--json", f"--report={tmp_path / 'out'}"]) == 0
     said = capsys.readouterr()
@@ -233,7 +233,7 @@ def test_equal_differences_have_no_interval_over_seeds():
     found = differences(ours, theirs, "seeds")
     assert found.keys() == {"accuracy"}
     assert found["accuracy"]["interval"] is None
-    assert found["accuracy"]["no_interval"] == "all pairs differ by the same"
+    assert found["accuracy"]["no_interval"] == "all pairs differ by the same amount"
 
 
 def test_data_that_have_changed_are_refused(files, tmp_path, capsys):

@@ -65,12 +65,12 @@ def test_a_fold_is_scored_once_and_can_be_scored_again(runs):
         again = evaluate_finetuned(workdir / f"fold-{number}")
         scores.append(again.scores["accuracy"])
         (title, *_) = report_lines("dev", again.reports["dev"])
-        assert title.startswith("## dev, data that chose nothing")
+        assert title.startswith("## dev, not used for selection")
     found = json.loads((workdir / "folds.json").read_text())["folds"]
     assert [fold["accuracy"] for fold in found] == pytest.approx(scores)
     for file in ("report.md", "statistics.txt"):
         text = (workdir / "fold-1" / file).read_text()
-        assert "data that chose nothing" in text
+        assert "not used for selection" in text
         assert "chose the epoch" not in text
 
 

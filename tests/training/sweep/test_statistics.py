@@ -143,7 +143,7 @@ def test_of_equal_medians_that_with_fewer_lost():
 def test_dev_data_choose_among_evaluations_or_runs():
     one, other = run("a", 1e-5, 0, 0.9), run("a", 1e-5, 1, 0.8)
     twice = dataclasses.replace(one, scores=[*one.scores, *one.scores])
-    nothing, chose = "dev, data that chose nothing", "dev, the set that chose the epoch"
+    nothing, chose = "dev, not used for selection", "dev, the set that chose the epoch"
     assert summarise([one], "accuracy").dev == nothing
     assert summarise([one, other], "accuracy").dev == summarise([twice], "accuracy").dev == chose
 

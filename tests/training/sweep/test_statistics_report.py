@@ -241,7 +241,7 @@ def test_scores_on_test_data_are_beside_those_on_dev(sweep):
     assert first.mean == pytest.approx(ours.mean - 0.03)
     assert first.student == pytest.approx(tuple(end - 0.03 for end in ours.student))
     lines = summary_lines(summary)
-    assert lines[1] == "on dev, the set that chose the epoch; below, on test, which chose nothing"
+    assert lines[1] == "on dev, the set that chose the epoch; below on test, not used for selection"
     assert lines[22:27] == summary_lines(sweep)[22:27]  # comparisons on dev
     begin = next(n for n, line in enumerate(lines) if line.startswith("accuracy x 100 on test"))
     assert lines[begin].endswith("a constant prediction gets 60.0")
