@@ -4,8 +4,8 @@
     python benchmarks/candidates.py --corpus work/novels --runs work/screen qk_norm gates
 
 A step of each candidate is timed in turn with a step of the recipe without changes (`same`). The
-candidate then trains for the processor time that `--steps` steps of `same` take. Use a text that is
-not the record's:
+candidate then trains for the processor time that `--steps` steps of `same` take; each phase of a
+candidate is timed. Use a text that is not the record's:
 
     bert-jax tokenizer --input FILES --vocab-size 8192 --out work/tokenizer
     bert-jax corpus --input FILES --tokenizer work/tokenizer --heldout-rate 0.04 --out work/novels
@@ -19,7 +19,6 @@ import importlib
 import json
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from recurrent_steps import stepper
@@ -43,12 +42,16 @@ def config_of(name: str, corpus: str, seed: int) -> PretrainConfig:
     return load_config(PretrainConfig, f"{RECIPE}:{name}", given)
 
 
-def relative_time(configs: Sequence[PretrainConfig], corpus: Corpus) -> float:
-    """Return the processor time of a step of the second recipe in steps of the first recipe."""
-    takes = [stepper(config, corpus) for config in configs]
+def relative_time(same: PretrainConfig, changed: PretrainConfig, corpus: Corpus) -> float:
+    """Return the processor time of a step of `changed`, the mean of its phases, in steps of `same`.
+
+    Batches that still grow do not count.
+    """
+    phases = changed.phases
+    takes = [stepper(same, corpus), *(stepper(changed, corpus, n) for n in range(len(phases)))]
     steps = [[take(number).seconds for take in takes] for number in range(TIMED)]
-    same, changed = map(statistics.median, zip(*steps[2:], strict=True))
-    return changed / same
+    unit, *medians = map(statistics.median, zip(*steps[2:], strict=True))
+    return statistics.fmean(medians, [phase.num_steps for phase in phases]) / unit
 
 
 def main() -> int:
@@ -78,13 +81,13 @@ def main() -> int:
         timed = runs.with_suffix(".json")
         if not timed.exists():
             same = config_of("same", options.corpus, options.seed)
-            measured = 1.0 if name == "same" else relative_time([same, config], corpus)
+            measured = 1.0 if name == "same" else relative_time(same, config, corpus)
             timed.parent.mkdir(parents=True, exist_ok=True)
             timed.write_text(json.dumps(measured))
         time = json.loads(timed.read_text())
         steps = [f"--config.training.num_steps={round(options.steps / time)}"]
         result = train(overridden(config, steps), runs)
-        if not result.finished:
+        if result.stopped_by:
             return 1
         loss = result.eval_metrics["eval/mlm_loss"]
         row = {**known, "time": time, "steps": result.step, "loss": loss}

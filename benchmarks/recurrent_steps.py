@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -37,14 +38,18 @@ class Step(NamedTuple):
     """Real tokens in the batch."""
 
 
-def stepper(config: PretrainConfig, corpus: Corpus) -> Callable[[int], Step]:
-    """Return a function of a step's number that takes the step; the first call compiles."""
+def stepper(config: PretrainConfig, corpus: Corpus, phase: int = 0) -> Callable[[int], Step]:
+    """Return a function of a number that takes this step of a phase; the first call compiles.
+
+    All batches are whole, also where the phase begins with smaller batches.
+    """
     config = config.with_vocabulary(corpus.train.vocab_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    settings = step_config(config, corpus)
+    settings = step_config(config, corpus, phase)
     state = jitted_init(settings, mesh)(jax.random.key(0))
     step = make_train_step(settings, mesh)
-    stream = ExampleStream(corpus.train, config.data, config.phases)
+    own = replace(config.phases[phase], num_steps=1 << 20, batch_warmup_steps=0)
+    stream = ExampleStream(corpus.train, config.data, [own])
 
     def take(number: int) -> Step:
         nonlocal state

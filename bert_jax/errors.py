@@ -74,6 +74,8 @@ def exit_code(error: BaseException) -> int | None:
     """Return the exit code of the command line for this error, or None if the error is a bug."""
     if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno in _NOT_OURS):
         return 2
+    if type(error) is ConnectionError:  # a bucket; subclasses, such as BrokenPipeError, are bugs
+        return 6
     if isinstance(error, KeyboardInterrupt):
         return 130
     return getattr(error, "exit_code", None) if isinstance(error, RuntimeError) else None

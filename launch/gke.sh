@@ -222,6 +222,7 @@ main() {
   for number in "slices=$slices" "chips-per-node=$chips_per_node" "gpu-nodes=${gpu_nodes:-1}" "gpus-per-node=$gpus"; do
     [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "--${number%%=*} is ${number#*=}; it must be a number above 0"
   done
+  [[ -z $gpu_nodes || $slices == 1 ]] || die "--slices is for TPUs; leave it out with --gpu-nodes"
   where=(${namespace:+"--namespace=$namespace"})
   case $verb in
     yaml | apply | xpk)

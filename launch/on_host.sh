@@ -218,6 +218,7 @@ stop() {
   fi
   call touch "$state/stop"
   call kill -TERM "$(cat "$state/supervisor.pid")"
+  [[ -z $dry_run ]] || return 0
   while alive && ((seconds-- > 0)); do sleep 1; done
   if alive; then
     echo "on_host.sh: still saving; ask again, or end it with kill -KILL" >&2

@@ -76,7 +76,9 @@ def config_from(cls: type[Config], given: Any, fields: Mapping[str, Any]) -> Con
         given = build(cls, _unwrapped(given))
     # In `_unwrapped`, lists become tuples, which `leaves` yields in full.
     found = leaves(_unwrapped(fields)) if fields else ()
-    overrides = [f"--config.{name}={os.path.expanduser(str(value))}" for name, value in found]
+    texts = {name: str(value) for name, value in found}
+    texts |= {name: os.path.expanduser(text) for name, text in texts.items() if "/" in text}
+    overrides = [f"--config.{name}={text}" for name, text in texts.items()]
     return overridden(given, overrides, "in the arguments")
 
 
@@ -104,6 +106,8 @@ def fields_help(config: Any, prefix: str = "--config") -> str:
             lines += [fields_help(e, f"{prefix}.{name}[{n}]") for n, e in enumerate(value)]
         else:
             values = ",".join(map(str, value)) if element else value
+            if element is str and any("," in each for each in value):
+                values = json.dumps(value)
             lines += [shlex.quote(f"{prefix}.{name}={values}"), *text]
         if name == getattr(cls, "CHOSEN_BY", ""):
             kinds = getattr(cls, "VARIANTS", {})
@@ -224,7 +228,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str], where
         given: str | None = text
         if not equals:
             given = "True" if hint is bool else next(arguments, None)
-        if given is None:
+        if given is None or given.startswith("--config."):
             raise UserError(f"{where}: missing value for {name}; write {name}=VALUE")
         before = chosen(group, holder)
         holder[key] = value = _value(hint, given)

@@ -138,10 +138,13 @@ class PairPlan:
 def check_documents(path: Path | None, num_documents: int) -> None:
     """Raise a UserError if there is no second document, which pairing `nsp` needs."""
     if num_documents < 2:
+        advice = "Separate documents in the text by blank lines, add more files"
+        if path is not None and path.parent.name == "shards":
+            advice = "Build the corpus again with a larger --shard-mb or --heldout-rate"
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
-            "takes half of its second sentences from another document. Separate documents in the "
-            "text by blank lines, add more files, or set data.pairing to 'sop' or 'none'"
+            f"takes half of its second sentences from another document. {advice}, or set "
+            "data.pairing to 'sop' or 'none'"
         )
 
 

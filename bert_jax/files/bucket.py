@@ -166,7 +166,8 @@ def _lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file while the body runs. Other threads and processes wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -58,12 +58,14 @@ def staged_file(path: Path) -> Iterator[Any]:
     """Open a temporary binary file, which replaces `path` when the body succeeds.
 
     If the body fails, nothing is left. Create parents; remove temporary files of dead processes.
-    Raise a UserError if the disk is full, or the directory cannot be written.
+    Raise a UserError if the disk is full, or the directory is in a bucket or cannot be written.
     """
+    if scheme(path) is not None:
+        raise UserError(f"{path} is in a bucket; name a local file, then upload it")
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
+        for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-[0-9]*"):
             with contextlib.suppress(OSError):  # a new file may be in use but not locked yet
                 if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
                     left.unlink()
@@ -138,7 +140,7 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     ) -> None:  # fmt: skip
         if scheme(target) is not None:
             raise UserError(f"{target} is in a bucket; name a local directory, then upload it")
-        self.target = Path(os.path.abspath(target))
+        self.target = Path(os.path.realpath(target))  # beside a link, the disk may be another one
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite
         self._committed = False
@@ -162,7 +164,7 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
 
     def _recover(self) -> None:
         """Remove what dead processes left. Restore the old target after an interrupted commit."""
-        for old in self._siblings("old"):
+        for old in self._siblings("replaced-by"):
             if not self.target.exists():
                 old.rename(self.target)
             elif self._replaceable(self.target):
@@ -174,9 +176,9 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     def _check_target(self) -> None:
         if not self.target.exists():
             return
-        if self.target.samefile("."):  # a shell there would stay in the old, removed directory
+        if self.target.samefile(".") or self.target.is_mount():  # no directory can be renamed to it
             how = "it would be replaced; name a directory in it that does not exist yet."
-            raise UserError(f"{self.target} is the current directory: {how}")
+            raise UserError(f"{self.target} is the current directory or a mount point: {how}")
         if not self.target.is_dir():
             raise UserError(f"{self.target} is a file; name a directory that does not exist yet.")
         if not any(self.target.iterdir()):
@@ -231,7 +233,7 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
                 sync(Path(folder, name))
         with signals_wait():  # else the old target may stay beside the new one
             if self.target.exists() and any(self.target.iterdir()):
-                old = self.target.with_name(f"{self.target.name}.old-{os.getpid()}")
+                old = self.target.with_name(f"{self.target.name}.replaced-by-{os.getpid()}")
                 self.target.rename(old)
                 self.path.rename(self.target)
                 shutil.rmtree(old, ignore_errors=True)

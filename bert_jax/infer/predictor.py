@@ -28,7 +28,10 @@ Example = TypeVar("Example")
 
 PART = 1024
 """Number of examples after which progress is reported."""
-LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+LENGTHS = (
+    *(16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512),
+    *(640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144),
+)
 """Lengths in tokens to which rows are padded, up to the longest row that the model takes."""
 MAX_TOKENS = 1024
 """Largest number of tokens in a batch. Larger batches of an encoder are no faster on a CPU.

@@ -38,6 +38,14 @@ class LoraConfig(Bounded, section="lora"):
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
     """Matrices that get an update in every layer."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.rank and (self.alpha, self.targets) != (LoraConfig.alpha, LoraConfig.targets):
+            raise UserError(
+                f"lora.rank is 0, so lora.alpha {self.alpha:g} and lora.targets {self.targets} "
+                "have no effect; set lora.rank, such as 8, or leave them out"
+            )
+
     @property
     def scale(self) -> float:
         """Factor alpha / rank of the product A B."""

@@ -57,7 +57,8 @@ class ContrastConfig(Bounded, section="embedding"):
     """Whether the model returns vectors of length 1. The loss compares dense vectors by cosine.
     Sparse vectors are never normalised, and compared by their product."""
     temperature: Positive | None = None
-    """Temperature by which the loss divides cosines or products. None: 0.05 for cosines, else 1."""
+    """Temperature by which the loss divides cosines or products. None: 0.05 for cosines, else 1.
+    If a teacher's scores are cosines (task.scores), set 1."""
     symmetric: bool = False
     """Whether half of the loss is for finding a document's query (task.rows: pairs or texts)."""
     dimensions: tuple[int, ...] = ()

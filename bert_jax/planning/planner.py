@@ -90,7 +90,11 @@ class Planner:
     def whole(self, settings: Settings, num_layers: int | None = None) -> Guess:
         """Compile with `num_layers` layers (default: all layers), and return the cost."""
         plan = self.plan(settings, num_layers)
-        return Guess(plan.peak, plan.seconds or 0.0)
+        return Guess(self._peak(plan), plan.seconds or 0.0)
+
+    def _peak(self, plan: Plan) -> int:
+        """Return the peak, or more than is usable if the compiler refused to go so far."""
+        return plan.peak if plan.fits else max(plan.peak, usable_bytes(self.topology) + 1)
 
     def reduced(self, settings: Settings) -> Guess:
         """Compile with two small numbers of layers, and extrapolate linearly to all layers.
@@ -151,7 +155,7 @@ class Planner:
             for depth in depths:
                 plan = self.plan(parts, depth)
                 if plan.program is None or plan.cost is None:
-                    return search.Pass(plan.needs, 0.0, 0.0)
+                    return search.Pass(self._peak(plan), 0.0, 0.0)
                 inside: dict[str, Any] = {
                     name: tuple(
                         dataclasses.replace(item, runs=item.runs // PARTS)

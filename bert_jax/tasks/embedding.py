@@ -238,7 +238,7 @@ class EmbeddingSplit(Split):
     LABELS = "scores"
 
     def __init__(self, task: "EmbeddingTask", data: GroupData) -> None:
-        self._task, self._data = task, data
+        self._task, self._data, self.is_collection = task, data, data.kind != "scores"
         rows, cut = group_rows(data, task.config, task.tokenizer)
         super().__init__(data, rows, EMBEDDING_METRICS[data.kind], cut)
 

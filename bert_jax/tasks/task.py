@@ -67,6 +67,8 @@ class Split(ABC):
     """Whether outputs have an entry for each token of a row."""
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
+    is_collection = False
+    """Whether examples are ranked among all others, so that fewer examples have higher scores."""
     baseline = CONSTANT
     """Noun phrase that names the baseline with the `constant_score`, for messages."""
 

@@ -18,7 +18,7 @@ from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 24
 _MAX_INDEX_BYTES = 1 << 24
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -59,7 +59,7 @@ THRESHOLDS, LONG_TEXTS, READING = "label_thresholds", "long_texts", "reading"
 CONSTANT = "no_better_than_constant"
 HEAD_FIELDS = (THRESHOLDS, LONG_TEXTS, READING, CONSTANT)
 """Our own fields about the head in a `config.json`. Transformers keeps them, but ignores them."""
-_MAX_LABEL_CHARS = 200
+_MAX_LABEL_CHARS = 1 << 12
 _UNTYPED = "(xlm-?)?roberta|camembert|distilberttokenizer|tokenizersbackend"
 
 

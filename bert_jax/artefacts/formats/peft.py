@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.artefacts.formats.entries import Entry, insert, lookup, tensors, to_tensors
-from bert_jax.artefacts.formats.huggingface_files import HEAD_FIELDS, MAX_CONFIG_BYTES, model_class
+from bert_jax.artefacts.formats.families import known_family
+from bert_jax.artefacts.formats.huggingface_files import HEAD_FIELDS, MAX_CONFIG_BYTES
 from bert_jax.errors import UserError, first_few
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.files.untrusted.safetensors_file import read_safetensors
@@ -100,9 +101,8 @@ def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
     found = read_json_object(base / "config.json", max_bytes=MAX_CONFIG_BYTES)
     config = {name: value for name, value in found.items() if name not in HEAD_FIELDS}
     task = given.get("task_type")
-    if isinstance(task, str) and task in TASKS:
-        family = re.sub(r"(For[A-Z]\w*|Model)$", "", model_class(config))
-        config["architectures"] = [f"{family}{TASKS[task]}"]
+    if isinstance(task, str) and task in TASKS and (family := known_family(config)) is not None:
+        config["architectures"] = [family.class_of(TASKS[task])]
     return Adapter(directory, base, config | _labels(directory, config, tensors), updates, tensors)
 
 

@@ -348,13 +348,13 @@ class BertPair(Family):
 
     @override
     def params(self, network: TransformerNetwork, arrays: Arrays) -> Params:
-        found = dict(arrays)
+        found = {n: array for n, array in arrays.items() if not n.endswith("position_ids")}
         for name in (*_POOLER, *([] if network.model.num_types else [_SOURCE_TYPES])):
             found.pop(name, None)
         types = found.pop(_TYPES, None)
         if types is not None and np.any(types) and _PAIR_POSITIONS in found:
             # All tokens of the decoder have type 0, so every position can include its vector.
-            found[_PAIR_POSITIONS] = found[_PAIR_POSITIONS] + types[:1]
+            found[_PAIR_POSITIONS] = found[_PAIR_POSITIONS].astype(np.float32) + types[:1]
         if _SECOND_BIAS in found:
             found.setdefault(_PAIR_BIAS, found[_SECOND_BIAS])
         first, second, output = _TABLES

@@ -20,6 +20,9 @@ from bert_jax.files.urls import scheme
 RECORD = "lineage"
 """Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
 _BLOCK = 1 << 20
+MAX_DEPTH = 20
+"""Generations of ancestors in a record; each takes two of the 64 levels that a JSON file may have.
+"""
 _MAX_FILES = 20  # source files of a corpus in a descendant's record; the corpus itself lists all
 
 
@@ -50,10 +53,11 @@ class Ancestor:
     """Range (start, end) of the bytes that were read from a file; None means all bytes."""
     parents: tuple["Ancestor", ...] = ()
 
-    def entry(self, role: str = "") -> dict[str, Any]:
-        """Return the entry for a descendant's record, as JSON values."""
+    def entry(self, role: str = "", depth: int = MAX_DEPTH) -> dict[str, Any]:
+        """Return the entry, with `depth` generations of ancestors, for a descendant's record."""
         files = [each for each in self.parents if each.role == "source" and each.kind == "file"]
-        others = [each for each in self.parents if each not in files[_MAX_FILES:]]
+        late = {*files[_MAX_FILES:]}
+        others = [each for each in self.parents if each not in late]
         more = len(self.parents) - len(others)
         values = {
             "role": role or self.role,
@@ -62,7 +66,7 @@ class Ancestor:
             "step": self.step,
             "digest": self.digest or self.recorded,
             "note": f"{more:,} more sources" if more else self.note,
-            "parents": [each.entry() for each in others],
+            "parents": [each.entry(depth=depth - 1) for each in others] if depth else [],
         }
         return {name: value for name, value in values.items() if value not in ("", None, [])}
 

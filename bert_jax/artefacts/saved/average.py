@@ -133,7 +133,7 @@ def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
             except RecordFaultError as error:
                 raise _damaged(path, str(error)) from error
             found.append(Source(work.name, each, path, record, run, work.local / "tokenizer"))
-            if found[-1].name in [source.name for source in found[:-1]]:
+            if path in [source.checkpoint for source in found[:-1]]:
                 raise UserError(f"{found[-1].name} is named twice; name it once")
     if len(found) < 2:
         raise UserError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_jax.artefacts.formats.huggingface_files import MAX_CONFIG_BYTES, model_class
 from bert_jax.artefacts.saved.ancestors import (
+    MAX_DEPTH,
     Ancestor,
     file_digest,
     known_ancestors,
@@ -35,7 +36,6 @@ from bert_jax.tasks.config import TaskConfig
 RUNS = ("pretraining", "fine-tuning", "average")
 """Kinds of ancestors with checkpoints."""
 _OTHERS = ("sweep.baseline", "distil.teacher")  # roles whose corpora do not count as the model's
-_MAX_DEPTH = 20  # each ancestor takes two of the 64 levels that a JSON file may have
 
 
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
@@ -74,7 +74,7 @@ def _look(
     `above` lists the places that led here. For a place that is in the list, also return None.
     """
     here = place if scheme(place) is not None else f"{Path(place).resolve()}"
-    if here in above or len(above) > _MAX_DEPTH:
+    if here in above or len(above) > MAX_DEPTH:
         return None
     above = (*above, here)
     if scheme(place) is not None:

@@ -174,7 +174,8 @@ class SavedModel:
         """Return `params` with a pooler; a missing pooler gets initial values."""
         if self.has_pooler:
             return self.params
-        fresh = init_params(self.config, jax.random.key(0))["encoder"]["pooler"]
+        with_pooler = dataclasses.replace(self.config, pooler=True)
+        fresh = init_params(with_pooler, jax.random.key(0))["encoder"]["pooler"]
         return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}
 
 

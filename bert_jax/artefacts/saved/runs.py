@@ -208,7 +208,8 @@ def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     splits = record.get("splits")
     if not isinstance(splits, dict):
         raise UserError(f"{path} is not a report of a run: it has no field splits; delete it")
-    return splits if record.get("member") == member else {}
+    told = record.get("member") or {}  # the path to `init` may have another spelling now
+    return splits if {**told, "init": ""} == {**member, "init": ""} else {}
 
 
 def _warned(restored: Restored) -> Restored:

@@ -125,8 +125,10 @@ def _content(ancestor: Ancestor, quick: bool, say: Callable[[str], None]) -> tup
             return ("verified", digest) if digest else ("unread", "it cannot be read")
         else:
             return "verified", ""  # `trace` has computed the digest from the weights
-    except (UserError, OSError) as error:
+    except UserError as error:
         fault = f"{error}"
+    except OSError as error:
+        return "unread", f"{error}"
     return ("differs", fault) if fault else ("verified", "")
 
 

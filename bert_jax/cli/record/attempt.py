@@ -55,7 +55,7 @@ def attempt(
     device = check_device(track)
     corpus = prepare(track, texts, home)
     path, argument = find_config(recipe)
-    name = path.stem if path.stem != "recipe" else path.parent.name
+    name = path.stem if path.stem != "recipe" else path.absolute().parent.name
     if argument:
         name += f"-{argument}"
     told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
@@ -73,7 +73,7 @@ def attempt(
     config = overridden(config, [f"--config.training.num_steps={timed['steps']}"])
     place = run / f"seed{seed}-{timed['steps']}"
     result = train(config, place)
-    if not result.finished:
+    if result.stopped_by:  # perhaps after the last step: further seeds do not follow
         raise KeyboardInterrupt
     if LOSS not in result.eval_metrics:
         raise UserError(

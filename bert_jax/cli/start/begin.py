@@ -133,7 +133,7 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
 
     Raise a UserError, and leave neither, if the text cannot be read or has too few documents.
     """
-    size = sum(source.size for source in sources)
+    size = sum(len(text.encode()) + 1 for text in iter_texts(sources))
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
     print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.scripts}")
     vocabulary, corpus, vocab_size = home / "tokenizer", home / "corpus", vocabulary_size(size)

@@ -185,7 +185,9 @@ def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
         id = {"id": record.fields["id"]} if "id" in record.fields else {}
         found = [hit | {"score": round(hit["score"], 6)} for hit in hits]
         line = {**id, "query": query, "hits": found}
-        print(json.dumps(line, ensure_ascii=False, default=str), flush=True)
+        # JSON has no NaN and no infinity; they become null.
+        line = json.loads(json.dumps(line, default=str), parse_constant=lambda _: None)
+        print(json.dumps(line, ensure_ascii=False), flush=True)
         return
     print(query)
     for number, hit in enumerate(hits, 1):

@@ -257,7 +257,10 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
         how.append(f"The splitter {_code(header['splitter'])} made the sentences.")
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
-        how.append(f"A hash of the text chose about {100 * rate:g}% of the documents to hold out.")
+        share = f"about {100 * rate:g}% of the documents, or at least two"
+        how.append(f"A hash of the text chose {share}, to hold out.")
+    if field := header.get("by_field"):
+        how.append(f"Sources, bad records and cleaning are for all values of {_code(field)}.")
     names = {"train": "training", "heldout": "held out"}
     return _table(["", *(names[part] for part in headers)], rows) + "\n\n" + " ".join(how)
 

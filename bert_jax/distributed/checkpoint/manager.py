@@ -106,10 +106,10 @@ class Checkpoints:
         uses `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
         """
         self.wait()
-        if by_first(lambda: step in saved_steps(self._directory)):
-            return
         pending, fault = None, None
         try:
+            if by_first(lambda: step in saved_steps(self._directory)):
+                return
             by_first(self._make_directory)  # if this failed in Orbax, other processes would wait
             leaves = named_leaves(state)
             digests = leaf_digests(leaves)

@@ -51,9 +51,10 @@ def as_path(directory: AnyPath | str) -> epath.Path:
 def saved_steps(directory: AnyPath) -> list[int]:
     """Return the steps of the complete checkpoints, even damaged ones, in ascending order."""
     directory = as_path(directory)
-    if not directory.is_dir():
+    try:  # `is_dir` would be false for a bucket that cannot be reached, too
+        steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
     commits = is_url(directory)
     return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
 

@@ -32,7 +32,7 @@ RULES: dict[str, tuple[str, ...]] = {
 """Mesh axes that split each logical axis. All sharding in the package follows this table."""
 
 _SIZE_FIELDS = {
-    "embed": "model.hidden_dim", "heads": "model.num_heads", "mlp": "model.mlp_dim",
+    "embed": "model.hidden_dim", "heads": "the number of (key) heads", "mlp": "model.mlp_dim",
     "vocab": "the padded model.vocab_size",
 }  # fmt: skip
 

@@ -97,7 +97,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
                 damage.unread += len(more)
             pending = pending[at:] if at >= 0 else b""
             damage.unread -= len(pending)
-            decoder, fresh = new(), True
+            decoder, fresh, ended = new(), True, False
             continue
         if data and damage is not None:
             yield damage
@@ -165,5 +165,5 @@ def _decoder(suffix: str) -> tuple[str, bytes, Callable[[], Any], Any]:
         return "xz", b"\xfd7zXZ\0", bounded, lzma.LZMAError
     import zstandard
 
-    new = zstandard.ZstdDecompressor().decompressobj
+    new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj  # for zstd --long=31
     return "zstd", b"\x28\xb5\x2f\xfd", new, zstandard.ZstdError

@@ -186,7 +186,7 @@ def _fell_back(platform: str, asked: Asked) -> str | None:
     reasons = _obstacles(platform, asked)
     for impl, reason in reasons.items():
         if reason is None:  # only dropout rules the kernel out
-            return f"{impl!r} has no dropout: set model.attention_dropout_rate to 0 to use it"
+            return f"{impl!r} has no dropout: set attention_dropout_rate to 0 to use it"
     return "; ".join(f"{impl!r} needs {reason}" for impl, reason in reasons.items())
 
 
@@ -194,7 +194,7 @@ def _scores_kept(cause: str, asked: Asked, keeps_half: bool, layers: int) -> str
     _, queries, heads, _ = asked.q.shape
     size = layers * heads * queries * asked.k.shape[1] * (2 if keeps_half else 4) / 2**30
     stored = f"probabilities in {np.dtype(asked.q.dtype).name}" if keeps_half else "scores"
-    kept = "model.remat=full keeps only one layer's" if layers > 1 else "one layer at a time"
+    kept = "remat=full keeps only one layer's" if layers > 1 else "one layer at a time"
     return (
         f"attention uses 'xla', which computes scores in float32 and keeps {size:.2g} GiB of "
         f"{stored} for each row of {queries} tokens until the backward pass ({kept}). {cause}"
@@ -207,16 +207,16 @@ def _warn_once(message: str) -> None:
 
 
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
-    where = f"model.attention_impl is {impl!r}, which"
-    instead = "set model.attention_impl to 'auto' or 'xla'"
+    where = f"attention_impl is {impl!r}, which"  # of section model or, in fine-tuning, training
+    instead = "set attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
     if here != wanted and "gpu" in (here, wanted):
         raise UserError(f"{where} runs on {wanted.upper()}s; this is a {here.upper()}: {instead}")
     if asked.dropout_rate and impl not in _HAS_DROPOUT:
         other = "'triton' or 'xla'" if here == "gpu" else "'fused' or 'xla'"
         raise UserError(
-            f"{where} has no dropout, but model.attention_dropout_rate is {asked.dropout_rate}: "
-            f"set model.attention_dropout_rate to 0, or model.attention_impl to 'auto', {other}"
+            f"{where} has no dropout, but attention_dropout_rate is {asked.dropout_rate}: set it "
+            f"(in fine-tuning, training.dropout_rate) to 0, or attention_impl to 'auto', {other}"
         )
     if reason := _unsupported(impl, asked):
         raise UserError(f"{where} needs {reason}: {instead}")

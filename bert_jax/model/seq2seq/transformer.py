@@ -195,5 +195,5 @@ class TransformerNetwork(Network):
         return look_up(self.decoder, self._table(params), tokens)
 
     def _output(self, params: Any, states: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        head = with_params(params["output"], MaskedLMHead, self.decoder)
+        head = with_params(params.get("output", {}), MaskedLMHead, self.decoder)
         return head(states, self._table(params)).logits()

@@ -62,11 +62,11 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def strict_entities(tags: Sequence[str]) -> list[Entity]:
-    """Find the entities of IOB2 tags; leave out entities that begin with I instead of B.
+    """Find the entities that begin with B, S or U; leave out entities that begin with I or E.
 
     Raise a ValueError if a tag belongs to no scheme.
     """
-    return [found for found in entities(tags) if tags[found.start].startswith("B")]
+    return [found for found in entities(tags) if tags[found.start][0] in "BSU"]
 
 
 def to_tags(found: Iterable[Entity], length: int) -> tuple[str, ...]:

@@ -39,6 +39,9 @@ def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> S
     if columns:
         given = [f"--config.{name}={value}" for name, value in columns.items()]
         config = overridden(task.config, given, "--columns")
+        for name in ("max_length", "thresholds", "calibrate"):
+            if getattr(config, name, None) != getattr(task.config, name, None):
+                raise UserError(f"--columns cannot change task.{name} of a trained model")
         task = TASKS[config.kind](config, task.spec, task.tokenizer)
     origin = dataclasses.replace(model.origin, task=task, metrics=scores)
     return dataclasses.replace(model, origin=origin)
@@ -53,7 +56,7 @@ def _implied_task(model: SavedModel) -> tuple[Task, dict[str, float]]:
         )
     kind, labels, long = outputs.objective, outputs.labels, outputs.long
     parts = [split_tag(label) for label in labels]
-    entities = "O" in labels and all(part is not None and part[0] in "OBI" for part in parts)
+    entities = "O" in labels and all(parts)
     reading = {} if outputs.reading is None else to_dict(outputs.reading)
     null_threshold = reading.pop("null_threshold", None)
     scores = {f"threshold/{n}": x for n, x in zip(labels, outputs.thresholds, strict=False)}

@@ -149,7 +149,8 @@ def evaluate_finetuned(
     model = read_scored(workdir, columns)
     texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
-    dev = task_of(model).config.dev_sources or {"dev": ""}
+    own = data is None or not Path(data).exists()  # a file may have the name of a split
+    dev = (task_of(model).config.dev_sources or {"dev": ""}) if own else {}
 
     def scored(place: Path | str) -> dict[str, Scored]:
         """Score another run on the same examples."""
@@ -164,10 +165,10 @@ def evaluate_finetuned(
     for number, split in enumerate(splits):
         parts = divide(split, texts, needed=bool(reports))
         outputs = split_outputs(model, split)
-        # Thresholds are tuned on dev only. File names have a suffix, so no file is named "dev".
+        # Thresholds are tuned on dev only.
         mine = _chosen(model, split, dev)
         report = dict(split.report(outputs, mine))
-        known = model.origin.reports.get(split.name, {})
+        known = model.origin.reports.get(split.name, {}) if own else {}
         if "chose" in known:
             report["chose"] = known["chose"]
         scores = {
@@ -302,8 +303,13 @@ def divide(
     (0 for a clean text). Texts that `texts` lacks do not count, such as choices joined to their
     beginning. If the split has none of `texts`, return {} or, if `needed`, raise a UserError.
     """
+    if split.is_collection and needed:
+        raise UserError(
+            f"{split.name}: each text is ranked among all others, so that scores of a part are not "
+            "comparable; leave out --contamination"
+        )
     keys = [[key for key in map(text_key, each) if key in texts] for each in split.texts()]
-    if not any(keys):
+    if split.is_collection or not any(keys):
         if needed:
             raise UserError(
                 f"{split.name}: none of its {len(keys):,} examples is in the report given by "

@@ -218,8 +218,8 @@ def with_vectors(
         raise UserError(f"head is {config.head!r}, but vectors have no head; leave head at 'auto'")
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
-            f"embedding.symmetric is set, but task.rows is {section.rows!r}; only 'pairs' and "
-            "'texts' can be compared symmetrically"
+            f"embedding.symmetric is set, but task.rows is {section.rows!r} and task.loss "
+            f"{section.loss!r}; only 'pairs' and 'texts' with 'contrast' can be compared so"
         )
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
     kept.check_width(model.hidden_dim)
@@ -275,7 +275,8 @@ def starting_vectors(config: EmbeddingConfig, saved: SavedModel) -> Any:
             "to a pretrained model with this head, or choose another pooling"
         )
     kept = saved.without({"pooler"}).params
-    start = {name: kept[name] for name in ("encoder", *[MASKED_LM] * config.is_sparse)}
+    parts = "encoder", *[MASKED_LM] * bool(config.is_sparse and kept[MASKED_LM])
+    start = {name: kept[name] for name in parts}
     if config.pooling == "weighted" and "score" in kept.get("pooling", {}):
         start["pooling"] = {"score": kept["pooling"]["score"]}
     return start
@@ -289,7 +290,7 @@ def with_few_tokens(
     After a short pretraining, most logits are above 0, so each text would at first have a weight
     for most of the vocabulary. The probabilities of masked tokens do not change.
     """
-    head = start[MASKED_LM]
+    head = start.get(MASKED_LM, {})
     if "bias" not in head:
         return start
     texts = [row for row, tokens in enumerate(rows.tokens[:_SOME]) if len(tokens)]

@@ -33,7 +33,7 @@ from bert_jax.training.workdir import There, show
 
 _BY_PHASE = (
     "masking.rate", "model.rope_theta", "model.local_rope_theta", "training", "data.mixture",
-    "data.mixture_temperature",
+    "data.mixture_temperature", "distil.architecture.num_positions",
 )  # fmt: skip
 """Fields that must agree only for phases that begin before the branch."""
 
@@ -167,6 +167,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     Args:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
             read back after saving. If empty, a branch that has begun is found from its config.json.
+            Once the branch has saved, only the step of `name` is compared.
         work: Work directory of the run.
         there: Content of `work`.
     """

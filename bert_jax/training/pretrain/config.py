@@ -92,26 +92,35 @@ class PretrainConfig(Bounded):
                 f"distil.teacher is {self.distil.teacher!r}, but objective.name is "
                 f"{objective.name!r}; only {taught} can learn from a teacher"
             )
-        if self.has_pairs and self.model.num_types == 1:
+        if getattr(objective, "init_decoder", False) and not self.init:
             raise UserError(
-                f"model.num_types is 1, but with data.pairing {self.data.pairing!r} rows have two "
-                "segment types; set model.num_types to 2 (or to 0, if separators are enough to "
-                "tell sentences apart), or set data.pairing to 'none'"
-            )
-        if self.has_pairs and not self.model.pooler:
-            raise UserError(
-                f"model.pooler is false, but data.pairing {self.data.pairing!r} needs a pooler to "
-                "learn labels of pairs; set model.pooler to true, or data.pairing to 'none'"
+                "objective.init_decoder is true, but init is empty; set init to a model"
             )
         self._check_best()
         if not self.init:  # else the model's architecture is not known yet
             self.check_architecture()
 
     def check_architecture(self) -> None:
-        """Check that the model has enough positions, and uses each rotary base that a phase sets.
+        """Check that the model suits pairs and lengths, and uses each rotary base of a phase.
 
-        Raise a UserError that names the field whose length is too large or whose base is unused.
+        Raise a UserError that names the field that does not suit.
         """
+        whose = f"the model of init, {self.init}, has " if self.init else "model."
+        if self.has_pairs and self.model.num_types == 1:
+            remedy = "" if self.init else (
+                "set model.num_types to 2 (or to 0, if separators are enough to tell sentences "
+                "apart), or "
+            )  # fmt: skip
+            raise UserError(
+                f"{whose}num_types is 1, but with data.pairing {self.data.pairing!r} rows have two "
+                f"segment types; {remedy}set data.pairing to 'none'"
+            )
+        if self.has_pairs and not self.model.pooler:
+            remedy = "" if self.init else "set model.pooler to true, or "
+            raise UserError(
+                f"{whose}pooler is false, but data.pairing {self.data.pairing!r} needs a pooler to "
+                f"learn labels of pairs; {remedy}set data.pairing to 'none'"
+            )
         most, limit = self.model.num_positions, "model.num_positions"
         remedy = f"raise {limit}"
         if self.init:

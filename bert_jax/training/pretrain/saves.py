@@ -164,7 +164,6 @@ class PretrainSaves(Saves):
     branch: Branch | None
     trial: Trial
     checkpoints: Checkpoints = field(init=False)
-    last_saved: int | None = None
 
     def __post_init__(self) -> None:
         self.axes = self.step.objective.axes()
@@ -213,9 +212,7 @@ class PretrainSaves(Saves):
     def restore(self) -> Moment | None:
         """Restore the newest save. For a new branch, restore the checkpoint that it continues."""
         restored = self.checkpoints.restore(self.saved)
-        if restored is not None:
-            self.last_saved = restored.step
-        elif self.branch is not None:
+        if restored is None and self.branch is not None:
             restored = self.branch.restore(self.saved)
         if restored is None:
             return None
@@ -250,11 +247,11 @@ class PretrainSaves(Saves):
             config=to_dict(self.config.with_thetas_of(phase)),
             metrics=at.scores if at.scored_at == at.step else {},
         )  # fmt: skip
-        self.last_saved = at.step
 
     def newest(self) -> str:
         """Return the newest save's path; empty if there is none."""
-        return "" if self.last_saved is None else f"{self.work.name}/checkpoints/{self.last_saved}"
+        saved = saved_steps(self.work.checkpoints)
+        return f"{self.work.name}/checkpoints/{saved[-1]}" if saved else ""
 
     def close(self) -> None:
         """Wait for saves in progress."""

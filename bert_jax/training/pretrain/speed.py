@@ -18,11 +18,17 @@ _MEASURED_SECONDS, _LEAST_STEPS = 4.0, 3
 
 
 def step_seconds(config: PretrainConfig, corpus: Corpus) -> float:
-    """Measure steps of the first phase, with whole batches; return the median, in seconds."""
+    """Measure whole batches of each phase; return the mean seconds of a step of the run."""
+    config = config.with_vocabulary(corpus.train.vocab_size)
+    medians = [_median_seconds(config, corpus, n) for n in range(len(config.phases))]
+    return statistics.fmean(medians, [phase.num_steps for phase in config.phases])
+
+
+def _median_seconds(config: PretrainConfig, corpus: Corpus, number: int) -> float:
     mesh = make_mesh(config.mesh)
-    settings = step_config(config.with_vocabulary(corpus.train.vocab_size), corpus)
+    settings = step_config(config, corpus, number)
     step = make_train_step(settings, mesh)
-    phase = replace(config.phases[0], num_steps=1 << 20, batch_warmup_steps=0)
+    phase = replace(config.phases[number], num_steps=1 << 20, batch_warmup_steps=0)
     stream = ExampleStream(corpus.train, config.data, [phase], config.seed)
     state = jitted_init(settings, mesh)(jax.random.key(0))
     times: list[float] = []

@@ -131,7 +131,9 @@ def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
     given = [
         f"model.{name} {getattr(student, name)!r} and {getattr(teacher.config, name)!r}"
         for name in ARCHITECTURE
-        if name not in ("num_layers", "num_positions", "pooler", "pooler_activation")
+        if name not in ("num_layers", "pooler", "pooler_activation")
+        # Buckets of relative positions depend on the number of positions.
+        and (name != "num_positions" or student.positions == "relative")
         and getattr(student, name) != getattr(teacher.config, name)
     ]
     if given:

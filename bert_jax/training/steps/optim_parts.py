@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from bert_jax.distributed.checkpoint.record import named_leaves
+from bert_jax.errors import UserError
 
 
 class OptimizerState(NamedTuple):
@@ -190,6 +191,10 @@ def muon(
     The state of `rest` must be an `OptimizerState`. `sides` has the sides of each matrix, by path
     (see `matrix_sides`). `settings` are more arguments of optax's `scale_by_muon`.
     """
+    if not sides:
+        raise UserError(
+            "optimizer.name is 'muon', but no matrix of stacked layers is trained; choose 'adamw'"
+        )
     orthogonal = optax.contrib.scale_by_muon(
         beta=momentum, weight_dimension_numbers=sides, **settings
     )

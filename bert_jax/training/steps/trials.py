@@ -195,7 +195,7 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
         raise UserError(
             f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for "
             f"weights and optimizers; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
-            f"to {max(1, limit // one):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
+            f"to {max(1, limit // one * groups):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
         )
 
 

@@ -31,6 +31,7 @@ _MAX_FAILED = 10
 """Largest number of failed runs that the text lists."""
 _HUNDREDTHS = {
     "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "precision", "recall",
+    "las", "uas", "ndcg@10", "mrr@10", "recall@100", "map",
 }  # fmt: skip
 """Names of scores that are fractions or correlations, and are printed times 100."""
 _TEST_COLUMNS = ("init", "rate", "runs", "lost", "median", "quartiles", "mean", "std")

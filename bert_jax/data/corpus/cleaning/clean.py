@@ -84,6 +84,9 @@ class CleaningConfig:
                 f"--drop-duplicates near={similarity:g}: the Jaccard similarity must be "
                 f"{MIN_SIMILARITY} to 1, such as 0.8."
             )
+        if similarity is not None:
+            with needs_package(ngrams.NEEDS_RENSA):
+                metadata.version("rensa")
 
     @property
     def is_empty(self) -> bool:

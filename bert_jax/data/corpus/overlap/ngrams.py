@@ -24,6 +24,7 @@ import numpy as np
 
 from bert_jax.errors import needs_package
 
+NEEDS_RENSA = "finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _ASCII_WORD = re.compile(r"\w+")
 WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
@@ -268,7 +269,7 @@ def _shingles(words: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarr
 
 
 def _bands(shingles: np.ndarray, offsets: np.ndarray, near: float) -> np.ndarray:
-    with needs_package("finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."):
+    with needs_package(NEEDS_RENSA):
         from rensa import RMinHash
     bands, rows = banding(near)
     digests = RMinHash.digest_matrix_from_flat_token_hashes(

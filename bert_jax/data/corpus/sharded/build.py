@@ -134,7 +134,8 @@ def build_shards(
     workspace.keep_only(
         [f"{paths[store]}/shards/{entry.name}" for store in stores for entry in stores[store]]
     )
-    cleaning = {} if recipe.cleaning.is_empty else {
+    about: dict[str, Any] = {"by_field": recipe.by_field} if recipe.by_field else {}
+    about |= {} if recipe.cleaning.is_empty else {
         "cleaning": recipe.cleaning.record(), **built.report.record()
     }  # fmt: skip
     with workspace.scratch() as root:
@@ -150,7 +151,7 @@ def build_shards(
                     "records": built.bad.records, "bad": built.bad.documents,
                 },
                 **account(built.tallies[corpus], built.sources, provenance or Provenance()),
-                **cleaning,
+                **about,
             )  # fmt: skip
             if workspace.local is not None:
                 store = read_manifest(root / path)

@@ -170,7 +170,7 @@ def open_workspace(out: str | Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if not is_url(out):
         # Otherwise the unfinished directory of an earlier build would never be removed.
-        resume = resume or Path(f"{Path(out)}.unfinished").is_dir()
+        resume = resume or Path(f"{os.path.realpath(out)}.unfinished").is_dir()
         with StagedDirectory(out, is_corpora, overwrite=overwrite, resume=resume) as staged:
             space = Workspace(staged.path)
             try:
