@@ -45,7 +45,6 @@ class Accelerator:
     devices_per_chip: int
     """Number of devices that JAX shows for one chip."""
     source: str
-    """Source of the numbers."""
 
 
 @dataclass(frozen=True)

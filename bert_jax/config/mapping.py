@@ -23,15 +23,13 @@ def build(cls: type[T], mapping: Any, where: str = "config", path: tuple[str, ..
 
     `where` names the source in messages. Fields may be dataclasses, scalars, `Literal`, `X | None`
     and `tuple[X, ...]`. A missing field takes its default. Whole numbers are accepted for floats
-    and lists for tuples; nothing else is converted. The dataclass may have these class attributes:
+    and lists for tuples; nothing else is converted. Raise a UserError, which says what is allowed,
+    if a field is unknown or its value is wrong. The dataclass may have these class attributes:
 
     - `RENAMED` maps former names of fields to new names.
     - `ELSEWHERE` maps names of fields in other classes to hints for the error message.
     - `CHOSEN_BY` names a field, and `VARIANTS` maps its values to the subclasses to build.
     - `FORMER` maps former values of the field `CHOSEN_BY` to hints for the error message.
-
-    Raises:
-        UserError: A field is unknown, or its value is wrong. The message says what is allowed.
     """
     if not isinstance(mapping, Mapping):
         raise _wrong_type(mapping, "a group of fields", where, path)

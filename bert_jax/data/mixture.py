@@ -59,10 +59,9 @@ class Window(NamedTuple):
 class ShardOrder:
     """Order of the rows of all epochs, as a pure function of the arguments.
 
-    Args:
-        quotas: Number of positions of each shard in an epoch, at least 1.
-        window: Number of shards that are read together. 0 means all shards.
-        shuffle: Integers that are hashed, with others, into the keys of the random permutations.
+    An epoch has `quotas[i]` positions, at least 1, of shard i. `window` shards are read together; 0
+    means all. The integers `shuffle` are hashed, with others, into the keys of the random
+    permutations.
     """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:

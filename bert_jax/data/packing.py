@@ -88,17 +88,13 @@ def lay_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Build packed rows. A piece becomes [CLS] piece [SEP] or, if not `closed`, [CLS] piece.
 
-    If the tokenizer has no [CLS] to open rows, a closed piece becomes piece [SEP].
+    If the tokenizer has no [CLS] to open rows, a closed piece becomes piece [SEP]. Return tokens
+    (B, L) with the shard's dtype, and segment ids (B, L): 1, 2, ... for pieces, 0 elsewhere.
 
     Args:
-        shard, length: Shard with the tokens, and L.
         starts, lens: (n,) position of each piece's first token in the shard, and number of tokens.
         counts: (B,) number of pieces in each row, at least 1. Their sum is n.
         dtype: Type of the segment ids, which must hold the largest number of pieces in a row.
-        closed: Whether [SEP] ends a piece.
-
-    Returns:
-        Tokens (B, L) with the shard's dtype, and segment ids (B, L): 1, 2, ... for pieces, 0 else.
     """
     last_piece = np.cumsum(counts)
     first_piece = last_piece - counts
@@ -176,12 +172,10 @@ def deal(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Assign pieces to rows. `key` decides which pieces of a kind go to which rows.
 
-    Args:
-        kinds: (n,) kind of each piece, such as its length; `histogram` counts each kind.
-        patterns: Items (number of rows, kinds of the pieces in each); equal kinds are adjacent.
-
-    Returns:
-        Indices of the pieces, (n,) row by row, and the number of pieces in each row, (num_rows,).
+    `kinds` (n,) has the kind of each piece, such as its length; `histogram` counts each kind.
+    `patterns` are items (number of rows, kinds of the pieces in each), with equal kinds adjacent.
+    Return the indices of the pieces, (n,) row by row, and the number of pieces in each row,
+    (num_rows,).
     """
     # Sort by kind and, within a kind, by hash. Pieces of a kind are assigned in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))

@@ -194,10 +194,8 @@ def truncate(
     BERT removes tokens one by one from the longer of A and B, or from B if they are equally long.
     The removals first make the lengths equal and then alternate, so the final lengths are known. A
     fair coin decides between front and back. The number of tokens removed at the front is therefore
-    a count of set random bits, which are hashes of the keys and of the counters `rows` (k,).
-
-    Returns:
-        Number of tokens removed at A's front, A's new length, and the same two for B.
+    a count of set random bits, which are hashes of the keys and of the counters `rows` (k,). Return
+    this number for A, A's new length, and the same two for B.
     """
     excess = np.maximum(a_len + b_len - room, 0)
     level = np.minimum(np.abs(a_len - b_len), excess)

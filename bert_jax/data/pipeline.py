@@ -286,15 +286,11 @@ class EvalBatches:
     ) -> None:
         """Plan rows of `length` tokens; a batch has `batch_size` rows in all processes together.
 
-        Args:
-            store: Held-out store.
-            config: Settings; only pairing, target_length and short_rate are used.
-            max_rows: Largest number of rows. If there are more, a fixed random sample is read.
-            process_index, process_count: Slice of each batch to read, from 0, and number of slices.
-            seed: Seed of the rows. It is not the run's seed, so all runs read the same rows.
-
-        Raises:
-            UserError: Processes cannot share a batch equally, or `pairing` cannot use the store.
+        Only pairing, target_length and short_rate of `config` are used. If there are more than
+        `max_rows` rows, a fixed random sample is read. Each batch is cut into `process_count`
+        slices; this process reads slice `process_index`, from 0. `seed` is not the run's seed, so
+        all runs read the same rows. Raise a UserError if processes cannot share a batch equally, or
+        `config.pairing` cannot use the store.
         """
         self._store, self._batch_size, self._process_index = store, batch_size, process_index
         self._share = Share(process_index, process_count).of(batch_size)

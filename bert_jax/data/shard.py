@@ -78,13 +78,10 @@ class Shard:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Fill the rows of a batch with consecutive spans of tokens, and with padding.
 
-        Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`.
-
-        Args:
-            starts: (k,) int64 position of each span's first token, perhaps outside the array. Ids
-                at special tokens are arbitrary: the caller must overwrite them. Padding is [PAD].
-            spans: (k,) int64 lengths of the spans. The sum is B * L, where L is `length`.
-            used: (B, 1) number of positions in each row that are not padding.
+        Span i fills the next `spans[i]` positions with the tokens that begin at `starts[i]`,
+        perhaps outside the array. Both are (k,) int64; the spans add up to B * L, where L is
+        `length`. `used` (B, 1) is the number of positions in each row that are not padding ([PAD]).
+        Ids at special tokens are arbitrary: the caller must overwrite them.
 
         Return tokens (B, L) with the dtype of the store, and (B, L) bool, false for padding. Raise
         a UserError for an id outside the vocabulary. (jax would silently read it as another id.)

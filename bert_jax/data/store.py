@@ -183,16 +183,14 @@ def open_store(
 ) -> TokenStore:
     """Open a store. Arrays are memory maps, and a shard is opened when it is first used.
 
+    Raise a UserError if the store is missing, incomplete, damaged or of another version, or if it
+    was built with another tokenizer than `tokenizer`. (None allows any tokenizer.)
+
     Args:
-        path: Directory of the store.
-        tokenizer: Tokenizer with which the store must have been built. None allows any.
         verify: Whether to read everything and compare it with the fingerprint (about 1 GB/s).
         background: Whether a thread compares an opened shard with its digests while the shard is in
             use; `store.checks.wait()` raises the error. Otherwise, opening a shard waits.
         fetch: Function that fetches a shard's files, by shard name, before the shard is opened.
-
-    Raises:
-        UserError: The store is missing, incomplete, damaged, or of another version or tokenizer.
     """
     store = read_manifest(path, tokenizer)
     checked: set[int] = set()

@@ -73,14 +73,11 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     ) -> None:
         """Add documents.
 
-        Args:
-            tokens: (n,) ids of all sentences, one after the other.
-            sentence_lengths: (s,) number of tokens in each sentence, at least 1. The sum is n.
-            document_lengths: (d,) number of sentences in each document, at least 1. The sum is s.
-
-        Raises:
-            ValueError: Lengths do not add up, or a length is below 1.
-            UserError: An id cannot be stored (see `check_ids`), or the disk is full.
+        `tokens` (n,) has the ids of all sentences, one after the other. `sentence_lengths` (s,) has
+        the number of tokens in each sentence, and sums to n. `document_lengths` (d,) has the number
+        of sentences in each document, and sums to s. Raise a ValueError if a length is below 1, or
+        lengths do not add up. Raise a UserError if an id cannot be stored (see `check_ids`), or the
+        disk is full.
         """
         tokens = np.asarray(tokens)
         sentence_lengths = np.asarray(sentence_lengths, OFFSET_DTYPE)

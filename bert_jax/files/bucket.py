@@ -37,10 +37,9 @@ class BucketFiles:
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Read a file or, with `end`, the bytes [start, end) of a file.
 
-        Raises:
-            FileNotFoundError: There is no such file.
-            UserError: The bucket does not exist, or the user may not read it.
-            BucketAwayError: The bucket was out of reach for `read_timeout`.
+        Raise a FileNotFoundError if there is no such file, a UserError if the bucket does not exist
+        or the user may not read it, and a BucketAwayError if it was out of reach for
+        `read_timeout`.
         """
         part = {} if end is None else {"start": start, "end": end}
         data: bytes = self._patiently(name, "cat_file", **part)
@@ -110,11 +109,9 @@ class FileCache:
     def fetch(self, files: BucketFiles, name: str, target: Path, size: int, digest: str) -> None:
         """Fetch a file of `size` bytes and sha256 `digest` to `target` unless the cache has it.
 
-        A process hashes a cached file at its first use, and fetches a damaged file again.
-
-        Raises:
-            UserError: The file is missing, or has a wrong size or sha256, or the disk is full.
-            BucketAwayError: See `BucketFiles.read`.
+        A process hashes a cached file at its first use, and fetches a damaged file again. Raise a
+        UserError if the file is missing, its size or sha256 is wrong, or the disk is full, and a
+        BucketAwayError as `BucketFiles.read` does.
         """
         if self._has(target, size, digest):
             os.utime(target)  # the time of the last use

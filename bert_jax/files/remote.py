@@ -76,11 +76,8 @@ class WorkDir:
 
         Process 0 confirms its lease, then uploads. If this is done before each save, a run that is
         restarted from a save finds all metrics up to the save. A failed upload is logged and
-        retried at the next call, unless `required`.
-
-        Raises:
-            UserError: The upload is required, and the bucket or a permission for it is missing.
-            ConnectionError: The upload is required and failed for another reason.
+        retried at the next call, unless `required`. If `required`, a missing bucket or permission
+        raises a UserError, and any other failure a ConnectionError.
         """
         if jax.process_index() != 0:
             return
@@ -100,10 +97,9 @@ class WorkDir:
 def open_workdir(path: str | Path) -> WorkDir:
     """Open a work directory: a local path, which need not exist, or gs://BUCKET/DIRECTORY.
 
-    Raises:
-        UserError: The scheme is not gs, no directory follows the bucket, gcsfs is not installed,
-            the bucket does not exist, or the user has no permission to access it.
-        ConnectionError: The bucket is out of reach. Another try may succeed.
+    Raise a UserError if the scheme is not gs, no directory follows the bucket, gcsfs is not
+    installed, the bucket does not exist, or the user has no permission to access it. Raise a
+    ConnectionError if the bucket is out of reach; another try may succeed.
     """
     kind, name, mirror = scheme(path), str(path), None
     if kind is None:

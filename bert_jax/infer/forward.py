@@ -36,14 +36,11 @@ def on_device(
 ) -> SavedModel:
     """Put a model on one device, with its layers in a list, as the functions below expect.
 
-    Args:
-        saved: The model. The parameters of a translation model keep their layout.
-        device: A platform (cpu, gpu or tpu), which means the platform's first device, or a platform
-            and a device index, such as gpu:1. None means the default device of JAX.
-        max_length: Largest number of tokens in a row. None means the model's limit.
-
-    Raises:
-        UserError: The device does not exist, or `max_length` is not from 8 to the model's limit.
+    The parameters of a translation model keep their layout. `device` is a platform (cpu, gpu or
+    tpu), which means the platform's first device, or a platform and a device index, such as gpu:1.
+    None means the default device of JAX. `max_length` is the largest number of tokens in a row, by
+    default the model's limit. Raise a UserError if the device does not exist, or `max_length` is
+    not from 8 to the model's limit.
     """
     chosen = _device(device)
     if max_length is not None:

@@ -36,10 +36,8 @@ class LoadedModel:
     Answers are in the order of the texts. A text becomes a row of tokens, padded to one of a few
     lengths; each length is compiled once. `forward.on_device` describes `device` and `max_length`.
     A batch of several rows has at most `batch_tokens` tokens (None: 1,024; for translation, 2,048).
-
-    Raises:
-        UserError: Every method raises it if the model lacks the head that the method needs, an
-            option is out of range, or an input cannot be answered.
+    Every method raises a UserError if the model lacks the head that the method needs, an option is
+    out of range, or an input cannot be answered.
     """
 
     def __init__(
@@ -132,7 +130,6 @@ class LoadedModel:
         """Answer questions with slices of the contexts.
 
         Args:
-            questions: Questions.
             contexts: One context per question, or one for all questions.
             top: Number of "candidates" to list in an answer. 1 means that there is no such list.
             null_threshold: Largest `null_odds` (score of "no answer" minus score of the best
@@ -187,8 +184,7 @@ class LoadedModel:
         defines how vectors are pooled and scaled. The options below override the model.
 
         Args:
-            texts: Texts, or tuples of two texts for pairs.
-            pairs: Second texts, if `texts` has no tuples. None stands for no second text.
+            texts, pairs: Texts or pairs of texts, as in `classify`.
             kind: "query" or "document" adds the model's prefix of this kind. None adds no prefix.
             dimensions: Number of leading values of a vector to keep. None means all values.
             pooling: "mean" or "max" over tokens, "mean_sqrt_len" (sum / square root of the number),

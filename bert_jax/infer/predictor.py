@@ -169,14 +169,10 @@ class Predictor(ABC, Generic[Example], Bounded):
     ) -> Iterator[Prepared[Example]]:  # fmt: skip
         """Prepare examples in parts of at most `most` examples.
 
-        Raise a UserError if a field has a wrong type, or an example cannot be answered.
-
-        Args:
-            columns: For each field, its values in all examples.
-            what: Noun for an example in messages, such as "text" in "text 3".
-            most: Largest number of examples in a part.
-            cuts: Counter of the examples that are cut.
-            advance: Function called with the size of a part when the next part is requested.
+        `columns` maps each field to its values in all examples. `what` is the noun for an example
+        in messages, such as "text" in "text 3". `cuts` counts the examples that are cut. `advance`
+        is called with the size of a part when the next part is requested. Raise a UserError if a
+        field has a wrong type, or an example cannot be answered.
         """
         examples = [
             self.example(dict(zip(columns, values, strict=True)), Given(what, number))

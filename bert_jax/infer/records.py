@@ -92,6 +92,11 @@ def read_records(
     In JSON lines, each line that is not blank is an object. In plain text, each line is a text,
     even an empty line. Lines end in \n or \r\n. A table has a column per field.
 
+    Also yield `PAUSE` if a pipe has no line ready. The field `problem` of a record is set if a line
+    is too long, is not UTF-8, is no JSON object, or lacks a field that `names` has, or if a row has
+    too few or too many fields. Raise a UserError if the file cannot be read, its format is unknown,
+    or it lacks a column.
+
     Args:
         source: The file, which may be compressed (.gz, .xz or .zst), or `-` for standard input.
         format: Format. "auto" takes it from the suffix, or from the first line of standard input.
@@ -100,14 +105,6 @@ def read_records(
         more: Default values of fields that a line lacks.
         table: Options of a CSV or TSV file.
         read: Function that is called after each read with the number of bytes that were read.
-
-    Yields:
-        Records, and `PAUSE` if a pipe has no line ready. The field `problem` is set if a line is
-        too long, is not UTF-8, is no JSON object, or lacks a field that `names` has, or if a row
-        has too few or too many fields.
-
-    Raises:
-        UserError: The file cannot be read, its format is unknown, or it lacks a column.
     """
     names, more = names or {}, more or {}
     format = format_of(source, format)

@@ -184,7 +184,6 @@ def word_attention(
     Attention is not alignment: a decoder often, but not always, attends to the word it translates.
 
     Args:
-        tokenizer: Tokenizer of source and target.
         source: Token ids with [CLS] and [SEP], which are never chosen.
         target: Token ids without the end token.
         weights: Entry of `mean_attention` for this text; T and S may be padded.

@@ -83,8 +83,7 @@ class Embeddings(nnx.Module):
     ) -> Float[Array, "B L D"]:
         """Embed tokens, or take vectors (B, L, E) as embeddings; ids are not checked.
 
-        Raises:
-          UserError: L exceeds `num_positions`.
+        Raise a UserError if L exceeds `num_positions`.
         """
         config, length = self.config, tokens.shape[1]
         if length > config.num_positions:

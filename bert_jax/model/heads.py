@@ -189,17 +189,10 @@ def encode(
 ) -> Float[Array, "B L D"]:
     """Compute the last hidden states of all tokens, in the compute type (see `config.dtype`).
 
-    Args:
-      config: the architecture.
-      params: any tree with an `encoder` entry.
-      tokens: ids below `vocab_size` (not checked here), or vectors if there is no token table.
-      type_ids: sentence types, below `num_types`.
-      segment_ids: segment of each token, counted from 1 in each row; 0 for padding.
-      stream: seed and row indices of the dropout masks; None switches dropout off.
-      layout: layout of the arrays on a mesh; None on one device.
-
-    Raises:
-      UserError: L exceeds `num_positions`.
+    `params` is any tree with an `encoder` entry. `tokens` are ids below `vocab_size` (not checked
+    here), or vectors if there is no token table. `type_ids` are sentence types, below `num_types`.
+    `segment_ids` has the segment of each token, counted from 1 in each row, and 0 for padding.
+    Without a `stream`, there is no dropout. Raise a UserError if L exceeds `num_positions`.
     """
     inputs = tokens, type_ids, segment_ids, stream
     return encode_layers(config, params, *inputs, layout=layout, every=False)[-1]

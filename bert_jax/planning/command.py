@@ -31,10 +31,9 @@ def run_plan(
 
     `phase` is the index of a phase or "all". `batch` is a number of rows per chip, "fit", "fast",
     or empty for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
-    Raise a UserError if an argument is out of range, or `train` would reject the configuration.
-
-    Returns:
-        0 if the configured steps fit, else 1; the output then proposes settings that fit, if any.
+    Return 0 if the configured steps fit, else 1; the output then proposes settings that fit, if
+    any. Raise a UserError if an argument is out of range, or `train` would reject the
+    configuration.
     """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)

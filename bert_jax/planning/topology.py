@@ -72,8 +72,7 @@ class Topology:
 def parse_topology(name: str) -> Topology:
     """Return the topology that is named `CHIP:AxB[xC][,slices=N]`.
 
-    Raises:
-        UserError: The name is malformed, or no such slice exists. The message lists similar names.
+    Raise a UserError, which lists similar names, if the name is malformed or no such slice exists.
     """
     match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)(?:,slices=(\d+))?", name.strip())
     if match is None:

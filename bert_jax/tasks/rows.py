@@ -117,10 +117,9 @@ class TrainBatches:
     """Training batches, epoch by epoch, for several trials at once.
 
     All trials have batches of the same lengths, so that they run as one array program. The rows of
-    a batch depend only on (rows, buckets, batch size, seed of the trial, epoch).
-
-    An epoch of N rows (counting repeats) has `num_batches` = ceil(N / batch_size) batches.
-    `batches_of` is the number of batches by length.
+    a batch depend only on (rows, buckets, batch size, seed of the trial, epoch). An epoch of N rows
+    (counting repeats) has `num_batches` = ceil(N / batch_size) batches, and `batches_of` counts
+    these batches by length.
     """
 
     def __init__(

@@ -56,10 +56,8 @@ class Split(ABC):
     Args:
         data: examples of the file. `data.name` is the split's name in messages and metrics: train,
             dev, dev_mismatched, or the name of a file.
-        rows: rows of the examples.
         owners: index of each row's example; None means that each example has one row.
         warnings: messages to the user, for example about texts that were cut to fit in a row.
-        score_names: names of the scores.
     """
 
     _task: "Task[Any]"

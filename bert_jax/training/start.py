@@ -133,12 +133,10 @@ def _counted(entries: _Entries, word: str) -> str:
 def initial_params(initial: SavedModel, fresh: Any, axes: Any) -> Any:
     """Lay out the parameters of `initial` like `fresh`; take missing parameters from `fresh`.
 
-    Args:
-        initial: Model of the same architecture. Its vocabulary may be padded to another number of
-            rows: surplus rows belong to no token and are left out, and missing rows become zero.
-        fresh: Parameters from `Objective.init`, on a mesh. If `initial` has all parameters,
-            abstract arrays with shardings are enough.
-        axes: Logical axes of each parameter.
+    `initial` has the same architecture, but its vocabulary may be padded to another number of rows:
+    surplus rows belong to no token and are left out, and missing rows become zero. `fresh` comes
+    from `Objective.init`, on a mesh; if `initial` has all parameters, abstract arrays with
+    shardings are enough. `axes` has the logical axes of each parameter.
     """
     found = named_leaves(initial.params)
 

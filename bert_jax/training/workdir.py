@@ -50,8 +50,7 @@ EMPTY = There(None, [], Path("config.json"))
 def look_into(work: WorkDir, kind: Kind) -> There:
     """Return the content of a work directory, as process 0 sees it.
 
-    Raises:
-        UserError: The directory has a run of another kind, or checkpoints without config.json.
+    Raise a UserError if it has a run of another kind, or checkpoints without config.json.
     """
 
     def look() -> tuple[Any, list[int]]:

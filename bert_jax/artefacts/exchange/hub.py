@@ -34,14 +34,11 @@ def is_hub_name(name: str) -> bool:
 def fetch(name: str, cache: Path | None = None) -> Path:
     """Download a model, or find it in the cache.
 
-    Args:
-        name: `owner/name` or `owner/name@revision` (branch, tag, commit or pull request refs/pr/1).
-        cache: Cache directory; None means the cache of `huggingface_hub`. Transformers and other
-            programs share that cache, and may have put other files of the model there.
-
-    Raises:
-        UserError: `huggingface_hub` is not installed; the model or revision does not exist, is not
-            accessible or has no weights to fetch; or there is neither a network nor a cached copy.
+    `name` is `owner/name` or `owner/name@revision` (branch, tag, commit or pull request refs/pr/1).
+    The default `cache` is the cache of `huggingface_hub`, in which Transformers and other programs
+    may have put other files of the model. Raise a UserError if `huggingface_hub` is not installed;
+    the model or revision does not exist, is not accessible or has no weights to fetch; or there is
+    neither a network nor a cached copy.
     """
     match = _NAME.fullmatch(name)
     if match is None:

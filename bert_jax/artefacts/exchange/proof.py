@@ -183,11 +183,10 @@ def inputs_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int) -> 
 def logits_of(saved: SavedModel, inputs: Batch | Sides) -> dict[str, np.ndarray]:
     """Compute the outputs of a model with this package, in float32.
 
-    Returns:
-        For an encoder, `hidden` (B, L, D), the last hidden states, and one output for each part
-        that the model has: `pooled` (B, D), `mlm` (B, L, V), `nsp` (B, 2), `rtd` (B, L, 1), `head`
-        (B, C), (B, L, C) or (B, L, L, C), and `embedding` (B, D). For a translation model, only
-        `logits` (B, T, V), which predict the next target token. V leaves out vocabulary padding.
+    For an encoder, return the last hidden states, `hidden` (B, L, D), and an output for each part
+    that the model has: `pooled` (B, D), `mlm` (B, L, V), `nsp` (B, 2), `rtd` (B, L, 1), `head` (B,
+    C), (B, L, C) or (B, L, L, C), and `embedding` (B, D). For a translation model, return only
+    `logits` (B, T, V), which predict the next target token. V leaves out vocabulary padding.
     """
     with jax.default_matmul_precision("highest"):  # accelerators use a lower one by default
         if isinstance(inputs, Sides):
@@ -270,13 +269,9 @@ def compare(
 ) -> list[dict[str, float]]:
     """Return, for each program, the largest absolute differences from `saved`, by output name.
 
-    Raise a ProofFailedError if a program lacks a required output, or an output has a wrong shape.
-
-    Args:
-        saved: Model to compare the programs with.
-        batches: Rows of token ids in each batch, with the length to pad them to.
-        programs: Functions from a result of `inputs_of` to outputs with the names of `logits_of`.
-        optional: Outputs that a program may lack.
+    `batches` has the rows of token ids in each batch, with the length to pad them to. A program
+    maps a result of `inputs_of` to outputs with the names of `logits_of`; it may lack `optional`
+    outputs. Raise a ProofFailedError if it lacks another output, or an output has a wrong shape.
     """
     largest: list[dict[str, float]] = [{} for _ in programs]
     for rows, length in batches:

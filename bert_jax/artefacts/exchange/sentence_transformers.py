@@ -69,9 +69,8 @@ def scorer(saved: SavedModel) -> SavedModel:
 def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Read the directory back and compare outputs; compare sentence-transformers' outputs too.
 
-    Returns:
-        The result of `huggingface.prove`, with an entry in `proofs` for sentence-transformers: the
-        result of `compare`, or the reason why nothing was compared.
+    Return the result of `huggingface.prove`, with an entry in `proofs` for sentence-transformers:
+    the result of `compare`, or the reason why nothing was compared.
     """
     proven = huggingface.prove(saved, out, rows)
     if missing("sentence_transformers", "torch"):

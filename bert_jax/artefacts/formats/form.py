@@ -82,13 +82,11 @@ class Form:
     def params(self, head: TaskHeadConfig | None, *, pretraining: bool = True) -> Params:
         """Read the parameters as float32: `encoder`, and each requested head that the file has.
 
-        Raise a UserError that lists all faults: tensors that are missing, unexpected, of another
-        shape or not finite, and copies, such as the tied decoder, that differ from the original.
-
-        Args:
-            head: Fine-tuning head to read. None means no fine-tuning head.
-            pretraining: Whether to read pretraining heads. If neither pretraining heads nor `head`
-                are read, the part that all fine-tuning heads of the family share is still read.
+        `head` is the fine-tuning head to read, if any; `pretraining` says whether to read
+        pretraining heads. Without both, the part that all fine-tuning heads of the family share is
+        still read. Raise a UserError that lists all faults: tensors that are missing, unexpected,
+        of another shape or not finite, and copies, such as the tied decoder, that differ from the
+        original.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)

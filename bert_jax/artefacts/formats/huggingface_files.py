@@ -96,16 +96,11 @@ class TaskOutputs:
 def head_from_huggingface(
     task: str, found: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, bias: str, rate: Any
 ) -> TaskOutputs:
-    """Read a fine-tuning head.
+    """Read a fine-tuning head from `found`, the content of `config.json`, and the model's tensors.
 
-    Raise a UserError if the labels, the problem type or another field is invalid or does not fit.
-
-    Args:
-        task: Class-name suffix of the model, a key of `TASKS`.
-        found: Content of `config.json`.
-        arrays: Tensors of the model.
-        bias: Name of the tensor with one number per output.
-        rate: Dropout rate before the head.
+    `task` is the class-name suffix of the model, a key of `TASKS`. `bias` names the tensor with one
+    number per output. `rate` is the dropout rate before the head. Raise a UserError if the labels,
+    the problem type or another field is invalid or does not fit.
     """
     kind = TASKS[task]
     if type(rate) not in (int, float) or not 0 <= rate < 1:

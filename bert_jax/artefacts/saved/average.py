@@ -81,6 +81,9 @@ def average(
 ) -> dict[str, Any]:
     """Write the average of checkpoints to a new directory, completely or not at all.
 
+    Return the entry `average` of the new config.json: method, decay, and the sources in order of
+    addition, each with workdir, step, digest and weight.
+
     Raise a UserError if an argument is invalid, a checkpoint is missing, there are fewer than two
     checkpoints, or they are of different models. Raise a DamagedCheckpointError if a checkpoint
     differs from its digests.
@@ -93,10 +96,6 @@ def average(
         decay: Decay of `ema`, above 0 and below 1; None means 0.9.
         last: Number of newest checkpoints to take from each WORKDIR, oldest first; None means 1.
         progress: Whether to show a progress bar on standard error.
-
-    Returns:
-        Entry `average` of the new config.json: method, decay and the sources in order of addition.
-        Each source has workdir, step, digest and weight.
     """
     sources = find_sources(names, last)
     weights = _weights(len(sources), method, decay)

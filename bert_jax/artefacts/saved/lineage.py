@@ -39,14 +39,11 @@ _OTHERS = ("sweep.baseline", "distil.teacher")  # roles whose corpora do not cou
 
 
 def trace(place: str | Path, step: int | None = None, near: Sequence[Path] = ()) -> Ancestor:
-    """Trace the ancestors of a directory.
+    """Trace the ancestors of a run, an export, an import, a grown or other model, or a corpus.
 
-    Raise a UserError if `place` is no such directory, or a record is malformed.
-
-    Args:
-        place: Directory of a run, an export, an import, a grown model, any other model or a corpus.
-        step: Step of a run's checkpoint; None means the newest verified checkpoint.
-        near: Directories to search by name for ancestors that are not at a recorded path.
+    `step` selects a run's checkpoint, by default the newest verified one. Ancestors that are not at
+    a recorded path are sought by name in the directories `near`. Raise a UserError if `place` is
+    no such directory, or a record is malformed.
     """
     found = _look(f"{place}", step, near, ())
     if found is None:

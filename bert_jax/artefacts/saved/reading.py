@@ -49,6 +49,9 @@ _KINDS = (
 def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") -> SavedModel:
     """Read the model in a directory, with its tokenizer; change and download nothing.
 
+    Raise a UserError if there is no model, or a malformed one; the message lists all faults. Raise
+    a DamagedCheckpointError if a work directory has checkpoints, but no intact one.
+
     Args:
         path: A work directory of `bert-jax pretrain` (newest intact checkpoint) or
             `bert-jax finetune` (best model), local or in a bucket. Or a local directory: an output
@@ -61,10 +64,6 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             transform that all heads of a modern family share is still read.
         part: Name of the model if a pretraining run has several, such as the generator of
             replaced-token detection. If empty, the first model is read.
-
-    Raises:
-        UserError: `path` is none of these, or is malformed. The message lists all faults.
-        DamagedCheckpointError: The work directory has checkpoints, but no intact one.
     """
     saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
     if saved is None:

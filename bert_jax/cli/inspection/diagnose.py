@@ -86,8 +86,7 @@ class Evidence(NamedTuple):
 def measure(work: WorkDir) -> Evidence:
     """Measure the newest checkpoint of a masked-LM run, or the initial weights if there is none.
 
-    Raises:
-        UserError: The run has another objective, a teacher or no state, or its corpus is missing.
+    Raise a UserError if the run has another objective, a teacher, no state, or a missing corpus.
     """
     config, steps = read_config(work.local), saved_steps(work.checkpoints)
     fresh = not config.init and "branch" not in read_record(work.local, "pretrain")

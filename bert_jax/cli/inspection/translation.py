@@ -151,8 +151,7 @@ def translation_lines(found: dict[str, Any]) -> list[str]:
 def read_pairs(source_file: str, target_file: str) -> tuple[list[str], list[str]]:
     """Read two files with one sentence per line, as `open_pairs` does.
 
-    Raises:
-        UserError: A file is unreadable or has no lines or an empty line, or the line counts differ.
+    Raise a UserError if a file is unreadable or empty or has empty lines, or line counts differ.
     """
     sources, targets = list[str](), list[str]()
     for number, source, target in open_pairs([source_file, target_file]).pairs():
@@ -173,9 +172,8 @@ def losses(
     `saved` must be on a device. `targets` are token ids without special tokens. Sources and targets
     are cut to the length that the model takes; a target that is cut has no end token.
 
-    Returns:
-        The loss, and the loss if each target gets the source of another pair (None if there is only
-            one pair). The two losses are equal if the decoder ignores its source.
+    Return the loss, and the loss if each target gets the source of another pair (None if there is
+    only one pair). The two losses are equal if the decoder ignores its source.
     """
     tokenizer, limit = saved.tokenizer, saved.max_length
     room, begin = limit - num_special(tokenizer, pair=False), tokenizer.special_ids.cls

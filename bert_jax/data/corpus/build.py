@@ -139,9 +139,11 @@ def build_corpora(
     `plan_tasks`). If a build of several shards ends early, its complete tasks are kept beside
     `out`, and a later build with the same arguments runs only the remaining tasks.
 
+    Raise a UserError if the input is bad (see `sources`) or has no text, `out` exists or is used by
+    another build, the disk is full, or a worker was killed.
+
     Args:
         sources: see `resolve_sources`; `options` says how they are read.
-        recipe: settings that determine the content.
         out: directory, or gs://BUCKET/DIRECTORY, for the stores `train` and `heldout`. With
             `recipe.by_field`, `out` gets one directory per value, each with both stores.
         engine: engine that runs the tasks; by default, in local processes.
@@ -151,10 +153,6 @@ def build_corpora(
         keep_dropped: new directory for samples of the documents that cleaning dropped.
         scratch: directory or gs://BUCKET/DIRECTORY for the files of the search for duplicates,
             which all processes must be able to reach; by default, inside the unfinished corpus.
-
-    Raises:
-        UserError: The input is bad (see `sources`) or has no text, `out` exists or is used by
-            another build, the disk is full, or a worker was killed.
     """
     begin = time.perf_counter()
     engine = engine or Engine()

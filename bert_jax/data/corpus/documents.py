@@ -105,11 +105,9 @@ class Source(ABC):
     def documents(self, *, gaps: bool = False) -> Generator[Document, None, None]:
         """Yield the documents of the source, from its beginning, and count its records in `bad`.
 
-        With `gaps`, a document without text replaces each bad record.
-
-        Raises:
-            UserError: The source cannot be read or has since changed, or too many records are bad.
-            BadRecord: A record is bad, and `ReadOptions.on_bad` says to stop.
+        With `gaps`, a document without text replaces each bad record. Raise a UserError if the
+        source cannot be read or has since changed, or too many records are bad. Raise a BadRecord
+        if a record is bad, and `ReadOptions.on_bad` says to stop.
         """
         keeps = self.options is not None and self.options.on_bad == QUARANTINE
         self.bytes_read, self.bad = 0, DropReport(BAD_SAMPLES * keeps)

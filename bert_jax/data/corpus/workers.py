@@ -144,14 +144,11 @@ def map_ordered(
 
     Each process gets the function once, and first calls `initializer(*arguments)`. With one worker
     or one item, everything runs in this process. Items are read as results are consumed, at most
-    three per worker in advance.
+    three per worker in advance. After an error of `function` or of reading `items`, all workers are
+    ended, and the error is raised. Raise a UserError if a worker was killed.
 
     Processes are spawned, since forking a process that runs threads (as jax does) can hang. For
     each worker, a thread waits for results on a connection, which closes if the worker dies.
-
-    Raises:
-        UserError: A worker was killed.
-        Exception: Any error of `function` or of reading `items`; all workers are ended first.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))

@@ -74,11 +74,9 @@ class Retention(Bounded, section="checkpoint"):
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
     """Mark a checkpoint, so that it is kept for a branch; return true if the mark is new.
 
-    `branch` is the work directory of the branch.
-
-    Raises:
-        UserError: The directory cannot be written, for a known reason such as a full disk.
-        OSError: The directory cannot be written for another reason.
+    `branch` is the work directory of the branch. If the directory of the checkpoints cannot be
+    written, raise a UserError for a known reason such as a full disk, and an OSError for another
+    reason.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():

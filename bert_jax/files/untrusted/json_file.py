@@ -40,16 +40,11 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, *, where: str, max_depth: int = 64, allow_nan: bool = False) -> Any:
-    """Parse a JSON document into Python values.
+    """Parse a JSON document in UTF-8 into Python values; `where` names the document in messages.
 
-    Args:
-        raw: The document in UTF-8.
-        where: Name of the document, for messages.
-        max_depth: Largest nesting of lists and objects.
-        allow_nan: Whether `NaN`, `Infinity` and numbers beyond the range of float64 are allowed.
-
-    Raises:
-        UserError: The document is not valid, exceeds a limit, or has an object with two equal keys.
+    `max_depth` is the largest nesting of lists and objects. `allow_nan` allows `NaN`, `Infinity`
+    and numbers beyond the range of float64. Raise a UserError if the document is not valid, exceeds
+    a limit, or has an object with two equal keys.
     """
     text = decode_text(raw, where=where)
     _check_structure(raw, where, max_depth)

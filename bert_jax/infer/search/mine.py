@@ -86,8 +86,7 @@ def mine(
     Args:
         negatives: Largest number of negatives for each pair. The nearest documents are taken.
         margin: Smallest difference between the pair's cosine and a negative's; may be below 0.
-        first: First rank of negatives, at least 1. A higher rank skips the nearest, likely answers.
-        last: Last rank of negatives.
+        first, last: First and last rank, from 1. A high `first` skips the nearest, likely answers.
         advance: Function that is called after each part with the number of texts in the part.
     """
     documents: dict[bytes, str] = {}

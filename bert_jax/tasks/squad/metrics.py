@@ -62,8 +62,7 @@ def best_scores(
 ) -> tuple[float, float]:
     """Return a text's exact match and F1, each the maximum over the question's references.
 
-    Raises:
-        UserError: the question's answers are unknown or, under v1.1, the question has no answer.
+    Raise a UserError if the question's answers are unknown or, under v1.1, it has no answer.
     """
     if question.answers is None:
         raise UserError(

@@ -319,10 +319,9 @@ def answer_files(
 
     predictions.json maps question ids to texts, for SQuAD's scripts and leaderboard. nbest.json
     lists each question's candidates, best first: text, start and end in the context, logits, and
-    probability among these candidates. With a threshold, "no answer" (the text "") is a candidate
-    too, and null_odds.json is written for the option `--na-prob-file` of the script for 2.0.
-
-    `threshold` (see `Prediction.text`) is None for data in which every question has an answer.
+    probability among these candidates. With a `threshold` (see `Prediction.text`), "no answer" (the
+    text "") is a candidate too, and null_odds.json is written for the option `--na-prob-file` of
+    the script for 2.0. `threshold` is None for data in which every question has an answer.
     """
     files: dict[str, Mapping[str, Any]] = {
         "predictions.json": {each.id: each.text(threshold) for each in predictions},

@@ -26,12 +26,10 @@ from bert_jax.training.finetune.saves import describe_split
 def read_scored(path: Path | str, columns: Mapping[str, str] | None = None) -> SavedModel:
     """Read a model together with its task, so that it can be scored on labelled data.
 
-    Raise a UserError if there is no such model, it has no task head, or a field is unknown.
-
-    Args:
-        path: Work directory of a fine-tuning run, or a directory in Hugging Face's format with a
-            task head; the task is then derived from the head and from config.json.
-        columns: Fields of the task to change, such as the names of the text and label columns.
+    `path` is the work directory of a fine-tuning run, or a directory in Hugging Face's format with
+    a task head; the task is then derived from the head and from config.json. `columns` changes
+    fields of the task, such as the names of the text and label columns. Raise a UserError if there
+    is no such model, it has no task head, or a field is unknown.
     """
     finetuned = is_finetuning(open_workdir(path).local)
     model = read_finetuned(path) if finetuned else read_model(path)

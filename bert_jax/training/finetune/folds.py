@@ -45,13 +45,9 @@ def finetune_folds(
     """Train the folds one after another, or continue them; then score all predictions together.
 
     Without `task.folds`, or with `task.fold`, `finetune` does the work; its arguments are the same.
-
-    Returns:
-        Result of the last fold. After all folds, `eval_metrics` and `unlearned` are for all folds.
-
-    Raises:
-        UserError: The configuration asks for several runs per fold, the directory belongs
-            to another run or lies in a bucket, or a fold cannot be trained; see `train.finetune`.
+    Return the result of the last fold; after all folds, its `eval_metrics` and `unlearned` are for
+    all folds. Raise a UserError if the configuration asks for several runs per fold, the directory
+    belongs to another run or lies in a bucket, or a fold cannot be trained (see `train.finetune`).
     """
     if not config.task.folds or config.task.fold:
         return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)

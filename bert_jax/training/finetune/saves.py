@@ -183,8 +183,7 @@ class FinetuneSaves:
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state that a restart needs, and the best model so far.
 
-        Raises:
-            SaveFailedError: Several saves in a row have failed, or the `last` save has failed.
+        Raise a SaveFailedError if several saves in a row, or the `last` save, have failed.
         """
         del finished
         extra = {

@@ -50,8 +50,7 @@ def read_inits(
 ) -> tuple[SavedModel, dict[str, SavedModel | None]]:
     """Read the model `init`; return it and all initialisations by name, None for random weights.
 
-    Raises:
-        UserError: `init` is empty or recurrent; `sweep.baseline` is `init`, or has other sizes.
+    Raise a UserError if `init` is empty or recurrent, or the baseline is `init` or has other sizes.
     """
     if not config.init:
         raise UserError(

@@ -143,8 +143,7 @@ class Branch:
     def restore(self, abstract: Any) -> Restored:
         """Restore the checkpoint, with the shapes, types and shardings of `abstract`.
 
-        Raises:
-            DamagedCheckpointError: The checkpoint has been damaged or removed since it was checked.
+        Raise a DamagedCheckpointError if it has been damaged or removed since it was checked.
         """
         assert self.source is not None  # a run that has saved restores its own checkpoints
         return restore_step(self.source.checkpoints, self.step, abstract)
@@ -168,8 +167,7 @@ def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was
             read back after saving. If empty, a branch that has begun is found from its config.json.
             Once the branch has saved, only the step of `name` is compared.
-        work: Work directory of the run.
-        there: Content of `work`.
+        work, there: Work directory of the run, and its content.
     """
     known: Any = (there.record or {}).get("branch")
     fields = known if isinstance(known, dict) else {}

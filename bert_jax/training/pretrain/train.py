@@ -58,7 +58,6 @@ def train(
     All processes must call this function, after `jax.distributed.initialize`, and share `workdir`.
 
     Args:
-        config: Configuration of the run.
         workdir: Local directory, made if missing, or `gs://bucket/directory`.
         corpus: Corpus to read instead of `config.data.corpus`.
         read: Function that reads the teacher and, at the first start, the model `config.init`.

@@ -94,10 +94,9 @@ def loss_figure(
 ) -> Any:
     """Draw the first metric on training and held-out text, and below it other metrics and probes.
 
-    Dashed lines show scores of a model that ignores its input: the baseline of the first metric
-    (for masked words, the unigram entropy), and the frequency of the majority label.
-
-    `rows` come from `metrics.jsonl`. Vertical lines mark new phases. Return a matplotlib `Figure`.
+    `rows` come from `metrics.jsonl`. Dashed lines show scores of a model that ignores its input:
+    the baseline of the first metric (for masked words, the unigram entropy), and the frequency of
+    the majority label. Vertical lines mark new phases. Return a matplotlib `Figure`.
     """
     first = metrics[0]
     shares = [

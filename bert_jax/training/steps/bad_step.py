@@ -104,13 +104,8 @@ def compute_again(
 ) -> Comparison:
     """Repeat the step that halted the run, and compare its metrics with the first result.
 
-    All processes must call this function.
-
-    Args:
-        train_step: The compiled training step.
-        state: State that the halted step returned. Its buffers are donated.
-        batch: Batch of the halted step.
-        first: Metrics that the halted step returned.
+    All processes must call this function. The halted step got `batch` and returned `state`, whose
+    buffers are donated, and the metrics `first`.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)

@@ -125,9 +125,8 @@ def learning_rate_schedule(
 
     In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
     warmup_steps - 1 has the peak. Then the rate decays. It reaches its final value one step after
-    the last of `num_steps` updates. A decay set by a phase ends at the phase's last step.
-
-    `phase` is the learning rate of the phase whose steps are scheduled; None means the run's rate.
+    the last of `num_steps` updates. A `phase` may set its own rate, and a decay that ends at the
+    last step of the phase.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak

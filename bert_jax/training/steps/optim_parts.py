@@ -263,9 +263,8 @@ def layer_rates(logical_axes: Any, num_layers: int, decay: float) -> Any:
 
     The rate falls from the head down to the embeddings (Howard & Ruder 2018, section 3.2). The
     factor is 1 for everything above the layers, `decay` ** (num_layers - n) for layer n counted
-    from 0 (so `decay` for the top layer), and `decay` ** (num_layers + 1) for the embeddings.
-
-    The result is a tree like the parameters: float32 scalars, and (N, 1, ...) for stacked layers.
+    from 0 (so `decay` for the top layer), and `decay` ** (num_layers + 1) for the embeddings. The
+    result is a tree like the parameters: float32 scalars, and (N, 1, ...) for stacked layers.
     """
 
     def one(path: Any, axes: tuple[str | None, ...]) -> Any:

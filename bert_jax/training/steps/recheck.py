@@ -80,8 +80,7 @@ class Recheck:
     def step(self, number: int, step: Callable[..., Any], state: Any, *inputs: Any) -> Any:
         """Compute step `number`; if a check is due, compute the step twice and compare.
 
-        Raises:
-            SilentCorruptionError: The two results differ, or replicas of the new state differ.
+        Raise a SilentCorruptionError if the two results, or replicas of the new state, differ.
         """
         if not self._every or number % self._every:
             return step(state, *inputs)

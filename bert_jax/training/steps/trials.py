@@ -96,11 +96,9 @@ def _place(array: Any, sharding: NamedSharding) -> jax.Array:
 def init_trials(
     config: StepConfig, mesh: Mesh, seeds: np.ndarray, starts: Sequence[Any], which: np.ndarray
 ) -> SweepState:
-    """Make the state of trials before their first step.
+    """Make the state of trials before their first step; `mesh` is a mesh of trials.
 
     Args:
-        config: Settings of the step.
-        mesh: Mesh of trials.
         seeds: Seeds (M,) of the M trials' random weights, uint32.
         starts: For each initialisation, a dict of parameters by part, such as `encoder`. Parts and
             entries that the dict lacks, such as a pooler, are random; {} makes all weights random.
@@ -181,8 +179,7 @@ def stop_trials(state: TrainState, stopped: np.ndarray, mesh: Mesh) -> TrainStat
 def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     """Check that the parameters and moments of simultaneous trials fit the memory of a device.
 
-    Raises:
-        UserError: The trials do not fit. The message gives the largest number of trials that fits.
+    Raise a UserError if they do not fit. The message gives the largest number of trials that fits.
     """
     device = mesh.local_mesh.devices.flat[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")

@@ -188,9 +188,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
 
     A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
     are diamonds to the right of the dev scores. Failed runs are crosses. Runs without a finite
-    score are crosses at the bottom. Quartiles without a finite value are drawn there too.
-
-    `title` is the title of the picture. `percent` is as in `summary_lines`.
+    score are crosses at the bottom. Quartiles without a finite value are drawn there too. `percent`
+    is as in `summary_lines`.
     """
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates

@@ -159,10 +159,9 @@ def cost(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure how far the outputs of a program differ from the outputs of its source.
 
-    Returns:
-        `differences` has the largest absolute difference of each output. `equal_predictions` has
-        the fraction of predictions (for text vectors, of nearest neighbours) that are equal, except
-        for numbers, choices and arcs. `cosine` has the smallest cosine between states or vectors.
+    Return `differences`, the largest absolute difference of each output; `equal_predictions`, the
+    fraction of predictions (for text vectors, of nearest neighbours) that are equal, except for
+    numbers, choices and arcs; and `cosine`, the smallest cosine between states or vectors.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):

@@ -175,11 +175,8 @@ class Dropped(NamedTuple):
 class Cleaner:
     """A cleaner for the documents of one task. The documents may come in any order.
 
-    Args:
-        config: the rules.
-        drops: decisions of the search for duplicates; None if there are no decisions.
-        source: name of the source, for samples.
-        samples: number of dropped documents to keep as samples for each reason.
+    `drops` are the decisions of the search for duplicates, if there was one. For each reason,
+    `samples` dropped documents are kept as samples, with the name of their `source`.
     """
 
     def __init__(

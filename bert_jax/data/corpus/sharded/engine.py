@@ -101,16 +101,14 @@ class Engine:
 class RayEngine(Engine):
     """Engine that runs tasks on a Ray cluster, each in one process with one core.
 
-    If a process or node is killed, its task is run again in another process.
+    If a process or node is killed, its task is run again in another process. Raise a UserError if
+    Ray is not installed, or the cluster cannot be reached.
 
     Args:
         address: HOST:PORT of the head node, `auto` for this machine's cluster, or
             `ray://HOST:PORT`; None starts a cluster of only this machine, which `close` ends.
         num_workers: number of processes of a cluster that is started here, and of local processes
             for work that is not divided into tasks.
-
-    Raises:
-        UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
     is_local = False

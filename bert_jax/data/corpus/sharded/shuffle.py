@@ -97,16 +97,11 @@ def reduce(
 ) -> dict[str, list[Run]]:  # fmt: skip
     """Call a reducer for each range of units, and return the runs of its rows by kind.
 
-    Args:
-        space: workspace of all runs.
-        map_: see `Map`; it is called only with functions and items that can be pickled.
-        name: directory for the new runs.
-        reducer: see `Reducer`.
-        runs: the rows that are reduced.
-        width: number of words of a row.
-        num_units: number of units that the keys have.
-        kinds: for each kind of rows that the reducer yields: number of units of its keys.
-        weights: (num_units,) bytes that a reducer reads for each unit besides the rows.
+    `runs` hold the rows to reduce, of `width` words each, with keys of `num_units` units. The new
+    runs are in the directory `name` of `space`. `kinds` has the kinds of rows that the reducer
+    yields, each with the number of units of its keys. `weights` (num_units,) has the bytes that a
+    reducer reads for each unit besides the rows. `map_` is called only with functions and items
+    that can be pickled.
     """
     total = None if weights is None else np.concatenate([[0], np.cumsum(weights)])
     stage = functools.partial(_run, space, width, RANGE_BYTES)
