@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli.main import main
-from bert_jax.config.command_line import fields_help, load_config
+from bert_jax.config.command_line import config_from, fields_help, load_config
 from bert_jax.errors import UserError
 from bert_jax.objectives.config import OBJECTIVES
 from bert_jax.training.finetune.config import FinetuneConfig
@@ -193,6 +193,14 @@ def test_what_is_listed_can_be_pasted(tmp_path, cls):
         assert load_config(cls, empty, [argument]) == cls(), line
 
 
+def test_values_with_commas_can_be_pasted():
+    given = ['--config.task.labels=["it\'s so, or not", "ähm"]']
+    config = load_config(FinetuneConfig, "finetune/table", given)
+    (line,) = [each for each in fields_help(config).splitlines() if "task.labels=" in each]
+    assert load_config(FinetuneConfig, "finetune/table", shlex.split(line)) == config
+    assert config.task.labels == ("it's so, or not", "ähm")
+
+
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
@@ -213,6 +221,19 @@ def test_values_that_are_not_one_number(given, field, value):
     for name in field.split("."):
         found = getattr(found, name)
     assert found == value
+
+
+def test_a_field_is_no_value_of_the_field_before():
+    given = ["--config.task.kind=embedding", "--config.task.query_prefix", "--config.seed=3"]
+    with pytest.raises(UserError, match=r"missing value for --config\.task\.query_prefix; write"):
+        load_config(FinetuneConfig, "finetune/table", given)
+
+
+def test_only_paths_lead_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    task = {"kind": "table", "train": "~/train.csv", "separator": "~"}
+    found = config_from(FinetuneConfig, {}, {"task": task}).task
+    assert (found.train, found.separator) == ("/home/ada/train.csv", "~")
 
 
 def test_several_phases_on_the_command_line(config_file):

@@ -72,7 +72,9 @@ def test_a_directory_is_kept_unless_asked(tmp_path):
 
 def test_the_current_directory_is_never_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"is the current directory: .* directory in it that does"):
+    with pytest.raises(
+        UserError, match=r"is the current directory or .* directory in it that does"
+    ):
         StagedDirectory(".", lambda _: True, overwrite=True)
     assert list(tmp_path.parent.glob(f"{tmp_path.name}*")) == [tmp_path]
 
@@ -82,6 +84,14 @@ def test_a_target_in_a_bucket_is_refused(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^gs:/+bucket/out is in a bucket; name a local directory"):
         fill(kind("gs://bucket/out"), "first")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/report.md", "s3://bucket/a/report.md"])
+def test_a_file_in_a_bucket_is_refused(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^(gs|s3):/bucket/.* is in a bucket; name a local file"):
+        staging.replace_file(Path(path), b"text")
     assert not list(tmp_path.iterdir())
 
 
@@ -98,12 +108,41 @@ def test_other_directories_are_never_replaced(tmp_path):
 
 def test_interrupted_replacement_is_undone(tmp_path):
     fill(tmp_path / "out", "first")
-    os.rename(tmp_path / "out", tmp_path / "out.old-1234")
+    os.rename(tmp_path / "out", tmp_path / "out.replaced-by-1234")
     with pytest.raises(UserError, match="already exists and is complete"):
         fill(tmp_path / "out", "second")
     assert (tmp_path / "out" / "kind").read_text() == "first"
-    shutil.copytree(tmp_path / "out", tmp_path / "out.old-1234")
+    shutil.copytree(tmp_path / "out", tmp_path / "out.replaced-by-1234")
     fill(tmp_path / "out", "second", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_directory_that_the_user_has_renamed_is_kept(tmp_path):
+    fill(tmp_path / "out.old-1234", "mine")
+    fill(tmp_path / "out", "first")
+    fill(tmp_path / "out", "second", overwrite=True)
+    for name, text in (("out", "second"), ("out.old-1234", "mine")):
+        assert (tmp_path / name / "kind").read_text() == text
+
+
+def test_a_link_leads_to_the_directory_that_is_filled(tmp_path):
+    place, link = tmp_path / "disk" / "place", tmp_path / "out"
+    place.mkdir(parents=True)
+    link.symlink_to(place)
+    for text in ("first", "second"):
+        fill(link, text, overwrite=text == "second")
+        assert link.is_symlink()
+        assert (place / "kind").read_text() == text
+        assert [path.name for path in place.parent.iterdir()] == ["place"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
+def test_a_mount_point_is_refused_before_the_work(tmp_path, monkeypatch):
+    """No directory can be renamed to it."""
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
+    with pytest.raises(UserError, match=r"out is the current directory or a mount point: "):
+        StagedDirectory(tmp_path / "out", lambda _: True, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -160,9 +199,10 @@ def test_files_that_a_thread_writes_at_the_end_go_too(tmp_path, monkeypatch):
 def test_what_a_killed_writer_left_beside_a_file_is_removed(tmp_path):
     """Not what a living one writes, which holds the lock, nor what has been opened this moment."""
     old, young, other = (tmp_path / f"{name}.tmp-{n}" for n, name in enumerate(("x", "x", "y")))
-    for path in (old, young, other):
+    users = tmp_path / "x.tmp-backup"
+    for path in (old, young, users, other):
         path.write_bytes(b"half")
-    for path in (old, other):
+    for path in (old, users, other):
         os.utime(path, (1, 1))
     with staging.staged_file(tmp_path / "x") as file:
         (living,) = tmp_path.glob(f"x.tmp-{os.getpid()}")
@@ -174,7 +214,8 @@ def test_what_a_killed_writer_left_beside_a_file_is_removed(tmp_path):
         renamed.rename(living)
         file.write(b"first")
     assert (tmp_path / "x").read_bytes() == b"first"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", young.name, other.name]
+    kept = ["x", young.name, users.name, other.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_a_signal_while_the_old_directory_is_removed_leaves_only_the_new_one(tmp_path, monkeypatch):

@@ -205,10 +205,10 @@ def read_reports(workdir: Path, member: Mapping[str, Any]) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     record = read_json_object(path, max_bytes=_MAX_REPORT_BYTES)
-    splits = record.get("splits")
-    if not isinstance(splits, dict):
-        raise UserError(f"{path} is not a report of a run: it has no field splits; delete it")
-    told = record.get("member") or {}  # the path to `init` may have another spelling now
+    splits, told = record.get("splits"), record.get("member", {})
+    if not (isinstance(splits, dict) and isinstance(told, dict)):
+        raise UserError(f"{path} is not a report of a run: it lacks splits or member; delete it")
+    # The path to `init` may have another spelling now.
     return splits if {**told, "init": ""} == {**member, "init": ""} else {}
 
 

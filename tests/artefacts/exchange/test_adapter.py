@@ -87,6 +87,20 @@ def test_an_adapter_is_read_with_its_base(written):
     assert np.abs(outputs(without_adapter(saved)) - outputs(saved)).max() > 1e-2
 
 
+def test_a_base_that_names_no_class_keeps_the_head_of_the_adapter(written, tmp_path):
+    """The class of the head is that of the base's family."""
+    saved, directory = written
+    shutil.copytree(directory.parent / "base", tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    config = json.loads(path.read_text())
+    del config["architectures"]
+    path.write_text(json.dumps(config))
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    assert read_adapter(tmp_path).config["architectures"] == ["BertForSequenceClassification"]
+    assert read_model(tmp_path).outputs == saved.outputs
+
+
 @pytest.mark.parametrize(
     ("fields", "scales"),
     [

@@ -186,7 +186,8 @@ def refused(names: list[str], out: Path, kind: type[Exception] = UserError, **mo
 def test_what_cannot_be_averaged(runs, tmp_path):
     out, a = tmp_path / "out", f"{runs.here}/a"
     assert "is one checkpoint; an average takes two or more" in refused([a], out)
-    assert "a@6 is named twice" in refused([a, f"{a}@6"], out)
+    for same in (f"{a}@6", f"{a}/@6", f"{a}/"):
+        assert " is named twice; name it once" in refused([a, same], out)
     assert "no checkpoint of step 3; saved steps: 2, 4, 6" in refused([a, f"{a}@3"], out)
     assert "has 3 verified checkpoints" in refused([a], out, last=4)
     assert "names its step, so --last 2" in refused([f"{a}@6"], out, last=2)

@@ -18,6 +18,7 @@ from huggingface_directory import (
     write_huggingface,
     write_safetensors,
 )
+from small_saved import small_saved
 
 from bert_jax.artefacts.formats.huggingface_files import (
     TaskOutputs,
@@ -25,7 +26,7 @@ from bert_jax.artefacts.formats.huggingface_files import (
     head_to_huggingface,
 )
 from bert_jax.artefacts.saved.reading import read_finetuned, read_model
-from bert_jax.artefacts.saved.runs import FinetunedState
+from bert_jax.artefacts.saved.runs import FinetunedState, read_reports
 from bert_jax.config.mapping import to_dict
 from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.retention import Retention
@@ -117,10 +118,19 @@ def test_a_task_that_reads_the_pooler_says_that_there_is_none(directory, weights
     assert f"{directory}, BertForPreTraining has no pooler" in record.getMessage()
 
 
+def test_a_model_made_without_a_pooler_gets_one():
+    """As the class of its export needs it; a configuration says that it has none."""
+    saved = small_saved("mlm", pooler=False)
+    assert not saved.has_pooler
+    pooler = saved.complete_params()["encoder"]["pooler"]["dense"]
+    shapes = {name: leaf.shape for name, leaf in pooler.items()}
+    assert shapes == {"kernel": (16, 16), "bias": (16,)}
+
+
 def test_heads_of_hugging_face(tmp_path):
     """What the configuration says of the head comes back, and may be missing."""
     heads = (
-        TaskOutputs(TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c")),
+        TaskOutputs(TaskHeadConfig("classification", 3), "single_label", ("a", "b", "c" * 999)),
         TaskOutputs(TaskHeadConfig("classification", 2, 0.3), "multi_label", ("x", "LABEL_1")),
         TaskOutputs(TaskHeadConfig("classification", 1), "multi_label", ("toxic",), (0.25,)),
         TaskOutputs(
@@ -329,3 +339,14 @@ def test_a_finetuning_run(tmp_path):
         np.testing.assert_array_equal(raw.params["head"][name], array)
     meant = TaskOutputs(head, "multi_label", ("no", "yes"), (0.25, 0.75), LongTexts("head_tail"))
     assert found.outputs == raw.outputs == meant
+
+
+def test_a_report_counts_if_init_has_another_spelling_now(tmp_path):
+    member = {"init": "runs/a", "learning_rate": 1e-5, "seed": 0}
+    record = {"member": {**member, "init": "/home/ada/runs/a"}, "splits": {"dev": {"rows": 3}}}
+    (tmp_path / "report.json").write_text(json.dumps(record))
+    assert read_reports(tmp_path, member) == {"dev": {"rows": 3}}
+    assert read_reports(tmp_path, {**member, "seed": 1}) == {}
+    (tmp_path / "report.json").write_text(json.dumps({**record, "member": 3}))
+    with pytest.raises(UserError, match=r"report\.json is not a report of a run"):
+        read_reports(tmp_path, member)

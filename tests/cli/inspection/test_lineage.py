@@ -15,7 +15,13 @@ from small_run import TOKENIZER, small_config
 from bert_jax.artefacts.exchange import theirs
 from bert_jax.artefacts.exchange.export import export
 from bert_jax.artefacts.exchange.importing import import_model
-from bert_jax.artefacts.saved.ancestors import RECORD, Ancestor, weights_entry
+from bert_jax.artefacts.saved.ancestors import (
+    MAX_DEPTH,
+    RECORD,
+    Ancestor,
+    known_ancestors,
+    weights_entry,
+)
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
@@ -32,6 +38,7 @@ from bert_jax.data.corpus.build import build_corpus
 from bert_jax.distributed.checkpoint.manager import Checkpoints
 from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.errors import UserError
+from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.model.task_heads import TaskHeadConfig, init_task_params
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.tasks.opening import restore_task
@@ -285,6 +292,31 @@ def test_sources_beyond_the_eighth_are_counted_unless_they_differ() -> None:
         "  init: other (pretraining) - not read", "  2 more sources - verified",
     ]  # fmt: skip
     assert lines[28:] == ["", "11 of 29 verified", "9 DIFFERS", "8 not found", "1 not read"]
+
+
+def test_a_record_ends_before_its_file_is_nested_too_deeply(tmp_path: Path) -> None:
+    """A run that began from a run that began from a run: a record of each would hold all."""
+    last = Ancestor("init", "pretraining", "run")
+    for _ in range(40):
+        last = dataclasses.replace(last, parents=(last,))
+    record = {"bert_jax": "0", "format": 2, "config": {}, RECORD: [last.entry()]}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    found = known_ancestors(
+        read_json_object(tmp_path / "config.json", max_bytes=1 << 20), tmp_path / "config.json"
+    )["init"]
+    assert len([*found.walk()]) == 1 + MAX_DEPTH
+
+
+def test_sources_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, equal = [], Ancestor.__eq__
+    monkeypatch.setattr(
+        Ancestor, "__eq__", lambda one, other: calls.append(one) or equal(one, other)
+    )
+    files = tuple(Ancestor("source", "file", f"{n}.txt", recorded=f"{n}") for n in range(2000))
+    found = Ancestor("", "corpus", "it", parents=(*files, Ancestor("init", "model", "m"))).entry()
+    assert [each["name"] for each in found["parents"]] == [*(f"{n}.txt" for n in range(20)), "m"]
+    assert found["note"] == "1,980 more sources"
+    assert len(calls) < 2000
 
 
 def test_a_line_names_the_step_and_the_bytes() -> None:

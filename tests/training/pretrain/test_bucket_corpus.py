@@ -1,6 +1,9 @@
 """A corpus in a bucket is read as the same corpus on the disk is, through an emulator."""
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -276,6 +279,16 @@ def test_a_file_of_the_cache_that_went_bad_is_fetched_again(url, corpus, tmp_pat
     path.write_bytes(data)
     again = getattr(open_corpus(url, config), part).shards[0]
     np.testing.assert_array_equal(getattr(again, array), expected)
+
+
+def test_a_cache_on_a_file_system_without_locks(url, corpus, tmp_path, monkeypatch):
+    def refused(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    store = open_corpus(url, settings(tmp_path)).train
+    expected = open_store(corpus / "train").shards[4].tokens
+    np.testing.assert_array_equal(store.shards[4].tokens, expected)
 
 
 def test_a_damaged_store_of_one_shard_is_named(url, corpus, tmp_path):

@@ -41,6 +41,25 @@ def test_tensors_of_each_class_come_back(form):
     assert not unequal(saved.params, params, vocab_size=network.model.vocab_size)
 
 
+def test_half_precision_tables_are_added_in_full_precision():
+    """The decoder's positions include the vector of type 0; position_ids are no parameters."""
+    saved = translator_of("pair", "uncased")
+    family, network = family_of(saved.network, "a model")
+    arrays = family.arrays(network, saved.params)
+    under, random = "decoder.bert.embeddings", np.random.default_rng(0)
+    for name in ("position_embeddings.weight", "token_type_embeddings.weight"):
+        shape = arrays[f"{under}.{name}"].shape
+        arrays[f"{under}.{name}"] = random.normal(size=shape).astype(np.float16)
+    for name in (under, "encoder.embeddings"):
+        arrays[f"{name}.position_ids"] = np.arange(40)[None]
+    positions, types = (
+        arrays[f"{under}.{name}_embeddings.weight"].astype(np.float32)
+        for name in ("position", "token_type")
+    )
+    found = family.params(network, arrays)["decoder"]["embeddings"]["position"]
+    np.testing.assert_array_equal(found, positions + types)
+
+
 def test_the_order_of_the_width_is_theirs():
     """Even places, then odd ones, on every axis of the model's width and on no other."""
     saved = translator_of("marian", "uncased")

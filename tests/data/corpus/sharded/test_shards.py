@@ -23,7 +23,7 @@ from bert_jax.data.corpus.passes import Recipe, Written, better_thresholds
 from bert_jax.data.corpus.sharded import build as shard_build
 from bert_jax.data.corpus.sharded.build import estimate_corpus
 from bert_jax.data.corpus.sharded.engine import Engine, open_engine, plan_tasks
-from bert_jax.data.corpus.sharded.workspace import Workspace
+from bert_jax.data.corpus.sharded.workspace import Workspace, open_workspace
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.data.store import open_store
 from bert_jax.errors import UserError
@@ -142,6 +142,17 @@ def test_a_build_of_one_task_leaves_no_earlier_build_behind(texts, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out" / "train" / "shards").iterdir()) == [
         path.name for path in (tmp_path / "whole" / "train" / "shards").iterdir()
     ]
+
+
+@pytest.mark.parametrize("spelling", ["out/", "link", "new/../out"])
+def test_an_earlier_build_is_found_by_any_spelling(tmp_path, spelling):
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    (tmp_path / "out.unfinished").mkdir()
+    (tmp_path / "out.unfinished" / "shard").touch()
+    with open_workspace(f"{tmp_path}/{spelling}", overwrite=False, resume=False):
+        pass
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["shard"]
+    assert left(tmp_path) == ["link", "out"]
 
 
 def test_the_bar_moves_inside_a_task(texts, tmp_path, monkeypatch):

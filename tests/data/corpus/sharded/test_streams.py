@@ -171,6 +171,32 @@ def test_damage_at_a_cut_is_counted_once(tmp_path, monkeypatch, name):
     assert many > 2
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("a.jsonl.gz", gzip.compress(random.Random(5).randbytes(30_000), 0)),
+        ("a.jsonl.zst", zstandard.compress(random.Random(5).randbytes(30_000))),
+    ],
+)
+def test_streams_behind_one_that_is_cut_are_read(tmp_path, name, first):
+    """They are shorter than the missing bytes, so the first decoder takes them all."""
+    made = streams(name)[:10]
+    assert len(b"".join(made)) < len(first) // 2
+    source = written(tmp_path / name, first[: len(first) // 2] + b"".join(made))
+    texts, bad, _ = counted([source])
+    assert texts == DOCUMENTS[:10]
+    assert bad["damaged"] == 1
+
+
+def test_a_frame_of_a_large_window(tmp_path):
+    """As of `zstd --long=28`; above a window of 128 MiB the decoder refuses a frame by default."""
+    options = zstandard.ZstdCompressionParameters(window_log=28)
+    frame = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    text = record(".jsonl", DOCUMENTS[0])
+    source = written(tmp_path / "a.jsonl.zst", frame.compress(text) + frame.flush())
+    assert list(source.texts()) == DOCUMENTS[:1]
+
+
 def test_an_error_names_a_place_that_can_be_found(tmp_path):
     texts = [*DOCUMENTS[:150], "x" * 100, *DOCUMENTS[150:]]
     made = streams("a.jsonl.gz", texts)
