@@ -228,7 +228,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str], where
         given: str | None = text
         if not equals:
             given = "True" if hint is bool else next(arguments, None)
-        if given is None or given.startswith("--config."):
+        if given is None or (not equals and given.startswith("--config.")):
             raise UserError(f"{where}: missing value for {name}; write {name}=VALUE")
         before = chosen(group, holder)
         holder[key] = value = _value(hint, given)

@@ -66,6 +66,8 @@ def staged_file(path: Path) -> Iterator[Any]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-[0-9]*"):
+            if not left.name.rpartition("-")[2].isdigit():  # a user's own file
+                continue
             with contextlib.suppress(OSError):  # a new file may be in use but not locked yet
                 if time.time() - left.stat().st_mtime > _YOUNG_SECONDS and _is_abandoned(left):
                     left.unlink()

@@ -237,8 +237,10 @@ def _value(config: ModelConfig, ours: str) -> Any:
     value = getattr(config, ours)
     if ours in ("activation", "relative_norm", "relative_terms"):
         return their_name(ours, value)
-    if ours in ("embedding_dropout_rate", "mlp_dropout_rate"):
-        return config.rate_of("mlp" if ours.startswith("mlp") else "embedding")
+    if ours == "embedding_dropout_rate":
+        return config.rate_of("embedding")
+    if ours == "mlp_dropout_rate":
+        return config.rate_of("mlp")
     written_for_zero = {
         "num_kv_heads": config.num_heads, "embedding_dim": config.hidden_dim,
         "relative_buckets": -1, "relative_distance": -1,
