@@ -1,9 +1,11 @@
 """Candidates for the record: what their layers, objectives and optimizers compute."""
 
 import dataclasses
+import importlib
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +60,22 @@ def rows(count=8, length=24):
 def loss_of(objective, params, batch):
     sums = objective.forward(params, batch, None, None).sums
     return float(sums["mlm_loss"] / sums["mlm_count"])
+
+
+def test_the_time_of_a_step_is_the_mean_of_its_phases(monkeypatch):
+    """Only the first phase was timed."""
+    monkeypatch.syspath_prepend(str(RECIPE.parents[3] / "benchmarks"))
+    candidates = importlib.import_module("candidates")
+
+    def stepper(config, corpus, phase=0):
+        took = config.took[phase]
+        return lambda number: SimpleNamespace(seconds=took if number > 1 else 100.0)
+
+    monkeypatch.setattr(candidates, "stepper", stepper)
+    same = SimpleNamespace(took=[2.0])
+    phases = [SimpleNamespace(num_steps=number) for number in (30, 10)]
+    changed = SimpleNamespace(took=[4.0, 1.0], phases=phases)
+    assert candidates.relative_time(same, changed, None) == (30 * 4 + 10 * 1) / 40 / 2
 
 
 def test_every_candidate_is_a_recipe():

@@ -311,6 +311,19 @@ def test_one_document_is_refused_under_nsp():
     assert len(plan_pairs(shard, 32, pairing="sop")) == 1
 
 
+@pytest.mark.parametrize(
+    ("shards", "advice"),
+    [(1, "Separate documents in the text by blank"), (4, "a larger --shard-mb or --held")],
+)
+def test_what_helps_a_shard_of_one_document_depends_on_others(tmp_path, shards, advice):
+    """Every corpus on disk has shards; blank lines help only if the whole text is one document."""
+    for number in range(shards):
+        (tmp_path / "shards" / f"{number:05}").mkdir(parents=True)
+    shard = dataclasses.replace(make_shard([[5, 6, 7]]), path=tmp_path / "shards" / "00000")
+    with pytest.raises(UserError, match=rf"shards/00000 has 1 document.*{advice}.*, or set data"):
+        plan_pairs(shard, 32)
+
+
 def test_no_rows_and_short_lengths_are_refused():
     with pytest.raises(UserError, match="makes no rows"):
         plan_pairs(make_shard([[1], [1]]), 32, pairing="sop")

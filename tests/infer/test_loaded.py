@@ -96,6 +96,7 @@ def test_a_call_compiles_nothing_that_one_before_it_compiled(classifying):
     assert len({length for _, length in every}) == 15
     assert len(every) == 61
     assert all(rows * length <= MAX_TOKENS for rows, length in every)
+    assert shape_for(513, 3, 8192) == (1, 640)  # not 8,192 tokens
 
 
 def test_order_is_kept_over_batches(classifying):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.infer import predictor
+from bert_jax.infer import predictor, writers
 from bert_jax.infer.predictor import Predictor, Prepared, answer_records, text_field
 from bert_jax.infer.records import MAX_LINE_BYTES, Record, read_records
 from bert_jax.infer.writers import KeptLines, check_out, json_line, lines, write_answers
@@ -325,6 +325,37 @@ def test_a_rerun_that_is_stopped_keeps_the_lines_that_it_has_not_reached(tmp_pat
     saved.unlink()
     assert stopped_after(0, UserError("no file")) == []
     assert not saved.exists()
+
+
+def test_a_rerun_cuts_the_saved_lines_once(tmp_path, monkeypatch):
+    """Each cut writes what is buffered, so a cut at every line was slow."""
+    out, cuts = tmp_path / "a.jsonl", []
+    records = [Record(Origin("a", number), {"text": f"{number}"}) for number in range(1, 7)]
+
+    class Kept(io.BufferedRandom):
+        def truncate(self, pos=None):
+            cuts.append(self.tell())
+            return super().truncate(pos)
+
+    def chunks(kept):
+        for record in kept.found(map(replace, records)):
+            number = record.origin.line
+            if number > 5:
+                raise UserError("bad")
+            record.answer = {"loud": f"{number}"}
+            yield [record]
+
+    for changed in (False, True):
+        if changed:
+            records[2] = Record(Origin("a", 3), {"text": "other"})
+            opened = lambda path, mode: Kept(io.FileIO(path, mode))  # noqa: E731
+            monkeypatch.setattr(writers, "open", opened, raising=False)
+        kept = KeptLines(out, "model")
+        with pytest.raises(UserError, match=r"bad\. 5 answers are kept"):
+            write_answers(Shout(), chunks(kept), kept, form="json")
+    whole = Path(f"{out}.partial").read_bytes()
+    assert cuts == [len(b"".join(whole.splitlines(keepends=True)[:2]))]
+    assert len(whole.splitlines()) == 5
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path):

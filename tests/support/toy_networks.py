@@ -96,7 +96,8 @@ class MemoryNetwork(ToyNetwork):
     @override
     def start(self, params, source: Side, num_beams: int, max_length: int) -> Cache:
         real = (source.segment_ids > 0)[..., None]
-        mean = (params["read"][source.tokens] * real).sum(1) / real.sum(1)
+        mean = (params["read"][source.tokens] * real).sum(1)
+        mean /= jnp.maximum(real.sum(1), 1)  # a row that fills a batch has no token
         state = jnp.repeat(mean[:, None], num_beams, 1)
         return Cache(mean, {"state": state})
 

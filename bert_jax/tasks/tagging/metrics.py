@@ -7,7 +7,7 @@ Entities are read from tags in two ways, both as in seqeval:
   seqeval, each S is an entity and E ends an entity, but conlleval reads two successive S as one
   entity, and lets B continue an entity that ended with E. L, U and M, which seqeval does not know,
   are read as E, S and I.
-- strict, as in seqeval's `mode="strict"` for IOB2: only B begins an entity.
+- strict, as in seqeval's `mode="strict"` for IOB2: only B (or S, U) begins an entity.
 
 The two readings differ only on invalid tags, which a model may predict, so state which reading was
 used. Published CoNLL-2003 scores are lenient.

@@ -148,7 +148,7 @@ def test_translations_are_scored_with_floors_and_losses(run, pairs, saved, tmp_p
     assert code == 0
     assert f"BLEU          {found['bleu']:.1f}  (no interval: few pairs or errors)" in printed
     assert "smooth:exp" in printed
-    assert f"one text for all: {found['floors']['constant_text']!r}" in printed
+    assert f"one constant text: {found['floors']['constant_text']!r}" in printed
     ignored = found["loss_swapped"] - found["loss"] < translation.LEAST_GAP
     assert ("ignores its source" in printed) == ignored
 

@@ -20,6 +20,7 @@ from bert_jax.cli.record import attempt
 from bert_jax.errors import UserError
 from bert_jax.objectives.config import OBJECTIVES
 from bert_jax.training.run import session
+from bert_jax.training.run_plan import Result
 
 RECORDS = Path(__file__).parents[3] / "records"
 RECIPE = '''"""Two narrow layers."""
@@ -149,7 +150,7 @@ def test_what_another_track_or_other_code_made_is_made_again(track, tmp_path, mo
     """A line has no corpus, steps or loss of an earlier state of its track or of the package."""
     times, code, corpora, runs = iter([10.0, 10.0, 5.0]), attempt._code_digest, [], []
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=1.0)
+    result = SimpleNamespace(eval_metrics=metrics, train_metrics={}, stopped_by="")
     make = attempt.prepare
     monkeypatch.setattr(
         attempt, "prepare", lambda track, texts, at: corpora.append(at) or make(track, texts, at)
@@ -196,7 +197,7 @@ def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch
     shipped = clone / "configs" / "pretrain" / "start.py"
     shipped.parent.mkdir(parents=True)
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={})
+    result = SimpleNamespace(eval_metrics=metrics, train_metrics={}, stopped_by="")
     monkeypatch.setattr(attempt, "__file__", f"{clone}/bert_jax/cli/record/attempt.py")
     monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: 10.0)
     monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
@@ -209,7 +210,7 @@ def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch
 def test_the_hours_are_those_of_all_starts_of_the_run(track, tmp_path, monkeypatch, capsys):
     """A run that was finished before takes no time now."""
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=3.6)
+    result = SimpleNamespace(eval_metrics=metrics, train_metrics={}, stopped_by="")
     times = [{"startup": 36.0, "productive": 1764.0}, {"productive": 3600.0}]
     starts = [Start(n * 1e4, n * 1e4, 0, 3, 3, seconds) for n, seconds in enumerate(times)]
 
@@ -227,7 +228,7 @@ def test_recipes_of_one_file_are_measured_apart(track, tmp_path, monkeypatch, ca
     """The argument may be a part of a shipped name; the path of a recipe may have a colon."""
     times = iter([10.0, 5.0, 2.0])
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    result = SimpleNamespace(finished=True, eval_metrics=metrics, train_metrics={}, seconds=1.0)
+    result = SimpleNamespace(eval_metrics=metrics, train_metrics={}, stopped_by="")
     monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: next(times))
     monkeypatch.setattr(attempt, "train", lambda config, run: result)
     (tmp_path / "a:b").mkdir()
@@ -236,6 +237,25 @@ def test_recipes_of_one_file_are_measured_apart(track, tmp_path, monkeypatch, ca
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     found = [(line["name"], line["steps"]) for line in map(json.loads, lines)]
     assert found == [("start-2x64", 3), ("start-2x128", 6), ("mine", 15)]
+
+
+def test_a_signal_after_the_last_step_ends_the_command(track, tmp_path, monkeypatch, capsys):
+    """The next seed was trained, as if nobody had pressed Ctrl-C."""
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    runs, result = [], Result("", 3, True, eval_metrics=metrics, stopped_by="SIGINT")
+    monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
+    recipe, out = write_recipe(tmp_path), tmp_path / "out.jsonl"
+    assert main(["record", *track, f"--recipe={recipe}", f"--out={out}", "--seeds=0,1"]) == 130
+    assert (len(runs), out.exists()) == (1, False)
+
+
+def test_a_recipe_in_the_current_directory_has_its_name(track, tmp_path, monkeypatch, capsys):
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = Result("", 3, True, eval_metrics=metrics)
+    monkeypatch.setattr(attempt, "train", lambda config, run: result)
+    monkeypatch.chdir(write_recipe(tmp_path).parent)
+    assert main(["record", *track, "--recipe=recipe.py"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "mine"
 
 
 @pytest.mark.parametrize(

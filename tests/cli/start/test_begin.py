@@ -1,11 +1,13 @@
 """From a text and a time to a recipe: choices, promise, refusals; with pretended speeds."""
 
 import dataclasses
+import gzip
 import json
 import math
 import shlex
 import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -187,6 +189,21 @@ def test_a_text_that_is_missing_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match=r"none\.txt"):
         begin.begin(Asked((str(tmp_path / "none.txt"),), SHORT), tmp_path / "home")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_the_size_of_a_text_is_that_of_what_is_unpacked(text, home, tmp_path, monkeypatch, suffix):
+    """It decides on the vocabulary and on the share that is held out."""
+    sizes: list[int] = []
+    content = Path(text).read_bytes()
+    file = tmp_path / f"text.txt{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix else content)
+    monkeypatch.setattr(begin, "vocabulary_size", lambda size: sizes.append(size) or 200)
+    monkeypatch.setattr(begin, "make_once", lambda *_: None)
+    monkeypatch.setattr(begin, "build_once", lambda *given: sizes.append(given[-1]))
+    monkeypatch.setattr(begin, "_HELDOUT_BYTES", 1000)
+    begin.prepare(resolve_sources([str(file)]), home)
+    assert sizes == pytest.approx([len(content), 1000 / len(content)], rel=0.01)
 
 
 @pytest.mark.parametrize(

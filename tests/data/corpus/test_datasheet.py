@@ -102,6 +102,16 @@ def test_the_datasheet_names_the_splitter_of_text_and_none_of_pairs() -> None:
     assert said not in datasheet({"train": {**header, "pairs": True}})
 
 
+def test_what_is_of_the_whole_build_or_held_out_is_said() -> None:
+    header = {"by_field": "lang", "heldout_rate": 0.01}
+    text = datasheet({"train": header, "heldout": header})
+    assert "Sources, bad records and cleaning are for all values of `lang`." in text
+    assert "A hash of the text chose about 1% of the documents, or at least two, to hold" in text
+    text = datasheet({"train": {"heldout_rate": 0.01}})
+    assert "all values" not in text
+    assert "to hold out" not in text
+
+
 @pytest.mark.parametrize("name", ["a|b", "a\nb", "`a`"])
 def test_names_cannot_break_the_tables(tmp_path: Path, name: str) -> None:
     source = {"name": name, "bytes": 1, "sha256": "ab"}

@@ -1,8 +1,10 @@
 """index, search, mine and evaluate from the command line, on a model of random weights."""
 
 import dataclasses
+import datetime
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -19,13 +21,15 @@ from retrieval_sets import write_collection
 import bert_jax
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.cli import main as cli
+from bert_jax.cli.verbs import search
 from bert_jax.data.corpus.overlap.ngrams import normalised_words
 from bert_jax.errors import UserError
 from bert_jax.infer import embed
 from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
-from bert_jax.infer.predictor import Cuts
+from bert_jax.infer.predictor import Cuts, Given
+from bert_jax.infer.records import Record
 from bert_jax.infer.search import evaluation as evaluating
 from bert_jax.infer.search import index as indexing
 from bert_jax.infer.search.evaluation import Evaluation
@@ -150,6 +154,18 @@ def test_what_other_programs_change_with_lancedb_is_found(home, run, tmp_path):
     table.drop_columns(["passage"])
     lines = run("search", tmp_path / "index", "lion", "--method=words").out.splitlines()
     assert lines[1].split()[2] == "new"
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    """A table's column may hold NaN, which JSON does not know."""
+    hit = {"id": 1, "text": "é", "score": 0.5, "year": math.nan, "date": datetime.date(2020, 1, 2)}
+    record = Record(Given("query", 1), {"query": "a", "id": math.inf})
+    search._print_hits(record, [hit], as_json=True)
+    line = capsys.readouterr().out
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert found["id"] is None
+    assert found["hits"] == [{**hit, "year": None, "date": "2020-01-02"}]
+    assert '"é"' in line
 
 
 def test_queries_from_files_and_standard_input(home, run, tmp_path, monkeypatch):

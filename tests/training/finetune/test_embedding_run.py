@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_finetuning import small_config, write_config, write_files
-from task_examples import put, put_json, read_json_lines
+from task_examples import opened, put, put_json, read_json_lines
 
 import bert_jax
 from bert_jax.artefacts.saved.model import Origin
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli.main import main
+from bert_jax.config.mapping import build
+from bert_jax.data.corpus.overlap.evaluation import text_key
 from bert_jax.distributed.parallel.sharding import make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
@@ -23,6 +25,7 @@ from bert_jax.infer.forward import on_device
 from bert_jax.infer.search.index import Reranker
 from bert_jax.model.embedding import EmbeddingConfig
 from bert_jax.objectives.distillation import DistillationConfig
+from bert_jax.tasks.config import TaskConfig
 from bert_jax.training import loop
 from bert_jax.training.finetune import evaluate, report
 from bert_jax.training.finetune import start as finetune_start
@@ -333,6 +336,30 @@ def test_what_does_not_fit(files, changes, message):
         changes = {**changes, "task": {"kind": "table", "max_length": 16, **table}}
     with pytest.raises(UserError, match=message):
         set_up(pairs_config(files, **changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "apart"),
+    [
+        ("embedding", "pairs", False), ("embedding", "classes", False),
+        ("embedding", "scores", True), ("rerank", "pairs", True),
+    ],
+)  # fmt: skip
+def test_seen_texts_are_scored_apart_unless_all_texts_are_ranked(tmp_path, kind, rows, apart):
+    """Among fewer texts, the answer is found more easily, so clean and seen do not compare."""
+    row = {"query": "a b", "document": "c d", "no": ["e"], "score": 1, "text": "a b", "label": "x"}
+    path = put_json(tmp_path / "a.jsonl", row, {**row, "query": "f g", "text": "f g", "label": "y"})
+    negatives = ("no",) if rows == "pairs" else ()
+    section = {"train": path, "dev": path, "rows": rows, "negatives": negatives}
+    task = opened(build(TaskConfig, {"kind": kind, **section}))
+    [split], known = task.dev_splits(), {text_key("a b"): (3, 1), text_key("f g"): (3, 0)}
+    parts = evaluate.divide(split, known, needed=False)
+    assert parts == ({"clean": [1], "seen": [0], "unjudged": []} if apart else {})
+    if apart:
+        assert evaluate.divide(split, known, needed=True) == parts
+    else:
+        with pytest.raises(UserError, match=r"ranked among all others.*leave out --contamination"):
+            evaluate.divide(split, known, needed=True)
 
 
 def test_texts_alone_need_dropout(files, tmp_path):

@@ -8,6 +8,8 @@ import pytest
 from asked_models import random_model
 
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
+from bert_jax.errors import UserError
+from bert_jax.training.finetune import evaluate
 from bert_jax.training.finetune.data import read_scored, splits_of
 from bert_jax.training.finetune.evaluate import evaluate_finetuned, split_outputs
 
@@ -39,3 +41,54 @@ def test_an_export_is_scored(tmp_path, kind, columns):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     found = evaluate_finetuned(tmp_path / "out", f"{path}", columns=columns).scores
     assert found == pytest.approx(split.score(own, model.origin.metrics or None))
+
+
+def exported(saved, out, **outputs):
+    """Write a model, with other outputs, in Hugging Face's format."""
+    out.mkdir()
+    write_huggingface(
+        dataclasses.replace(saved, outputs=dataclasses.replace(saved.outputs, **outputs)), out
+    )
+    return out
+
+
+def test_tags_of_iobes_are_scored_as_entities(tmp_path):
+    """They were plain tags, which the data's tags, read as IOB2, could not equal."""
+    labels = ("O", "B-PER", "I-PER", "E-PER", "S-PER")
+    task = read_scored(exported(random_model("tags"), tmp_path / "out", labels=labels)).origin.task
+    assert (task.spec.scheme, task.metric) == ("iob2", "f1")
+    (tmp_path / "data.txt").write_text("kim S-PER\nmet O\n\nkim B-PER\nlee E-PER\n")
+    split = task.open_split(f"{tmp_path / 'data.txt'}")
+    best = np.array([[0, 4, 0, 0], [0, 1, 3, 0]])
+    assert split.score(list(np.eye(5)[best])) == dict.fromkeys(task.metrics, 1.0)
+    assert split.report(list(np.eye(5)[best]))["strict"]["micro"]["f1"] == 1
+
+
+@pytest.mark.parametrize("field", ["max_length=16", "thresholds=tuned", "calibrate=True"])
+def test_what_belongs_to_the_model_is_no_column(tmp_path, field):
+    name, _, value = field.partition("=")
+    out = exported(random_model("classes"), tmp_path / "out")
+    named = read_scored(out, {"text": "body", "thresholds": "half"})  # as they are
+    assert named.origin.task.config.text == "body"
+    with pytest.raises(UserError, match=f"--columns cannot change task.{name} of a trained model"):
+        read_scored(out, {name: value})
+
+
+def test_a_file_with_the_name_of_a_split_is_other_data(tmp_path, monkeypatch):
+    """It chose thresholds on itself, and the report said what the run had chosen on dev."""
+    out = exported(random_model("classes"), tmp_path / "out", thresholds=(0.999,) * 3)
+
+    def read(*given):
+        model = read_scored(*given)
+        origin = dataclasses.replace(model.origin, reports={"dev": {"chose": "the best"}})
+        return dataclasses.replace(model, origin=origin)
+
+    monkeypatch.setattr(evaluate, "read_scored", read)
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for name in ("dev", "data.csv"):
+        (tmp_path / name).write_text("text,label\nthe cat sat,x;y\na dog ran,z\nkim met lee,x\n")
+        columns = {"format": "csv", "separator": ";"}
+        found.append(evaluate_finetuned(out, name, columns=columns))
+    assert found[0].scores == found[1].scores
+    assert "chose" not in found[0].reports["dev"]

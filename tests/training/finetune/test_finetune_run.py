@@ -304,10 +304,11 @@ def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, ca
     for more in ([], ["--config.task.folds=3"]):
         capsys.readouterr()
         assert main([*argv, *more]) == 130
-        said = capsys.readouterr().err
+        out, said = capsys.readouterr()
         assert (
             f"interrupted, saved. To continue:\n  {shlex.join(['bert-jax', *argv, *more])}" in said
         )
+        assert "stopped after" not in out  # the run itself says so
     number[0] = signal.SIGTERM
     assert main(argv) == 75
     assert main(argv[:-1]) == 0
@@ -319,7 +320,10 @@ def test_ctrl_c_ends_with_130_and_the_command_that_continues(files, tmp_path, ca
         return Result("", 1, True, stopped_by="SIGINT", unlearned=unlearned)
 
     monkeypatch.setattr(folds, "finetune", late)
+    capsys.readouterr()
     assert main([*argv, "--config.task.folds=3"]) == 130
+    said = capsys.readouterr().out
+    assert said.endswith("SIGINT: stopped after fold 1; the same command continues\n")
     assert main(argv) == 0  # the only run is complete
     assert begun == [1, 0]
 

@@ -45,6 +45,33 @@ def test_steps_are_timed_without_the_first_until_it_is_enough(
     assert speed.step_seconds(recipe(Size(2, 64)), write_corpus(tmp_path)) == seconds
 
 
+def test_each_phase_counts_by_its_steps(tmp_path, monkeypatch):
+    """Only the first was timed: a recipe with dearer later phases trained for too long."""
+    now, rates = 0.0, []
+
+    def take(state, batch):
+        nonlocal now
+        now += batch["tokens"].shape[1] / 16
+        return state, {}
+
+    def make(settings, mesh):
+        rates.append(settings.objective.masking.rate)
+        return take
+
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(speed, "jitted_init", lambda *_: lambda key: None)
+    monkeypatch.setattr(speed, "make_train_step", make)
+    monkeypatch.setattr(speed, "place_batch", lambda batch, mesh: batch)
+    phases = [
+        {"length": 32, "batch_size": 16, "share": 0.6, "masking_rate": 0.3},
+        {"length": 64, "batch_size": 16, "share": 0.4, "masking_rate": 0.2},
+    ]
+    config = small_config(training__num_steps=10, training__phases=phases)
+    seconds = speed.step_seconds(config, write_corpus(tmp_path))
+    assert seconds == pytest.approx((6 * 2 + 4 * 4) / 10)
+    assert rates == [0.3, 0.2]
+
+
 def test_whole_batches_are_timed_even_longer_than_the_run(tmp_path, monkeypatch):
     """Batches of the warm-up were timed, and a run of three steps ended in an IndexError."""
     phase = {"length": 32, "batch_size": 16, "batch_warmup_steps": 3}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tasks.config import METRICS
+from bert_jax.tasks.retrieval.metrics import RANKING_METRICS
 from bert_jax.training.progress import failure_reason
 from bert_jax.training.sweep.report import (
     statistics_figure,
@@ -104,6 +105,13 @@ def test_all_metrics_of_a_task_are_shown_on_one_scale():
         outcomes = [Outcome(Trial("a", 1e-5, 0), [row], 0.5, 1, "", 1.0)]
         shown = ", ".join(f"{name} 50.0" for name in names[1:])
         assert f"  a, 1e-5: {shown}" in summary_lines(summarise(outcomes, names[0]))
+
+
+@pytest.mark.parametrize("names", [("las", "uas"), RANKING_METRICS])
+def test_metrics_of_parsers_and_of_searches_are_shown_on_one_scale(names):
+    outcomes = [run("a", 1e-5, 0, 0.5, **dict.fromkeys(names, 0.5))]
+    shown = ", ".join(f"{name} 50.0" for name in names)
+    assert f"  a, 1e-5: {shown}" in summary_lines(summarise(outcomes, "accuracy"))
 
 
 def test_one_seed_and_percent():

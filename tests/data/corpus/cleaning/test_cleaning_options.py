@@ -1,3 +1,5 @@
+from importlib import metadata
+
 import pytest
 
 from bert_jax.cli.verbs.corpora import Corpus
@@ -51,3 +53,15 @@ def test_options_that_cannot_be_meant(arguments: list[str], said: str):
     with pytest.raises(UserError) as error:
         config_of(*arguments)
     assert said in f"{error.value}"
+
+
+def test_without_rensa_near_duplicates_are_refused(monkeypatch):
+    """Before hours of scanning, and not with a traceback."""
+
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert config_of("--drop-duplicates=exact").duplicates
+    with pytest.raises(UserError, match=r"needs rensa: pip install 'bert_jax\[corpora\]'"):
+        config_of("--drop-duplicates=near")

@@ -283,6 +283,7 @@ def test_a_corpus_for_each_value_of_a_field(by_language, tmp_path, shard_bytes):
         "de": 40, "en": 39, "zh-Hant": 40, "unknown": 1,
     }  # fmt: skip
     assert all(held >= 2 for name, (_, held) in counts.items() if name != "unknown")
+    assert "for all values of `lang`" in (out / "de" / "CORPUS.md").read_text()
     assert open_store(out / "de" / "train", verify=True).meta["sources"][0]["documents"] > 0
     with pytest.raises(UserError, match="already exists and is complete"):
         build_corpora([by_language], recipe, out, engine=Engine(1), shard_bytes=shard_bytes)
