@@ -139,7 +139,7 @@ def check_documents(path: Path | None, num_documents: int) -> None:
     """Raise a UserError if there is no second document, which pairing `nsp` needs."""
     if num_documents < 2:
         advice = "Separate documents in the text by blank lines, add more files"
-        if path is not None and len([*path.parent.glob("*")]) > 1:  # it is one of several shards
+        if path and path.parent.name == "shards" and len([*path.parent.glob("*")]) > 1:
             advice = "Build the corpus again with a larger --shard-mb or --heldout-rate"
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "
