@@ -133,6 +133,13 @@ def test_phases_cover_the_run():
         ),
         ({"model": {"num_types": 1}}, r"num_types is 1, but with data.pairing 'nsp'"),
         ({"model": {"pooler": False}}, r"model.pooler is false, but data.pairing 'nsp' needs"),
+        (
+            {
+                "objective": {"name": "translation", "init_decoder": True},
+                "data": {"pairing": "translation"},
+            },
+            r"objective\.init_decoder is true, but init is empty; set init to a model",
+        ),
         ({"checkpoint": {"keep": 0}}, r"checkpoint\.keep is 0; it must be at least 1"),
         ({"seed": -1}, r"seed is -1"),
         ({"objective": {"name": []}}, r"objective\.name is \[\]; it must be one of masked_lm"),
