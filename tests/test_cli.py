@@ -19,6 +19,7 @@ import pytest
 import bert_jax
 from bert_jax.cli import main as cli
 from bert_jax.cli.verbs.options import options
+from bert_jax.errors import exit_code, report_error
 from bert_jax.planning.prices import Price
 from bert_jax.tokenization.load import load_tokenizer
 
@@ -455,6 +456,16 @@ def test_fill_mask_refuses(made: Made, run: Run):
 def test_numbers_that_are_none_are_refused(run: Run, argv):
     option, _, value = argv[-1].partition("=")
     refused(run(*argv), f"{option} is {value}; it must be a finite number")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConnectionError("the bucket is away"), 6), (BrokenPipeError(32, "Broken pipe"), None)],
+)
+def test_a_bucket_out_of_reach_is_no_bug_and_a_broken_pipe_is(error, code, capsys):
+    assert report_error(error, "status") == exit_code(error) == code
+    said = capsys.readouterr().err
+    assert said == (f"bert-jax status: {error}\n" if code else "")
 
 
 def test_no_verb_needs_its_arguments_in_an_order():

@@ -38,8 +38,8 @@ class LoraConfig(Bounded, section="lora"):
     targets: Annotated[tuple[Target, ...], Distinct(1)] = ("query", "value")
     """Matrices that get an update in every layer."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_section(self) -> None:
+        """Raise a UserError if a field is set although `rank` is 0."""
         if not self.rank and (self.alpha, self.targets) != (LoraConfig.alpha, LoraConfig.targets):
             raise UserError(
                 f"lora.rank is 0, so lora.alpha {self.alpha:g} and lora.targets {self.targets} "

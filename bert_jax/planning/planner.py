@@ -94,7 +94,8 @@ class Planner:
 
     def _peak(self, plan: Plan) -> int:
         """Return the peak, or more than is usable if the compiler refused to go so far."""
-        return plan.peak if plan.fits else max(plan.peak, usable_bytes(self.topology) + 1)
+        limit = max(plan.usable, usable_bytes(self.topology))
+        return plan.peak if plan.fits else max(plan.peak, limit + 1)
 
     def reduced(self, settings: Settings) -> Guess:
         """Compile with two small numbers of layers, and extrapolate linearly to all layers.

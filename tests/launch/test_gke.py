@@ -186,6 +186,10 @@ def test_a_failure_is_passed_on(stubs, verb, tool):
         (["apply", "bert", "--image=i", "--topology=4", "--", "x"], "--topology is 4"),
         (["apply", "bert", "--image=i", "--topology=3x3", "--", "x"], "has 9 chips, which"),
         (["xpk", "bert", "--image=i", "--", "x"], "give --cluster"),
+        (
+            ["yaml", "bert", "--image=i", "--gpu-nodes=4", "--slices=2", "--", "x"],
+            "--slices is for TPUs",
+        ),
         (["logs", "bert", "--", "x"], "logs takes no command"),
     ],
 )

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stub_commands import LAUNCH, Stubs
+from stub_commands import LAUNCH, Stubs, words
 
 
 @pytest.fixture
@@ -77,6 +77,9 @@ def test_stop_lets_the_run_save(stubs):
     assert "another run is there" in other.stderr
     assert host(stubs, "status", "--", "train", "other").stdout == "other\n"
     assert stubs.calls == [["train"]]
+    dry = host(stubs, "stop", "--dry-run", "--wait", "1")
+    assert dry.returncode == 0, dry.stderr
+    assert [words(line)[0] for line in dry.stdout.splitlines()] == ["touch", "kill"]
     stopped = host(stubs, "stop")
     assert stopped.stdout == "exit 75\n", stopped.stderr
     assert "saved" in host(stubs, "log").stdout

@@ -1,14 +1,14 @@
 """The search, on functions that stand for the compiler."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import pytest
+from made_plans import made_plan
 
 from bert_jax.config.command_line import load_config
 from bert_jax.data.phases import PhaseConfig
-from bert_jax.planning.planner import Planner, on_paper, rows_that_may_fit, two_depths
+from bert_jax.planning.planner import PARTS, Planner, on_paper, rows_that_may_fit, two_depths
 from bert_jax.planning.search import (
     Guess,
     Pass,
@@ -268,7 +268,8 @@ def test_the_pace_of_two_layers_is_that_of_the_whole_model(monkeypatch, layers, 
 
     def plan(self, settings, num_layers=None):
         depths.append(num_layers)
-        return SimpleNamespace(program=None, cost=None, needs=0)
+        made = made_plan(config, 0, self.topology)
+        return dataclasses.replace(made, refused="no", program=None, cost=None)
 
     monkeypatch.setattr(Planner, "plan", plan)
     planner.pace(settings_of(config, 0, 16))
@@ -287,3 +288,29 @@ def test_a_mesh_is_possible_if_its_axes_multiply_to_the_devices(monkeypatch):
         if planner._mesh_is_possible(dataclasses.replace(settings, fsdp=fsdp, tensor=2))
     ]
     assert found == [1, 2, 4]
+
+
+@pytest.mark.parametrize("share", [0.98, 0.83, 1.1])
+def test_what_the_compiler_refuses_never_fits(monkeypatch, share):
+    """The compiler's limit is another than the estimate, and what it names may be rounded."""
+
+    def compile_step(*arguments, cache):
+        plan = made_plan(*arguments)
+        limit, over = int(share * plan.usable), plan.memory.peak - int(share * plan.usable)
+        if over <= 0:
+            return plan
+        memory = dataclasses.replace(plan.memory, temporaries=plan.memory.temporaries - over)
+        return dataclasses.replace(
+            plan, refused="no", usable=limit, needs=limit, memory=memory, program=None, cost=None
+        )
+
+    monkeypatch.setattr("bert_jax.planning.planner.compile_step", compile_step)
+    config = with_batch(256, scan_unroll=1)
+    planner = Planner(config, 0, parse_topology("v5e:1x1"), cache=None)
+    settings = settings_of(config, 0, 1)
+    pace, largest = planner.pace(settings), planner.fit(settings).largest
+    assert pace is not None
+    for rows, parts in ((pace.rows, PARTS), (largest, 1)):
+        assert planner.plan(planner.with_batch(settings, rows, parts)).fits
+    refused = planner.with_batch(settings, 1024, 1)
+    assert planner.whole(refused).peak > planner.usable

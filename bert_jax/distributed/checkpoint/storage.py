@@ -55,6 +55,9 @@ def saved_steps(directory: AnyPath) -> list[int]:
         steps = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        damage(error, directory)  # raises a ConnectionError for a bucket
+        raise
     commits = is_url(directory)
     return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
 

@@ -86,7 +86,7 @@ def attend(
     if impl == "cudnn" and in_band:
         impl = "xla"
         _warn_once(
-            "model.attention_impl is 'cudnn', whose window covers only one side of a query, so "
+            "attention_impl is 'cudnn', whose window covers only one side of a query, so "
             "local layers use 'xla', block by block"
         )
     kind = device_kind(layout) or jax.devices()[0].device_kind.lower()

@@ -5,6 +5,7 @@ metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
 train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -199,8 +200,10 @@ class FinetuneSaves:
         self.choose(at, must=False)
 
     def newest(self) -> str:
-        """Return the newest save's path; empty if there is none."""
-        saved = saved_steps(self._work.resume)
+        """Return the newest save's path; empty if there is none or saves cannot be listed."""
+        saved: list[int] = []
+        with contextlib.suppress(OSError):  # the caller reports another error
+            saved = saved_steps(self._work.resume)
         return f"{self._work.resume / str(saved[-1])}" if saved else ""
 
     def choose(self, at: Moment, *, must: bool = True) -> None:

@@ -209,6 +209,7 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     Raise a UserError if something does not fit; the message names the field of the configuration.
     """
     config.distil.check_section()
+    config.lora.check_section()
     initial, given = read_inits(config, read)
     model = encoder_of(initial, config)
     frozen = frozen_parts(config, model)

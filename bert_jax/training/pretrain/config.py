@@ -92,10 +92,6 @@ class PretrainConfig(Bounded):
                 f"distil.teacher is {self.distil.teacher!r}, but objective.name is "
                 f"{objective.name!r}; only {taught} can learn from a teacher"
             )
-        if getattr(objective, "init_decoder", False) and not self.init:
-            raise UserError(
-                "objective.init_decoder is true, but init is empty; set init to a model"
-            )
         self._check_best()
         if not self.init:  # else the model's architecture is not known yet
             self.check_architecture()

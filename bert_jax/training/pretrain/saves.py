@@ -211,8 +211,8 @@ class PretrainSaves(Saves):
 
     def restore(self) -> Moment | None:
         """Restore the newest save. For a new branch, restore the checkpoint that it continues."""
-        restored = self.checkpoints.restore(self.saved)
-        if restored is None and self.branch is not None:
+        restored = own = self.checkpoints.restore(self.saved)
+        if own is None and self.branch is not None:
             restored = self.branch.restore(self.saved)
         if restored is None:
             return None
@@ -221,7 +221,7 @@ class PretrainSaves(Saves):
         now = self._moment(self.config.training.phase_of(max(step - 1, 0)), step, restored.state)
         now.means.restore(extra["means"])
         # Count evaluations anew in a branch without a save, and after a change of metric or sample.
-        if self.newest() and extra.get("judged_by") in (None, self.judged_by):
+        if own is not None and extra.get("judged_by") in (None, self.judged_by):
             for each in now.progress:
                 vars(each).update(extra.get("progress", {}), member=each.member)
                 each.stopped = each.has_waited(self.config.training.patience)
@@ -249,8 +249,10 @@ class PretrainSaves(Saves):
         )  # fmt: skip
 
     def newest(self) -> str:
-        """Return the newest save's path; empty if there is none."""
-        saved = saved_steps(self.work.checkpoints)
+        """Return the newest save's path; empty if there is none or saves cannot be listed."""
+        saved: list[int] = []
+        with contextlib.suppress(OSError):  # the caller reports another error
+            saved = saved_steps(self.work.checkpoints)
         return f"{self.work.name}/checkpoints/{saved[-1]}" if saved else ""
 
     def close(self) -> None:

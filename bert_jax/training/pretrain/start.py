@@ -43,6 +43,8 @@ def resolve_start(
         initial = dataclasses.replace(initial, params=laid_out)
         config = with_architecture(config, initial.config, initial.network)
         _check_network(config, initial)
+    elif before is None and getattr(config.objective, "init_decoder", False):
+        raise UserError("objective.init_decoder is true, but init is empty; set init to a model")
     config, teacher = resolve_teacher(config, read, fingerprint)
     if teacher and config.distil.from_teacher and before is None:
         if initial is not None:
@@ -127,13 +129,13 @@ def _student(config: PretrainConfig, teacher: SavedModel) -> SavedModel:
 
     Raise a UserError if the architectures differ in more than layers, positions and pooler.
     """
-    student = config.model
+    student, distance = config.model, config.model.relative_distance
     given = [
         f"model.{name} {getattr(student, name)!r} and {getattr(teacher.config, name)!r}"
         for name in ARCHITECTURE
         if name not in ("num_layers", "pooler", "pooler_activation")
-        # Buckets of relative positions depend on the number of positions.
-        and (name != "num_positions" or student.positions == "relative")
+        # Buckets of relative positions without a largest distance depend on num_positions.
+        and (name != "num_positions" or (student.positions == "relative" and not distance))
         and getattr(student, name) != getattr(teacher.config, name)
     ]
     if given:

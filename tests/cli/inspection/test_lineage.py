@@ -25,6 +25,7 @@ from bert_jax.artefacts.saved.ancestors import (
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import FinetunedState
+from bert_jax.cli.inspection import lineage
 from bert_jax.cli.inspection.lineage import (
     Checked,
     _compared,
@@ -243,6 +244,23 @@ def test_several_files_of_weights_have_one_digest(tmp_path: Path, count: int) ->
     lines = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
     expected = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     assert weights_entry("it", reversed(files))["digest"] == expected
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), PermissionError(13, "denied")])
+def test_content_that_cannot_be_read_is_not_said_to_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    for name in ("find_fault", "open_store"):
+        monkeypatch.setattr(lineage, name, fail)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "corpus.json").touch()
+    for kind in ("pretraining", "corpus"):
+        ancestor = Ancestor("init", kind, "it", str(tmp_path), step=7, digest="a", recorded="a")
+        state, said = lineage._content(ancestor, False, lambda text: None)
+        assert _compared(ancestor, state, said) == ("unread", str(error))
 
 
 def test_the_directory_itself_needs_no_record() -> None:

@@ -197,6 +197,26 @@ def test_an_error_before_orbax_is_a_failed_save_too(tmp_path, monkeypatch):
     run.checkpoints.close()
 
 
+@pytest.mark.parametrize("error", [ConnectionError("away"), PermissionError(13, "denied")])
+def test_steps_that_cannot_be_listed_are_a_failed_save(tmp_path, monkeypatch, error):
+    run = Run(tmp_path)
+    assert run.save(1)
+
+    def refuse(path):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run.checkpoints._directory), "iterdir", refuse)
+        patch.setattr(type(run.checkpoints._directory), "is_dir", lambda _: False)  # in a bucket
+        with pytest.raises(type(error)):
+            saved_steps(run.directory)
+        assert not run.save(2)
+    assert [report[:2] for report in run.reports] == [("save_failed", 2)]
+    assert run.save(3)
+    run.checkpoints.close()
+    assert saved_steps(run.directory) == [1, 3]
+
+
 def flip(path, at=0.5):
     content = bytearray(path.read_bytes())
     content[int(len(content) * at)] ^= 1
@@ -306,6 +326,7 @@ def test_leftovers_that_cannot_be_removed_from_a_bucket_are_no_checkpoint(tmp_pa
     with running_emulator(tmp_path / "log"):
         make_bucket("runs")
         directory = epath.Path("gs://runs/work/checkpoints")
+        assert saved_steps(directory) == saved_steps(epath.Path("gs://none/work")) == []
         checkpoints = Checkpoints(directory, max_failed_saves=1)
         (directory / "5" / "params").mkdir(parents=True)
         (directory / "5" / "params" / "a").write_text("part")

@@ -129,7 +129,7 @@ def test_optimizer_state_lies_where_its_parameters_lie():
         (
             MeshConfig(1, 1, 8),
             {"num_heads": 4},
-            r"model\.num_heads is 4, .*mesh\.tensor = 8.*8 would work.*one of 1, 2, 4",
+            r"the number of \(key\) heads is 4, .*mesh\.tensor = 8.*8 would work.*one of 1, 2, 4",
         ),
         (MeshConfig(1, 1, 8), {"mlp_dim": 36}, r"model\.mlp_dim is 36, .*32 or 40 would work"),
     ],

@@ -179,8 +179,13 @@ def test_platform_is_that_of_the_mesh(monkeypatch):
 @pytest.mark.parametrize(
     ("impl", "options", "message"),
     [
-        ("splash", dropout_of(0.1), "attention_dropout_rate is 0.1.*'fused' or 'xla'"),
-        ("cudnn", {}, "'cudnn', which runs on GPUs; this is a CPU"),
+        (
+            "splash",
+            dropout_of(0.1),
+            "^attention_impl is 'splash', which .* but attention_dropout_rate is 0.1: set it .*to 0"
+            ", or attention_impl to 'auto', 'fused' or 'xla'",
+        ),
+        ("cudnn", {}, "'cudnn', which runs on GPUs; this is a CPU: set attention_impl to 'auto'"),
         ("fused", {"length": 130}, "multiples of 128, not 130 and 128"),
         ("fused", {"length": 16384}, "at most 8192 positions, not 16384"),
         ("splash", {"length": 130}, "multiples of 128, not 130 and 128"),

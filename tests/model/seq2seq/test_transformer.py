@@ -18,6 +18,7 @@ from bert_jax.model.dropout import DropoutStream, dropout
 from bert_jax.model.heads import init_params
 from bert_jax.model.seq2seq import decoder
 from bert_jax.model.seq2seq.network import Side
+from bert_jax.model.seq2seq.search import SearchConfig, search
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
 
 V, S, T = 40, 20, 16
@@ -248,6 +249,19 @@ def test_vectors_in_place_of_tokens():
     cache = network.start(params, Side(pictures, segments), 1, T)
     first, _ = network.step(params, cache, jnp.full((2, 1), SPECIAL.cls))
     np.testing.assert_allclose(first[:, 0], found[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_output_without_parameters():
+    """Tied, without transform and bias: the entry is in no tree, and was asked for."""
+    network = TransformerNetwork(replace(VASWANI, num_layers=1, decoder_bias=False))
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    assert params.keys() == {"encoder", "decoder"}
+    source, target = pack([[pair] for pair in PAIRS[:2]], S, T)
+    step = jax.grad(lambda params, *sides: network.logits(params, *sides).sum())
+    assert jax.eval_shape(step, params, source, target).keys() == params.keys()
+    how = {"settings": SearchConfig(), "max_length": 4, "begin": SPECIAL.cls, "end": SPECIAL.sep}
+    found = jax.eval_shape(partial(search, network, **how), params, source, np.full(2, 4))
+    assert found.tokens.shape == (2, 5, 4)
 
 
 def test_networks_that_cannot_be_built_are_refused():

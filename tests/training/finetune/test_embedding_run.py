@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_finetuning import small_config, write_config, write_files
+from small_saved import small_saved
 from task_examples import opened, put, put_json, read_json_lines
 
 import bert_jax
@@ -147,6 +149,19 @@ def test_sparse_vectors_begin_with_weights_of_few_tokens(files, monkeypatch):
     vectors = setup.step.objective.represent(*inputs, None, None)
     given = batch["text_ids"] >= 0
     assert 2 < np.count_nonzero(vectors[given], axis=-1).mean() < 6
+
+
+def test_sparse_vectors_begin_with_a_head_without_parameters(files):
+    """Tied, without transform and bias: there is no entry in the checkpoint, an empty one here."""
+    model = small_saved("mlm", head_transform=False, decoder_bias=False, pooler=False)
+    model = dataclasses.replace(model, params={**model.params, "mlm": {}})
+    config = pairs_config(files, embedding__pooling="splade")
+    setup = set_up(config, lambda *_, **__: model)
+    (start,) = setup.start.inits.values()
+    assert start.keys() == {"encoder"}
+    batch = {name: array[0] for name, array in next(setup.rows_of(0, 0)).items()}
+    represent = partial(setup.step.objective.represent, seed=None, layout=None)
+    assert jax.eval_shape(represent, start, batch).shape[-1] == model.config.vocab_size
 
 
 def nudged(compute):

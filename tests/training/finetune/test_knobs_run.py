@@ -271,6 +271,8 @@ def test_a_head_of_scores_goes_on_in_their_units(files, tmp_path):
             "the layers of this model have no such matrix",
         ),
         ({"lora": {"rank": 2, "targets": ("queries",)}}, "it must be one of .query., .key."),
+        ({"lora": {"alpha": 8.0}}, "lora.rank is 0, so lora.alpha 8 and lora.targets .* no effect"),
+        ({"lora": {"targets": ("key",)}}, r"lora.rank is 0, .* and lora.targets \('key',\) have"),
         ({"optimizer__layer_decay": 1.5}, "optimizer.layer_decay is 1.5"),
         ({"optimizer__head_learning_rate": 0.0}, "optimizer.head_learning_rate is 0.0"),
         ({"training__patience": -1}, "training.patience is -1"),

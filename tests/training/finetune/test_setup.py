@@ -13,10 +13,14 @@ from squad_files import entry, put_squad
 
 from bert_jax.artefacts.saved.model import digest_of
 from bert_jax.config.mapping import build
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
+from bert_jax.files.remote import open_workdir
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
+from bert_jax.training.finetune import saves as finetune_saves
 from bert_jax.training.finetune.config import FinetuneConfig
+from bert_jax.training.finetune.saves import FinetuneSaves
 from bert_jax.training.finetune.setup import Schedule, encoder_of, set_up
 from bert_jax.training.finetune.start import read_inits
 from bert_jax.training.finetune.train import finetune
@@ -152,3 +156,19 @@ def test_a_start_is_told_apart_by_all_that_it_has():
         leaf.flat[0] += 1
         found.add(digest_of(other))
     assert len(found) == 5
+
+
+def test_the_newest_save_is_named_if_saves_can_be_listed(files, tmp_path, monkeypatch):
+    """The run ends for another reason, which is told even if the bucket is away."""
+    mesh = make_trial_mesh(MeshConfig(), 1)
+    config, work = small_config(files), open_workdir(tmp_path)
+    found = FinetuneSaves(config, set_up(config), mesh, work)
+    assert found.newest() == ""
+    (tmp_path / "resume" / "4").mkdir(parents=True)
+    assert found.newest() == f"{tmp_path}/resume/4"
+
+    def away(_):
+        raise ConnectionError
+
+    monkeypatch.setattr(finetune_saves, "saved_steps", away)
+    assert found.newest() == ""

@@ -125,6 +125,10 @@ def test_more_members_than_the_memory_holds(monkeypatch):
     check_memory(CONFIG, mesh, 3)
     with pytest.raises(UserError, match=r"5 runs at once need .* Set sweep.at_once to 4 or less"):
         check_memory(CONFIG, mesh, 5)
+    side_by_side = sweep_mesh(2, jax.devices()[:2])  # of the 4 pages, each device has 2
+    check_memory(CONFIG, side_by_side, 4)
+    with pytest.raises(UserError, match=r"6 runs at once .* Set sweep.at_once to 4 or less"):
+        check_memory(CONFIG, side_by_side, 6)
 
 
 def test_logits_of_members(rows, together):

@@ -1,5 +1,6 @@
 """A branch goes on from a checkpoint of another run, which keeps that checkpoint."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,14 +21,17 @@ from bert_jax.cli.inspection.status import pretrain_status
 from bert_jax.cli.inspection.status_lines import pretrain_lines
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
+from bert_jax.distributed.checkpoint import manager
 from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.checkpoint.retention import branches_of
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.checkpoint.verify import verify_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
+from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.training import workdir as workdir_module
 from bert_jax.training.pretrain import branch as branch_module
+from bert_jax.training.pretrain import saves as saves_module
 from bert_jax.training.pretrain.branch import Branch, open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
@@ -291,6 +295,26 @@ def test_the_teacher_before_the_branch_must_be_equal(run, tmp_path):
     assert "the teacher: fingerprint another there, none given" in found
 
 
+def test_a_longer_phase_behind_the_branch_may_give_the_teacher_more_positions(run, tmp_path):
+    """A rotary teacher has as many positions as the longest phase."""
+    plan = resolve_pretraining(run.config, open_workdir(run.workdir), run.corpus)
+    given = run.config.with_vocabulary(run.corpus.train.vocab_size)
+
+    def taught(length: int, num_layers: int = 2) -> PretrainConfig:
+        sizes = {"positions": "rope", "num_positions": length, "num_layers": num_layers}
+        model = ModelConfig(**{n: getattr(given.model, n) for n in ARCHITECTURE} | sizes)
+        distil = dataclasses.replace(given.distil, architecture=model)
+        return dataclasses.replace(given, distil=distil)
+
+    record = json.loads((run.workdir / "config.json").read_text())
+    record["config"] = to_dict(taught(32))
+    (run.workdir / "config.json").write_text(json.dumps(record))
+    found = open_branch(f"{run.workdir}@4", open_workdir(tmp_path / "new"), EMPTY)
+    for config, said in ((taught(64), ""), (taught(32, 3), "architecture.num_layers: 2 there")):
+        with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+            found.check(config, run.corpus.train, {}, "", plan.saves.saved)
+
+
 def test_a_branch_counts_its_patience_anew(run, tmp_path, monkeypatch):
     """The branch of a run that training.patience had ended was over without a step."""
     restore = Branch.restore
@@ -313,6 +337,27 @@ def test_a_branch_counts_its_patience_anew(run, tmp_path, monkeypatch):
     now = plan.saves.restore()
     assert now is not None
     assert (now.step, now.ended) == (4, False)
+
+
+def test_the_newest_save_is_one_that_exists(run, monkeypatch):
+    """Of a save that failed and of one that is gone, only the step was known."""
+    plan = resolve_pretraining(run.config, open_workdir(run.workdir), run.corpus)
+    plan.saves.prepare(lambda *_: None)
+    now = plan.saves.restore()
+    assert now is not None
+
+    def fail(*_: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(manager.storage, "write_async", fail)
+    now.step += 1
+    plan.saves.save(now, last=False, finished=False)
+    plan.saves.close()
+    assert plan.saves.newest() == f"{run.workdir}/checkpoints/6"
+    shutil.rmtree(run.workdir / "checkpoints" / "6")
+    assert plan.saves.newest() == f"{run.workdir}/checkpoints/4"
+    monkeypatch.setattr(saves_module, "saved_steps", fail)
+    assert plan.saves.newest() == ""
 
 
 def test_names_that_lead_to_no_checkpoint(run, tmp_path):

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from small_run import small_config, write_corpus
+from small_saved import small_saved
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.cli import main as cli
 from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.errors import UserError
+from bert_jax.model.config import ARCHITECTURE
 from bert_jax.training.pretrain.start import resolve_start
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.run.telemetry import read_metrics
@@ -140,6 +142,25 @@ def test_teachers_that_do_not_fit(teacher):
     model = replace(config.model, num_positions=128)
     with pytest.raises(UserError, match=r"has 64 positions, but training.phases have rows of 128"):
         resolve_start(replace(config, training=training, model=model), read_model)
+
+
+@pytest.mark.parametrize(
+    ("positions", "distance"), [("learned", 0), ("relative", 24), ("relative", 0)]
+)
+def test_a_student_may_have_fewer_positions_unless_buckets_depend_on_them(positions, distance):
+    given = {"num_types": 0, "positions": positions, "relative_distance": distance}
+    found = small_saved("mlm", pooler=False, num_layers=3, relative_buckets=8, **given)
+    model = {f"model__{name}": getattr(found.config, name) for name in ARCHITECTURE}
+    sizes = {"model__num_layers": 1, "model__num_positions": 20}
+    short = {**SHORT, "training__phases": [{"length": 20}]}
+    config = small_config(**short | model | sizes, distil={"teacher": "t", "from_teacher": True})
+    if positions == "relative" and not distance:
+        with pytest.raises(UserError, match=r"\(model.num_positions 20 and 24\)"):
+            resolve_start(config, lambda _: found)
+        return
+    _, start = resolve_start(config, lambda _: found)
+    if positions == "learned":
+        assert start.initial.params["encoder"]["embeddings"]["position"].shape == (20, 16)
 
 
 def test_a_student_of_other_sizes_starts_on_its_own(tmp_path, corpus, teacher):

@@ -132,6 +132,19 @@ def test_lengths_of_rows_are_compared_with_the_positions_of_the_model(initial):
     )
 
 
+@pytest.mark.parametrize(("field", "value"), [("pooler", False), ("num_types", 1)])
+def test_what_pairs_need_is_asked_of_the_model_of_init(initial, field, value):
+    """Section `model`, which `init` replaces, was asked, and was to be set."""
+    config = small_config(init="work/old", **{f"model__{field}": value})
+    assert getattr(with_architecture(config, initial.config).model, field) != value
+    old = dataclasses.replace(initial.config, **{field: value})
+    with pytest.raises(UserError, match=r"needs a pooler|have two segment types") as refused:
+        with_architecture(small_config(init="work/old"), old)
+    assert str(refused.value).startswith(f"the model of init, work/old, has {field} ")
+    assert str(refused.value).endswith("; set data.pairing to 'none'")
+    assert with_architecture(small_config(init="work/old", data__pairing="none"), old)
+
+
 @pytest.mark.parametrize("extra", [0, 200])
 def test_on_any_mesh_with_any_padding_of_the_vocabulary(initial, corpus, extra):
     """200 rows more than the tokenizer has tokens: the table is padded otherwise."""

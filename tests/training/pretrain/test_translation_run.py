@@ -221,6 +221,12 @@ def test_a_decoder_can_start_from_the_encoder_and_its_head(corpus, masked_lm, tm
     assert "output" in line.split(";")[0]
 
 
+def test_a_decoder_is_not_initialised_without_init() -> None:
+    config = translation_config("none", objective__init_decoder=True)
+    with pytest.raises(UserError, match="init_decoder is true, but init is empty; set init to a m"):
+        resolve_start(config, Mock())
+
+
 def test_a_decoder_deeper_than_the_encoder_cannot_start_from_it(masked_lm):
     config = TranslationConfig(init_decoder=True, num_decoder_layers=3)
     said = "num_decoder_layers is 3, .* has 3 layers, but the encoder of init has 2; set .* to 2"

@@ -15,8 +15,10 @@ from bert_jax.distributed.parallel.sharding import (
     opt_state_shardings,
     param_shardings,
 )
+from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params, logical_axes
+from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.training.steps.optim import (
     OPTIMIZERS,
     OptimizerConfig,
@@ -184,6 +186,14 @@ def test_muon_leaves_all_else_to_adamw(start, alone, muon_updates):
     for a, b in zip(muon_updates, adamw, strict=True):
         for name in others:
             np.testing.assert_array_equal(named(a)[name], named(b)[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"head": AXES["nsp"]}, RecurrentNetwork(MODEL).axes()], ids=["head alone", "recurrent"]
+)
+def test_muon_needs_a_matrix_of_layers(axes):
+    with pytest.raises(UserError, match=r"optimizer\.name is 'muon', but .* choose 'adamw'"):
+        make_optimizer(MUON, STEPS, axes)
 
 
 @pytest.mark.parametrize("name", ["muon", "stable_adamw"])
