@@ -222,7 +222,7 @@ def test_a_decoder_can_start_from_the_encoder_and_its_head(corpus, masked_lm, tm
 
 
 def test_a_decoder_is_not_initialised_without_init() -> None:
-    config = translation_config("none", objective__init_decoder=True)
+    config = translation_config(objective={"name": "translation", "init_decoder": True})
     with pytest.raises(UserError, match="init_decoder is true, but init is empty; set init to a m"):
         resolve_start(config, Mock())
 
