@@ -339,7 +339,6 @@ class _Run:
             comparison = compute_again(
                 lambda state, rows: step(state, rows, *settings), state, next(rows), bad.metrics
             )
-        self.saves.close()  # a save in progress counts, too
         return BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:

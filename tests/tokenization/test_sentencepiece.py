@@ -320,11 +320,11 @@ def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"do_lower_case": True}, "sets do_lower_case; give"),
-        ({"tokenizer_class": "AlbertTokenizer"}, "sets do_lower_case; give"),
+        ({"do_lower_case": True}, "sets do_lower_case"),
+        ({"tokenizer_class": "AlbertTokenizer"}, "sets do_lower_case"),
         ({"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}, ""),
         ({"tokenizer_class": "BigBirdTokenizer"}, ""),
-        ({"split_by_punct": True}, "sets split_by_punct; give"),
+        ({"split_by_punct": True}, "sets split_by_punct"),
     ],
 )
 def test_what_a_class_does_before_the_model_is_refused(
@@ -336,7 +336,7 @@ def test_what_a_class_does_before_the_model_is_refused(
     if not said:
         assert load_tokenizer(tmp_path).vocab == made.vocab
         return
-    with pytest.raises(UserError, match=rf"spiece.model: {said}; give a tokenizer.json"):
+    with pytest.raises(UserError, match=rf"spiece.model: .* {said}; give a tokenizer.json"):
         load_tokenizer(tmp_path)
 
 

@@ -184,9 +184,13 @@ class Checkpoints:
 
         This method is not collective. It raises nothing, so that an error handler may call it.
         """
+        self.join()
+        self._reader.stop()
+
+    def join(self) -> None:
+        """Wait until a save in progress has ended, well or not. This method is not collective."""
         if self._save is not None:
             self._save.join()
-        self._reader.stop()
 
     def _explained(self, step: int, reason: str) -> str:
         kept: list[int] = []

@@ -251,6 +251,7 @@ class PretrainSaves(Saves):
     def newest(self) -> str:
         """Return the newest save's path; empty if there is none or saves cannot be listed."""
         saved: list[int] = []
+        self.checkpoints.join()  # a save in progress counts, too
         with contextlib.suppress(OSError):  # the caller reports another error
             saved = saved_steps(self.work.checkpoints)
         return f"{self.work.name}/checkpoints/{saved[-1]}" if saved else ""
