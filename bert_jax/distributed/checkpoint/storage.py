@@ -5,6 +5,7 @@ system it is renamed, and in a bucket a last file (`commit_success.txt`) marks i
 TensorStore reads single arrays on the host, without devices.
 """
 
+import contextlib
 import errno
 import gc
 import itertools
@@ -60,6 +61,13 @@ def saved_steps(directory: AnyPath) -> list[int]:
         raise
     commits = is_url(directory)
     return sorted(int(p.name) for p in steps if not commits or (p / _COMMITTED).exists())
+
+
+def newest_step(directory: AnyPath) -> int | None:
+    """Return the newest step for a message; None if there is none, or steps cannot be listed."""
+    with contextlib.suppress(OSError):  # the message reports another error
+        return max(saved_steps(directory), default=None)
+    return None
 
 
 def remove_unfinished(directory: AnyPath) -> None:

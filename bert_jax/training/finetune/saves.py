@@ -5,7 +5,6 @@ metrics.jsonl  events.jsonl  statistics.json  statistics.txt  statistics.png
 train_texts.u64 (`example_keys` of the training data)  report.json  report.md  confusion.png
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from bert_jax.config.mapping import to_dict
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Checkpoints, Report, SaveFailedError
 from bert_jax.distributed.checkpoint.retention import Retention
-from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.storage import newest_step
 from bert_jax.files.remote import WorkDir
 from bert_jax.files.staging import replace_file
 from bert_jax.objectives.objective import num_params, with_trained
@@ -201,10 +200,8 @@ class FinetuneSaves:
 
     def newest(self) -> str:
         """Return the newest save's path; empty if there is none or saves cannot be listed."""
-        saved: list[int] = []
-        with contextlib.suppress(OSError):  # the caller reports another error
-            saved = saved_steps(self._work.resume)
-        return f"{self._work.resume / str(saved[-1])}" if saved else ""
+        step = newest_step(self._work.resume)
+        return "" if step is None else f"{self._work.resume / str(step)}"
 
     def choose(self, at: Moment, *, must: bool = True) -> None:
         """Save the model of the first initialisation's best trial if it beats the saved model.

@@ -19,7 +19,7 @@ from bert_jax.data.mixture import Mixture
 from bert_jax.data.store import TokenStore
 from bert_jax.distributed.checkpoint.agreement import by_first
 from bert_jax.distributed.checkpoint.manager import Checkpoints, Report
-from bert_jax.distributed.checkpoint.storage import saved_steps
+from bert_jax.distributed.checkpoint.storage import newest_step, saved_steps
 from bert_jax.distributed.parallel.sharding import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.files.remote import WorkDir
@@ -250,11 +250,9 @@ class PretrainSaves(Saves):
 
     def newest(self) -> str:
         """Return the newest save's path; empty if there is none or saves cannot be listed."""
-        saved: list[int] = []
         self.checkpoints.join()  # a save in progress counts, too
-        with contextlib.suppress(OSError):  # the caller reports another error
-            saved = saved_steps(self.work.checkpoints)
-        return f"{self.work.name}/checkpoints/{saved[-1]}" if saved else ""
+        step = newest_step(self.work.checkpoints)
+        return "" if step is None else f"{self.work.name}/checkpoints/{step}"
 
     def close(self) -> None:
         """Wait for saves in progress."""

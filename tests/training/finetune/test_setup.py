@@ -13,12 +13,12 @@ from squad_files import entry, put_squad
 
 from bert_jax.artefacts.saved.model import digest_of
 from bert_jax.config.mapping import build
+from bert_jax.distributed.checkpoint import storage
 from bert_jax.distributed.parallel.sharding import MeshConfig, make_trial_mesh
 from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.tasks.config import SquadConfig
 from bert_jax.tokenization.wordpiece import WordPieceOptions, WordPieceTokenizer
-from bert_jax.training.finetune import saves as finetune_saves
 from bert_jax.training.finetune.config import FinetuneConfig
 from bert_jax.training.finetune.saves import FinetuneSaves
 from bert_jax.training.finetune.setup import Schedule, encoder_of, set_up
@@ -170,5 +170,5 @@ def test_the_newest_save_is_named_if_saves_can_be_listed(files, tmp_path, monkey
     def away(_):
         raise ConnectionError
 
-    monkeypatch.setattr(finetune_saves, "saved_steps", away)
+    monkeypatch.setattr(storage, "saved_steps", away)
     assert found.newest() == ""

@@ -21,7 +21,7 @@ from bert_jax.cli.inspection.status import pretrain_status
 from bert_jax.cli.inspection.status_lines import pretrain_lines
 from bert_jax.cli.main import main
 from bert_jax.config.mapping import to_dict
-from bert_jax.distributed.checkpoint import manager
+from bert_jax.distributed.checkpoint import manager, storage
 from bert_jax.distributed.checkpoint.reading import load_newest
 from bert_jax.distributed.checkpoint.retention import branches_of
 from bert_jax.distributed.checkpoint.storage import saved_steps
@@ -31,7 +31,6 @@ from bert_jax.files.remote import open_workdir
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.training import workdir as workdir_module
 from bert_jax.training.pretrain import branch as branch_module
-from bert_jax.training.pretrain import saves as saves_module
 from bert_jax.training.pretrain.branch import Branch, open_branch
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
@@ -356,7 +355,7 @@ def test_the_newest_save_is_one_that_exists(run, monkeypatch):
     assert plan.saves.newest() == f"{run.workdir}/checkpoints/6"
     shutil.rmtree(run.workdir / "checkpoints" / "6")
     assert plan.saves.newest() == f"{run.workdir}/checkpoints/4"
-    monkeypatch.setattr(saves_module, "saved_steps", fail)
+    monkeypatch.setattr(storage, "saved_steps", fail)
     assert plan.saves.newest() == ""
 
 
