@@ -18,6 +18,8 @@ import fsspec
 import jax
 import numpy as np
 import pytest
+from etils import epath
+from etils.epath.backend import fsspec_backend
 from gcs_emulator import make_bucket, running_emulator
 from google.auth.exceptions import DefaultCredentialsError
 from jax.sharding import NamedSharding, PartitionSpec
@@ -363,8 +365,11 @@ def test_a_record_is_as_it_was_when_the_save_began(bucket):
     assert record_of(place / "5") == {"sums": {"loss": 1.0}}
 
 
-def test_listings_see_what_others_write(bucket):
-    place = open_workdir(f"gs://{bucket}/run").checkpoints
+def test_listings_see_what_others_write(bucket, monkeypatch):
+    # epath keeps the first file system that it makes, so a process begins with checkpoints here.
+    fsspec_backend._get_filesystem.cache_clear()
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    place = epath.Path(f"gs://{bucket}/run/checkpoints")
     assert storage.saved_steps(place) == []
     (place / "5" / "commit_success.txt").write_text("done")
     assert storage.saved_steps(place) == [5]

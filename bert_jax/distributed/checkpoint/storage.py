@@ -25,7 +25,7 @@ from orbax.checkpoint import v1 as ocp
 
 from bert_jax.files.staging import REASONS
 from bert_jax.files.untrusted.json_file import parse_json
-from bert_jax.files.urls import is_url
+from bert_jax.files.urls import file_system, is_url
 
 PARAMS, REST, RECORD = "params", "rest", "record"
 _COMMITTED = "commit_success.txt"
@@ -46,7 +46,11 @@ AnyPath: TypeAlias = epath.Path | Path
 
 def as_path(directory: AnyPath | str) -> epath.Path:
     """Return an absolute path, locally or in a bucket."""
-    return epath.Path(directory if is_url(epath.Path(directory)) else Path(directory).absolute())
+    path = epath.Path(directory)
+    if not is_url(path):
+        return epath.Path(Path(directory).absolute())
+    file_system(str(path))  # epath keeps its first file system: listings must be uncached by then
+    return path
 
 
 def saved_steps(directory: AnyPath) -> list[int]:
