@@ -43,11 +43,11 @@ class Json(Verb):
     def show(self, found: Any, lines: Iterable[str], **how: Any) -> None:
         """Print `found` as JSON if --json is given, else `lines`; `how` goes to `json.dumps`."""
         if not self.json:
-            print("\n".join(lines))
+            print("\n".join(lines), flush=True)
             return
         # JSON has no NaN and no infinity; they become null.
-        found = json.loads(json.dumps(found), parse_constant=lambda _: None)
-        print(json.dumps(found, **{"indent": 2, **how}))
+        found = json.loads(json.dumps(found, **how), parse_constant=lambda _: None)
+        print(json.dumps(found, **{"indent": 2, **how}), flush=True)
 
 
 class Rows(Verb):

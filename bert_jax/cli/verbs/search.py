@@ -1,6 +1,5 @@
 """Verbs that search by vectors. Each verb imports its modules only when it runs."""
 
-import json
 import re
 import shlex
 import sys
@@ -144,8 +143,17 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
             if reranker is not None:
                 found = [reranker.order(*each) for each in zip(queries, found, strict=True)]
             for record, hits in zip(records, found, strict=True):
-                _print_hits(record, hits[:top], as_json=self.json)
+                self._print_hits(record, hits[:top])
         return 0
+
+    def _print_hits(self, record: "Record", hits: list["Hit"]) -> None:
+        query = record.fields["query"]
+        id = {"id": record.fields["id"]} if "id" in record.fields else {}
+        found = [hit | {"score": round(hit["score"], 6)} for hit in hits]
+        self.show(
+            {**id, "query": query, "hits": found}, _numbered(query, hits),
+            indent=None, default=str, ensure_ascii=False,
+        )  # fmt: skip
 
     def _queries(self) -> Iterator[list["Record"]]:
         """Yield groups of queries. From a pipe, a group has the lines that have arrived so far."""
@@ -177,25 +185,15 @@ class Search(groups.Texts, groups.Top, groups.Rerank, groups.Json, groups.Device
             yield part
 
 
-def _print_hits(record: "Record", hits: list["Hit"], *, as_json: bool) -> None:
+def _numbered(query: str, hits: list["Hit"]) -> Iterator[str]:
     from bert_jax.infer.search.snippets import snippet
 
-    query = record.fields["query"]
-    if as_json:
-        id = {"id": record.fields["id"]} if "id" in record.fields else {}
-        found = [hit | {"score": round(hit["score"], 6)} for hit in hits]
-        line = {**id, "query": query, "hits": found}
-        # JSON has no NaN and no infinity; they become null.
-        line = json.loads(json.dumps(line, default=str), parse_constant=lambda _: None)
-        print(json.dumps(line, ensure_ascii=False), flush=True)
-        return
-    print(query)
+    yield query
     for number, hit in enumerate(hits, 1):
         part = hit.get("passage") or 1  # an update may leave it out
         name = f"{hit.get('id')}" + (f"#{part}" if part > 1 else "")
-        print(f"{number:4}  {hit['score']:.3f}  {name}")
-        print(textwrap.indent(textwrap.fill(snippet(hit["text"], query), 90), " " * 6))
-    sys.stdout.flush()
+        yield f"{number:4}  {hit['score']:.3f}  {name}"
+        yield textwrap.indent(textwrap.fill(snippet(hit["text"], query), 90), " " * 6)
 
 
 class Mine(groups.OfModel, groups.Columns, groups.Device):

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import lancedb
@@ -160,7 +161,7 @@ def test_json_has_null_for_what_is_no_number(capsys):
     """A table's column may hold NaN, which JSON does not know."""
     hit = {"id": 1, "text": "é", "score": 0.5, "year": math.nan, "date": datetime.date(2020, 1, 2)}
     record = Record(Given("query", 1), {"query": "a", "id": math.inf})
-    search._print_hits(record, [hit], as_json=True)
+    search.Search(index=Path(), json=True)._print_hits(record, [hit])
     line = capsys.readouterr().out
     found = json.loads(line, parse_constant=pytest.fail)
     assert found["id"] is None
