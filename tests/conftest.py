@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jax
 import psutil
 import pytest
@@ -29,6 +30,8 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for child processes
+# gcsfs reads this when it is imported: emulators do not answer when it asks for a bucket's type.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 with pytest.MonkeyPatch.context() as _patch:  # libtpu, here or in a child, refuses the flag
     _patch.setenv("XLA_FLAGS", xla_flags())
     jax.devices()
@@ -58,6 +61,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") and time.time() > _SLOW_UNTIL:
         pytest.skip("a slow test, and its time is over")
 
+
+# Time says nothing here: a process that gets no processor for a moment is late.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 # Every signature's shapes and dtypes are checked while tests run, and only then.
 check_signatures("bert_jax")
@@ -111,6 +120,8 @@ _FEW_BYTES = 1 << 30
 def released_programs() -> Iterator[None]:
     """After a module, let a large process drop its programs, of which few serve another module."""
     yield
+    # A profile leaves other keys of compiled programs; the next module would find none on disk.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
     if psutil.Process().memory_info().rss > _FEW_BYTES:
         jax.clear_caches()
         gc.collect()

@@ -46,7 +46,7 @@ def test_the_package_is_that_of_the_wheel(environment, tmp_path):
     assert (package / "py.typed").exists()
     assert not (package.parent / "tests").exists()
     for data in ROOT.glob("bert_jax/**/*"):
-        if data.is_file() and data.suffix != ".pyc":
+        if data.is_file() and "__pycache__" not in data.parts:
             assert (package / data.relative_to(ROOT / "bert_jax")).exists(), data
 
 

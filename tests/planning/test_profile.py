@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,13 +31,6 @@ from bert_jax.training.run_plan import RunPlan
 
 PACKAGE = Path(bert_jax.__file__).parent
 ROW = re.compile(r" *([\d.]+) +([\d.]+)%  (?: *([\d.]+)  )?(\S+?)(?::(\d+))?( .*)?")
-
-
-@pytest.fixture(autouse=True)
-def cache_keys() -> Iterator[None]:
-    """A profile changes the keys of cached programs for its process; other tests have their own."""
-    yield
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
 def rows_of(lines: list[str]) -> list[re.Match[str]]:

@@ -64,7 +64,8 @@ def test_every_near_name_exists():
 def test_without_libtpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in topology._ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that the variable is gone again after the test
+        monkeypatch.delenv(name)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[plan\]'"):
         topology.prepare_environment()

@@ -103,7 +103,8 @@ class Troubles:
             self.before = saved_steps(self.checkpoints)
             self.planned.pop(step)()
         else:
-            time.sleep(0.5)  # the failure is reported at once, by another thread
+            failure = f"checkpoint of step {step - 1} could not be written"
+            wait_for(lambda: any(failure in line for line in log))  # reported by another thread
             self.planned.pop(step)()
             assert saved_steps(self.checkpoints) == self.before, step
             for kept in self.before:

@@ -1,6 +1,7 @@
 """Servers that stand for a store of objects, each in a process of its own."""
 
 import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -11,6 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+def free_port(host: str) -> int:
+    """Return a free port, below the ports of outgoing connections, so that it stays free."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((host, port))
+            return port
 
 
 @contextlib.contextmanager
@@ -26,9 +36,7 @@ def serving(
         use: Function that sets the environment for an address.
         probe: Path of a page that answers as soon as the server is ready.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     address = f"http://127.0.0.1:{port}"
     with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
         use(patch, address)

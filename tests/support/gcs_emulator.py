@@ -83,8 +83,6 @@ def running_emulator(log: Path) -> contextlib.AbstractContextManager[str]:
 def use_gcs(patch: pytest.MonkeyPatch, address: str) -> None:
     patch.setenv("STORAGE_EMULATOR_HOST", address)  # gcsfs, google-cloud-storage
     patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
-    # gcsfs asks for the type of a bucket by gRPC, and says so at each call where that fails.
-    patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 def make_bucket(name: str) -> None:

@@ -6,7 +6,6 @@ Nodes have addresses of their own, 127.0.0.2 and so on: Ray translates 127.0.0.1
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from emulators import free_port
 
 QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a Ray of its own takes it away
@@ -29,9 +29,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with socket.socket() as free:
-            free.bind((_HEAD, 0))
-            self.address = f"{_HEAD}:{free.getsockname()[1]}"
+        self.address = f"{_HEAD}:{free_port(_HEAD)}"
         self.nodes: list[subprocess.Popen] = []
 
     def add(self, num_cpus: int = 1) -> None:

@@ -397,7 +397,7 @@ def test_several_processes_compute_a_bad_step_again_together(tmp_path):
             f"--workdir={workdir}",
         ],
         env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     logs = [(tmp_path / "logs" / f"process_{i}.log").read_text() for i in range(2)]
     assert done.returncode == 4, done.stderr + "\n".join(logs)

@@ -45,7 +45,7 @@ def happen():
 def reach(name):
     global count, place
     if name == "batch" and what == signal.SIGTERM:
-        time.sleep(0.2)  # a stop that all agree upon takes a moment
+        time.sleep(0.5)  # a stop that all agree upon takes a moment
     if name == place and process == int(os.environ["JAX_PROCESS_ID"]):
         count -= 1
         if count == 0:

@@ -25,7 +25,7 @@ from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.pretrain.voice import planned_models
-from bert_jax.training.run import session
+from bert_jax.training.run import session, watchdog
 from bert_jax.training.run.events import read_events
 from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.run.watchdog import Watchdog
@@ -244,6 +244,7 @@ def test_the_run_ends_when_it_stands_still_for_as_long_as_it_says(tmp_path, corp
         ended.wait(20)
         raise StoppedError
 
+    monkeypatch.setattr(watchdog, "_arm_backstop", lambda seconds: None)  # would end the tests
     monkeypatch.setattr(session, "Watchdog", partial(Watchdog, exit=end))
     monkeypatch.setattr(saves, "prepare_workdir", hang)
     workdir = tmp_path / "work"

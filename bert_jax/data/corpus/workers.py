@@ -95,7 +95,8 @@ class Guard:
 
     def call(self, function: Callable[[T], R], item: T) -> R:
         """Return `function(item)`; raise a ChildProcessError if it fails or exceeds a limit."""
-        if self._process is None:
+        is_new = self._process is None
+        if is_new:
             context = multiprocessing.get_context("spawn")
             self._connection, its = context.Pipe()
             limit = (self._most_bytes, self._most_bytes)
@@ -105,6 +106,9 @@ class Guard:
             self._process = process
             its.close()
         try:
+            if is_new:  # the process starts, and imports the function, outside of the limits
+                self._connection.send((0.0, repr, function))
+                self._connection.recv()
             self._connection.send((self._seconds, function, item))
             if not self._connection.poll(10 * self._seconds):
                 raise TimeoutError

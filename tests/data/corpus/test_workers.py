@@ -1,6 +1,7 @@
 """Worker processes that die, at any moment: the map ends with a message and leaves nothing."""
 
 import contextlib
+import importlib
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ from bert_jax.data.corpus.workers import Guard, map_ordered
 from bert_jax.errors import UserError
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", "20"))
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds in which a build ends when one of its workers died."""
 IGNORING = """
 import signal
@@ -91,6 +92,18 @@ def test_calls_have_limits_whatever_signals_the_parent_ignores(tmp_path):
     script.write_text(IGNORING)
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
     subprocess.run([sys.executable, script], env=found, check=True)
+
+
+def test_the_start_of_a_guards_process_counts_for_no_call(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text(
+        "import multiprocessing, time\n"
+        "time.sleep(1.5 if multiprocessing.parent_process() else 0)\n"
+        "def double(n): return 2 * n\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    function = importlib.import_module("slow_to_import").double
+    with contextlib.closing(Guard(0.1, 4 << 30)) as guard:
+        assert guard.call(function, 2) == 4
 
 
 def test_errors_of_a_worker_name_where_they_were_raised():

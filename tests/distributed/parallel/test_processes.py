@@ -34,7 +34,7 @@ CHANGES = {
     "training__log_every_steps": 1,
     "checkpoint__save_every_steps": 4,
 }
-TIMEOUT = 300.0
+TIMEOUT = 800.0
 long = pytest.mark.skipif(
     os.environ.get("BERT_JAX_CHAOS") != "1", reason="takes a minute; BERT_JAX_CHAOS=1 runs it"
 )

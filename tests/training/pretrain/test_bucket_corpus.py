@@ -240,7 +240,7 @@ def test_reads_that_fail_are_tried_again(url, corpus, tmp_path, monkeypatch):
 def test_a_bucket_that_stays_away_ends_the_run(url, tmp_path, monkeypatch):
     away = Away(monkeypatch, 0)
     monkeypatch.setattr("bert_jax.data.pipeline._BLOCK_POSITIONS", (1, 1, 1))
-    config = settings(tmp_path, window=1, read_timeout=0.1, num_threads=1)
+    config = settings(tmp_path, window=1, read_timeout=3.0, num_threads=1)
     stream = ExampleStream(open_corpus(url, config).train, config, [Phase(202, 3, 40)])
     batches = TrainBatches(stream)
     next(batches)
@@ -312,7 +312,7 @@ def test_held_out_shards_are_fetched_before_the_first_step(url, corpus, tmp_path
     config = build(
         PretrainConfig,
         {
-            "data": {"corpus": both, "pairing": "none", "window": 1, "read_timeout": 0.1}
+            "data": {"corpus": both, "pairing": "none", "window": 1, "read_timeout": 3.0}
             | {"cache_dir": str(tmp_path / "cache")},
             "training": {"num_steps": 2, "phases": [{"length": 16, "batch_size": 4}]},
         },

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from bert_jax.training.run import watchdog
 from bert_jax.training.run.events import Events, read_events
 from bert_jax.training.run.watchdog import EXIT_CODE, Watchdog
 
@@ -30,16 +31,23 @@ def record():
     return Record()
 
 
+@pytest.fixture
+def unarmed(monkeypatch):
+    """No backstop, which would end the tests' process if the watchdog got no processor in time."""
+    monkeypatch.setattr(watchdog, "_arm_backstop", lambda seconds: None)
+
+
 def wait_for_a_step_that_does_not_come(over):
     over.wait(TIMEOUT)
 
 
+@pytest.mark.usefixtures("unarmed")
 def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capfd):
     report = tmp_path / "stacks.0.txt"
     report.write_text("an earlier stall\n")
     events = tmp_path / "events.jsonl"
-    with Watchdog(0.3, report, events=Events(events, 1), exit=record.exit) as watchdog:
-        watchdog.alive("step 12")
+    with Watchdog(0.3, report, events=Events(events, 1), exit=record.exit) as dog:
+        dog.alive("step 12")
         wait_for_a_step_that_does_not_come(record.ended)
     assert record.codes == [EXIT_CODE] == [6]
     (event,) = read_events(events)
@@ -64,30 +72,33 @@ def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capf
 
 def test_signs_of_life_keep_it_quiet(tmp_path, record):
     events = Events(tmp_path / "events.jsonl")
-    with Watchdog(2.5, tmp_path / "stacks", events=events, exit=record.exit) as watchdog:
+    with Watchdog(2.5, tmp_path / "stacks", events=events, exit=record.exit) as dog:
         for number in range(120):
             time.sleep(0.05)
-            watchdog.alive(f"step {number}")
+            dog.alive(f"step {number}")
     assert record.codes == []
     assert list(tmp_path.iterdir()) == []
 
 
+def watching():
+    return [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+
+
 def test_afterwards_nothing_is_watched(tmp_path, record):
-    before = threading.active_count()
     with Watchdog(0.2, tmp_path / "stacks", exit=record.exit):
-        pass
-    assert threading.active_count() == before
+        assert len(watching()) == 1
+    assert watching() == []
     time.sleep(0.6)  # the interpreter's own timer would end the tests
     assert record.codes == []
 
 
 def test_zero_is_off(tmp_path, record):
-    before = threading.active_count()
-    with Watchdog(0.0, tmp_path / "stacks", exit=record.exit) as watchdog:
-        watchdog.alive("step 1")
-        assert threading.active_count() == before
+    with Watchdog(0.0, tmp_path / "stacks", exit=record.exit) as dog:
+        dog.alive("step 1")
+        assert watching() == []
 
 
+@pytest.mark.usefixtures("unarmed")
 def test_a_report_whose_directory_is_gone_still_shows_the_stacks(tmp_path, record, capfd):
     gone = tmp_path / "gone"
     events = Events(gone / "events.jsonl")
@@ -109,8 +120,8 @@ from bert_jax.training.run import watchdog
 def hang_here():
     {how}
 
-watchdog._REPORT_SECONDS = 1.0
-with watchdog.Watchdog(0.5, Path({str(tmp_path / "stacks")!r})) as dog:
+watchdog._REPORT_SECONDS = 5.0
+with watchdog.Watchdog(2.0, Path({str(tmp_path / "stacks")!r})) as dog:
     dog.alive("step 3")
     hang_here()
 """

@@ -1,5 +1,6 @@
 """Builds on Ray clusters of this machine: the same as local ones, whatever is killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -115,8 +116,9 @@ def addresses(processes: list[psutil.Process]) -> set[str]:
     """Addresses that processes listen on, or are connected to."""
     found = set()
     for process in processes:
-        for connection in process.net_connections("inet"):
-            found |= {end.ip for end in (connection.laddr, connection.raddr) if end}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for connection in process.net_connections("inet"):
+                found |= {end.ip for end in (connection.laddr, connection.raddr) if end}
     return found
 
 
