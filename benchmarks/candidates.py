@@ -19,7 +19,9 @@ import importlib
 import json
 import statistics
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from recurrent_steps import stepper
 
@@ -30,14 +32,21 @@ from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 from bert_jax.training.pretrain.train import train
 
 RECIPE = Path(__file__).parents[1] / "records" / "recipes" / "candidates" / "recipe.py"
-TIMED = 20
+TIMED = 42
 """Number of steps that are timed; the first two warm up."""
+
+
+def measured_fields(corpus: str, seed: int) -> dict[str, Any]:
+    """Return the fields that no candidate sets: its text, and how it is evaluated."""
+    return {
+        "data.corpus": corpus, "seed": seed, "training.eval_every_steps": 0,
+        "training.eval_rows": 2048, "masking.eval_rate": 0.15,
+    }  # fmt: skip
 
 
 def config_of(name: str, corpus: str, seed: int) -> PretrainConfig:
     """Make the configuration of a candidate, without its own number of steps."""
-    fields = {"data.corpus": corpus, "seed": seed, "training.eval_every_steps": 0}
-    fields |= {"training.eval_rows": 2048, "masking.eval_rate": 0.15}
+    fields = measured_fields(corpus, seed)
     given = [f"--config.{field}={value}" for field, value in fields.items()]
     return load_config(PretrainConfig, f"{RECIPE}:{name}", given)
 
@@ -50,13 +59,48 @@ def relative_time(same: PretrainConfig, changed: PretrainConfig, corpus: Corpus)
     phases = changed.phases
     takes = [stepper(same, corpus), *(stepper(changed, corpus, n) for n in range(len(phases)))]
     steps = [[take(number).seconds for take in takes] for number in range(TIMED)]
-    unit, *medians = map(statistics.median, zip(*steps[2:], strict=True))
-    return statistics.fmean(medians, [phase.num_steps for phase in phases]) / unit
+    # A machine is slow for seconds, so a step is compared with the step of `same` beside it.
+    ratios = [[each / row[0] for each in row[1:]] for row in steps[2:]]
+    medians = map(statistics.median, zip(*ratios, strict=True))
+    return statistics.fmean(medians, [phase.num_steps for phase in phases])
 
 
-def main() -> int:
+def alone(name: str, options: argparse.Namespace, corpus: Corpus) -> dict[str, Any] | None:
+    """Train a candidate of one run; return its row, or None if a signal stopped the run."""
+    config = config_of(name, options.corpus, options.seed)
+    runs = options.runs / f"{name}-{options.seed}"
+    same = config_of("same", options.corpus, options.seed)
+    return timed_run(config, same, options.steps, runs, corpus)
+
+
+def timed_run(
+    config: PretrainConfig, same: PretrainConfig, steps: float, workdir: Path, corpus: Corpus
+) -> dict[str, Any] | None:
+    """Train for the processor time of so many steps of `same`; return time, steps and loss.
+
+    The measured time is kept beside `workdir`. Return None if a signal stopped the run.
+    """
+    timed = workdir.with_suffix(".json")
+    if not timed.exists():
+        measured = 1.0 if config == same else relative_time(same, config, corpus)
+        timed.parent.mkdir(parents=True, exist_ok=True)
+        timed.write_text(json.dumps(measured))
+    time = json.loads(timed.read_text())
+    found = train(
+        overridden(config, [f"--config.training.num_steps={round(steps / time)}"]), workdir
+    )
+    if found.stopped_by:
+        return None
+    return {"time": time, "steps": found.step, "loss": found.eval_metrics["eval/mlm_loss"]}
+
+
+def compare(
+    doc: str, names: Iterable[str],
+    run: Callable[[str, argparse.Namespace, Corpus], dict[str, Any] | None],
+) -> int:  # fmt: skip
+    """Run candidates that have no line, with `run`, append their lines, and print the table."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="candidates; default: all")
     parser.add_argument("--corpus", required=True)
@@ -71,29 +115,16 @@ def main() -> int:
     rows = [json.loads(line) for line in lines]
     corpus = open_corpus(options.corpus)
     shared = {"seed": options.seed, "corpus": corpus.train.fingerprint}
-    sys.path.append(str(RECIPE.parent))
-    for name in options.names or importlib.import_module("recipe").CANDIDATES:
+    for name in options.names or names:
         known = {"name": name, **shared}
         if any(known.items() <= row.items() for row in rows):
             continue
-        config = config_of(name, options.corpus, options.seed)
-        runs = options.runs / f"{name}-{options.seed}"
-        timed = runs.with_suffix(".json")
-        if not timed.exists():
-            same = config_of("same", options.corpus, options.seed)
-            measured = 1.0 if name == "same" else relative_time(same, config, corpus)
-            timed.parent.mkdir(parents=True, exist_ok=True)
-            timed.write_text(json.dumps(measured))
-        time = json.loads(timed.read_text())
-        steps = [f"--config.training.num_steps={round(options.steps / time)}"]
-        result = train(overridden(config, steps), runs)
-        if result.stopped_by:
+        found = run(name, options, corpus)
+        if found is None:
             return 1
-        loss = result.eval_metrics["eval/mlm_loss"]
-        row = {**known, "time": time, "steps": result.step, "loss": loss}
-        rows.append(row)
+        rows.append(known | found)
         with options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(rows[-1]) + "\n")
     rows = [row for row in rows if shared.items() <= row.items()]
     base = next((row["loss"] for row in rows if row["name"] == "same"), None)
     table = [["candidate", "time of a step", "steps", "loss", "below `same`"]]
@@ -103,6 +134,11 @@ def main() -> int:
         table.append([f"`{row['name']}`", *cells])
     print(markdown_table(table, figures=True))
     return 0
+
+
+def main() -> int:
+    sys.path.append(str(RECIPE.parent))
+    return compare(__doc__, importlib.import_module("recipe").CANDIDATES, alone)
 
 
 if __name__ == "__main__":

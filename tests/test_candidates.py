@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib
+import json
 import runpy
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_run import write_corpus
 
+from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import config_from, load_config
 from bert_jax.errors import UserError
 from bert_jax.objectives.objective import trained
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of
 from bert_jax.training.steps.optim import OPTIMIZERS, make_optimizer
 
@@ -76,6 +81,35 @@ def test_the_time_of_a_step_is_the_mean_of_its_phases(monkeypatch):
     phases = [SimpleNamespace(num_steps=number) for number in (30, 10)]
     changed = SimpleNamespace(took=[4.0, 1.0], phases=phases)
     assert candidates.relative_time(same, changed, None) == (30 * 4 + 10 * 1) / 40 / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grown", "taught", "averaged"])
+def test_candidates_of_several_runs_share_the_time(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE.parents[3] / "benchmarks"))
+    candidates, staged = map(importlib.import_module, ("candidates", "staged_candidates"))
+    monkeypatch.setattr(candidates, "relative_time", lambda same, config, corpus: 0.5)
+    monkeypatch.setattr(staged, "BETWEEN", 2)
+    corpus = write_corpus(tmp_path / "corpus")
+    asked = Namespace(corpus=str(tmp_path / "corpus"), seed=0, steps=6, runs=tmp_path)
+    row = staged.staged(name, asked, corpus)
+    assert row["loss"] > 0
+    runs = tmp_path / f"{name}-0"
+    configs = {path.stem: read_config(path.with_suffix("")) for path in runs.glob("*.json")}
+    steps = {run: config.training.num_steps for run, config in configs.items()}
+    if name == "grown":
+        assert steps == {"small": 4, "large": 8}
+        assert configs["small"].model.num_layers == 1
+        assert configs["large"].init == str(runs / "grown")
+        assert read_model(runs / "large").config.num_layers == 2
+    elif name == "taught":
+        assert steps == {"teacher": 3, "student": 9}
+        assert configs["student"].distil.teacher == str(runs / "teacher")
+    else:
+        assert (steps, row["steps"]) == ({"run": 12}, 12)
+        assert row["loss"] != row["last"]
+        sources = json.loads((runs / "average" / "config.json").read_text())["average"]["sources"]
+        assert [source["step"] for source in sources] == [4, 6, 8, 10, 12]
 
 
 def test_every_candidate_is_a_recipe():
