@@ -36,17 +36,10 @@ TIMED = 42
 """Number of steps that are timed; the first two warm up."""
 
 
-def measured_fields(corpus: str, seed: int) -> dict[str, Any]:
-    """Return the fields that no candidate sets: its text, and how it is evaluated."""
-    return {
-        "data.corpus": corpus, "seed": seed, "training.eval_every_steps": 0,
-        "training.eval_rows": 2048, "masking.eval_rate": 0.15,
-    }  # fmt: skip
-
-
 def config_of(name: str, corpus: str, seed: int) -> PretrainConfig:
     """Make the configuration of a candidate, without its own number of steps."""
-    fields = measured_fields(corpus, seed)
+    fields = {"data.corpus": corpus, "seed": seed, "training.eval_every_steps": 0}
+    fields |= {"training.eval_rows": 2048, "masking.eval_rate": 0.15}
     given = [f"--config.{field}={value}" for field, value in fields.items()]
     return load_config(PretrainConfig, f"{RECIPE}:{name}", given)
 
@@ -65,20 +58,20 @@ def relative_time(same: PretrainConfig, changed: PretrainConfig, corpus: Corpus)
     return statistics.fmean(medians, [phase.num_steps for phase in phases])
 
 
-def alone(name: str, options: argparse.Namespace, corpus: Corpus) -> dict[str, Any] | None:
-    """Train a candidate of one run; return its row, or None if a signal stopped the run."""
-    config = config_of(name, options.corpus, options.seed)
-    runs = options.runs / f"{name}-{options.seed}"
-    same = config_of("same", options.corpus, options.seed)
-    return timed_run(config, same, options.steps, runs, corpus)
+class StoppedError(Exception):
+    """A signal stopped a run; the command continues it."""
+
+
+Row = dict[str, Any]
+"""Relative time of a step, number of steps and loss of a candidate."""
 
 
 def timed_run(
     config: PretrainConfig, same: PretrainConfig, steps: float, workdir: Path, corpus: Corpus
-) -> dict[str, Any] | None:
-    """Train for the processor time of so many steps of `same`; return time, steps and loss.
+) -> Row:
+    """Train for the processor time of so many steps of `same`.
 
-    The measured time is kept beside `workdir`. Return None if a signal stopped the run.
+    The measured time is kept beside `workdir`. Raise a StoppedError if a signal stopped the run.
     """
     timed = workdir.with_suffix(".json")
     if not timed.exists():
@@ -86,18 +79,22 @@ def timed_run(
         timed.parent.mkdir(parents=True, exist_ok=True)
         timed.write_text(json.dumps(measured))
     time = json.loads(timed.read_text())
-    found = train(
-        overridden(config, [f"--config.training.num_steps={round(steps / time)}"]), workdir
-    )
+    changes = [f"--config.training.num_steps={round(steps / time)}"]
+    found = train(overridden(config, changes), workdir)
     if found.stopped_by:
-        return None
+        raise StoppedError
     return {"time": time, "steps": found.step, "loss": found.eval_metrics["eval/mlm_loss"]}
 
 
+def alone(name: str, options: argparse.Namespace, corpus: Corpus) -> Row:
+    """Train a candidate of one run."""
+    same, config = (config_of(each, options.corpus, options.seed) for each in ("same", name))
+    return timed_run(config, same, options.steps, options.runs / f"{name}-{options.seed}", corpus)
+
+
 def compare(
-    doc: str, names: Iterable[str],
-    run: Callable[[str, argparse.Namespace, Corpus], dict[str, Any] | None],
-) -> int:  # fmt: skip
+    doc: str, names: Iterable[str], run: Callable[[str, argparse.Namespace, Corpus], Row]
+) -> int:
     """Run candidates that have no line, with `run`, append their lines, and print the table."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,10 +116,10 @@ def compare(
         known = {"name": name, **shared}
         if any(known.items() <= row.items() for row in rows):
             continue
-        found = run(name, options, corpus)
-        if found is None:
+        try:
+            rows.append(known | run(name, options, corpus))
+        except StoppedError:
             return 1
-        rows.append(known | found)
         with options.out.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     rows = [row for row in rows if shared.items() <= row.items()]

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from candidates import compare, measured_fields, timed_run
+from candidates import Row, compare, config_of, timed_run
 
 from bert_jax.artefacts.saved.average import average
 from bert_jax.artefacts.saved.reading import read_model
@@ -35,11 +35,6 @@ from bert_jax.training.pretrain.start import resolve_teacher
 
 AVERAGED, BETWEEN = 5, 30
 """Number of averaged checkpoints, and steps between them."""
-Row = dict[str, Any]
-
-
-class StoppedError(Exception):
-    """A signal stopped a run."""
 
 
 class Budget(NamedTuple):
@@ -56,10 +51,7 @@ class Budget(NamedTuple):
         """Train `same` with changes for a share of the time; return time, steps and loss."""
         config = overridden(self.same, [f"--config.{change}" for change in changes])
         config, _ = resolve_teacher(config, read_model)
-        row = timed_run(config, self.same, share * self.steps, self.runs / name, self.corpus)
-        if row is None:
-            raise StoppedError
-        return row
+        return timed_run(config, self.same, share * self.steps, self.runs / name, self.corpus)
 
 
 def grown(budget: Budget) -> Row:
@@ -79,8 +71,7 @@ def taught(budget: Budget) -> Row:
 
 def averaged(budget: Budget, schedule: str = "constant") -> Row:
     """Train, and average the last checkpoints."""
-    keep = f"checkpoint.keep={AVERAGED}", f"checkpoint.save_every_steps={BETWEEN}"
-    row = budget.train("run", 1.0, *keep, f"optimizer.schedule={schedule}")
+    row = budget.train("run", 1.0, f"optimizer.schedule={schedule}")
     out, same = budget.runs / "average", budget.same
     if not out.exists():
         average([f"{budget.runs / 'run'}"], out, last=AVERAGED)
@@ -99,19 +90,16 @@ STAGED: dict[str, Callable[[Budget], Row]] = {
 }
 
 
-def staged(name: str, options: argparse.Namespace, corpus: Corpus) -> Row | None:
-    """Run a candidate; return its row, or None if a signal stopped a run."""
-    fields = {
-        "training.phases": [{"length": 64, "batch_size": 32}],
-        "optimizer.learning_rate": 4e-3,
+def staged(name: str, options: argparse.Namespace, corpus: Corpus) -> Row:
+    """Run a candidate."""
+    changes = {
+        "objective": {"name": "masked_lm"},  # what a teacher and `read_model` need
+        "checkpoint": {"keep": AVERAGED, "save_every_steps": BETWEEN},
     }
-    same = config_from(PretrainConfig, "start:2x128", fields)
-    same = config_from(PretrainConfig, same, measured_fields(options.corpus, options.seed))
+    same = config_of("same", options.corpus, options.seed)
+    same = config_from(PretrainConfig, same, changes)
     runs = options.runs / f"{name}-{options.seed}"
-    try:
-        return STAGED[name](Budget(corpus, same, options.steps, runs))
-    except StoppedError:
-        return None
+    return STAGED[name](Budget(corpus, same, options.steps, runs))
 
 
 if __name__ == "__main__":

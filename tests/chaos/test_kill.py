@@ -73,6 +73,9 @@ def test_killed_while_saving(tmp_path):
             savers.append(Saver(directory, tmp_path / f"log {number + 1}"))
             saver, newest = savers.pop(0), max(saved_steps(directory), default=0)
             assert saver.begin() == newest
+            while number % 2 and not saver.steps("saved"):  # else a slow machine saves nothing
+                assert saver.process.poll() is None, saver.log.read_text()
+                time.sleep(0.005)
             time.sleep(rng.uniform(0, MAX_DELAY))
             saver.kill()
 
@@ -82,7 +85,7 @@ def test_killed_while_saving(tmp_path):
             assert max(steps, default=0) >= durable, "a save that was complete is lost"
             for step in steps:
                 assert verify_checkpoint(directory / str(step)).fault == ""
-        newest = max(saved_steps(directory), default=0)
+        newest = max(saved_steps(directory))
         assert savers[0].begin() == newest
         while max(savers[0].steps("saved"), default=0) < newest + 4:  # saving goes on
             assert savers[0].process.poll() is None, savers[0].log.read_text()
@@ -92,6 +95,6 @@ def test_killed_while_saving(tmp_path):
             saver.end()
     print(f"{hits} of {KILLS} kills were in the middle of a save; {newest} saves")
     assert not list((tmp_path).glob("damaged/*"))
+    assert newest >= KILLS // 2
     if LONG:
-        assert newest >= KILLS // 2
         assert hits > 0

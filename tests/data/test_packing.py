@@ -18,7 +18,7 @@ def log_normal_store(mean_tokens, count, seed=0):
     return make_shard([[n] for n in sizes.tolist()])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(DOCUMENTS, st.integers(3, 60), st.integers(1, 3), st.integers(0, 2**32))
 def test_no_token_is_lost_or_doubled(documents, length, num_passes, seed):
     shard = make_shard(documents)
@@ -36,7 +36,7 @@ def test_no_token_is_lost_or_doubled(documents, length, num_passes, seed):
     np.testing.assert_array_equal(np.bincount(text - 5), np.full(shard.tokens.size, num_passes))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(DOCUMENTS, st.integers(3, 60), st.integers(0, 2**32))
 def test_gather_builds_rows(documents, length, seed):
     shard = make_shard(documents)

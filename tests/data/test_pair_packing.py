@@ -23,7 +23,7 @@ def pairs_of(tokens, segments):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PAIRS, st.integers(22, 60), st.integers(21, 60), st.integers(1, 3), st.integers(0, 2**32))
 def test_every_pair_is_whole_and_once_a_pass(sizes, length, target_length, num_passes, seed):
     shard = make_pair_shard(sizes)

@@ -97,7 +97,7 @@ def test_pool_refills_change_nothing(monkeypatch):
     assert sorted(as_rows(plan_pairs(shard, 64))) == want
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(DOCUMENTS, st.integers(5, 60), st.integers(0, 2**32), st.sampled_from(["nsp", "sop"]))
 def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
     shard = make_shard(documents)
@@ -125,7 +125,7 @@ def test_rows_lie_in_documents_and_fit(documents, length, seed, pairing):
         assert (first_end <= np.where(label, a_start, b_start)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(DOCUMENTS, st.integers(5, 60), st.sampled_from(["nsp", "sop"]), st.integers(1, 2))
 def test_unheld_rate_is_a_count_of_tokens(documents, length, pairing, num_passes):
     shard = make_shard([*documents, [2]])
@@ -252,7 +252,7 @@ def test_plan_is_a_function_of_seed_and_pass():
     assert both[len(first) :] != first
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(2, 400), st.integers(0, 2**40))
 def test_truncation_is_token_by_token_of_the_longer(a_len, b_len, room, row):
     a, b = np.array([a_len]), np.array([b_len])

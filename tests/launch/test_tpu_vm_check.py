@@ -1,11 +1,11 @@
 """`launch/tpu_vm.sh check`: what it makes of the hosts' words, and two hosts for real."""
 
 import os
-import runpy
 import shutil
 import sys
 
 import pytest
+from emulators import free_port
 from small_finetuning import write_config
 from small_run import small_config, write_corpus
 from stub_commands import LAUNCH, Stubs, words
@@ -135,7 +135,7 @@ def hosts(tmp_path):
 
 def run_check(stubs):
     variables = {name: os.environ[name] for name in NAMES if name in os.environ}
-    address = f"127.0.0.1:{runpy.run_path(str(LAUNCH / 'local.py'))['_free_port']()}"
+    address = f"127.0.0.1:{free_port()}"
     return stubs.run(
         "tpu_vm.sh", "check", "pod", "--", "bert-jax", "pretrain", "--config=config.py",
         "--workdir=work/run",

@@ -1,8 +1,7 @@
 """Servers that stand for a store of objects, each in a process of its own."""
 
 import contextlib
-import random
-import socket
+import runpy
 import subprocess
 import sys
 import time
@@ -13,14 +12,8 @@ from pathlib import Path
 
 import pytest
 
-
-def free_port(host: str) -> int:
-    """Return a free port, below the ports of outgoing connections, so that it stays free."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind((host, port))
-            return port
+free_port = runpy.run_path(str(Path(__file__).parents[2] / "launch" / "local.py"))["_free_port"]
+"""Return a port that stays free until it is used."""
 
 
 @contextlib.contextmanager
@@ -36,7 +29,7 @@ def serving(
         use: Function that sets the environment for an address.
         probe: Path of a page that answers as soon as the server is ready.
     """
-    port = free_port("127.0.0.1")
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
         use(patch, address)

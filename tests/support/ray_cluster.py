@@ -29,7 +29,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.address = f"{_HEAD}:{free_port(_HEAD)}"
+        self.address = f"{_HEAD}:{free_port()}"
         self.nodes: list[subprocess.Popen] = []
 
     def add(self, num_cpus: int = 1) -> None:

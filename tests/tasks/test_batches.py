@@ -49,7 +49,7 @@ def padded(lengths, buckets):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_other_buckets_pad_less(lengths, max_buckets):
     found = choose_buckets(np.array(lengths), max_buckets)
     assert all(b % 8 == 0 for b in found)
@@ -73,7 +73,7 @@ def test_buckets_stay_within_the_positions():
 
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_epoch_has_every_row_once(lengths, batch_size, max_buckets, epoch):
     rows = make_rows(lengths)
     buckets = choose_buckets(rows.lengths, max_buckets)
@@ -208,7 +208,7 @@ def test_an_epoch_goes_on_where_it_stopped():
 
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_evaluation_sees_every_row_once(lengths, batch_size, max_buckets):
     rows = make_rows(lengths, "tags")
     buckets = choose_buckets(rows.lengths, max_buckets)

@@ -73,7 +73,7 @@ def test_offsets_are_of_the_text_as_it_was_given(made):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(st.one_of(st.characters(), st.sampled_from(" ▁<s>\n\u00a0Ġ")), max_size=40))
 def test_any_text(made, kind, text):
     encoding = checked_encoding(made[kind], text)

@@ -51,7 +51,7 @@ def test_ids_are_those_of_the_library(made, libraries, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.text(
         st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\t▁e\u0301'd1")), max_size=40

@@ -142,7 +142,7 @@ def test_offsets_through_normalisation(kind: Kind) -> None:
 
 
 @ALL
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(text=_ANY_TEXT)
 def test_offsets_and_batches_on_any_text(made: SentencePieceTokenizer, text: str) -> None:
     ids, offsets = checked_encoding(made, text)

@@ -107,7 +107,7 @@ def _mixed(rare: st.SearchStrategy[str], size: int) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=_mixed(_OLD, 30))
 def test_words_equal_the_reference_on_any_old_characters(lowercase: bool, text: str) -> None:
     words = REFERENCE.basic_words(text, lowercase)
@@ -117,7 +117,7 @@ def test_words_equal_the_reference_on_any_old_characters(lowercase: bool, text: 
 
 
 @pytest.mark.parametrize("name", SMALL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=_mixed(st.characters(), 60))
 def test_offsets_and_batches_on_any_text(name: str, text: str) -> None:
     made = SMALL[name]
@@ -132,7 +132,7 @@ def test_offsets_and_batches_on_any_text(name: str, text: str) -> None:
             assert token in normal if len(normal) > len(piece) else token == normal
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(_PLAIN, max_size=80), max_size=6))
 def test_a_batch_is_its_texts_one_by_one(texts: list[str]) -> None:
     made = SMALL["uncased"]

@@ -233,7 +233,7 @@ def test_targets_that_do_not_come_back(files, tmp_path):
     ) in summary
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=12))
 def test_seen_is_a_set(blocks):
     with pytest.MonkeyPatch.context() as patch:

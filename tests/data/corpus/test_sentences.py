@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bert_jax.data.corpus.sentences import (
@@ -56,7 +56,6 @@ def cuts(sentences: list[str]) -> set[int]:
     return ends
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from('aA1 .!?。」”")(\n\t…Mr[]»-'), max_size=80))
 @example("11。 »? ")
 def test_nothing_is_lost(text):
@@ -65,7 +64,6 @@ def test_nothing_is_lost(text):
     assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text(text):
     assert solid("".join(split_fast(text))) == solid(text)

@@ -119,7 +119,7 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(value=_VALUES, depth=st.integers(0, 5))
 def test_refuses_exactly_what_is_too_deep(value, depth):
     def levels(part: object) -> int:

@@ -208,7 +208,7 @@ def test_paired_differences_are_narrower():
 
 @pytest.mark.parity
 @given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_classes_are_those_of_scikit_learn(seed):
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 

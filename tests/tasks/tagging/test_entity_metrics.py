@@ -172,7 +172,7 @@ def check_scores(gold, guess, *, strict):
 def test_as_seqeval(strict, prefixes):
     """On tags of any soundness, such as a model predicts; both of its modes."""
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(tags_of(prefixes), st.randoms())
     def check(gold, draw):
         kinds = sorted({tag for tags in gold for tag in tags})

@@ -220,7 +220,7 @@ DISTINCT = WordPieceTokenizer(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     max_length=st.integers(3, 20),

@@ -101,7 +101,7 @@ def test_refuses_what_cannot_be_compared(score):
 
 
 @pytest.mark.parity
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 60),
@@ -139,7 +139,7 @@ def test_as_scikit_learn(seed, count, classes, right):
 
 
 @pytest.mark.parity
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(2, 60),

@@ -125,7 +125,7 @@ def home(tmp_path_factory):
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.lists(st.tuples(texts, texts), min_size=1, max_size=6))
 def test_texts_come_back_unchanged(home, rows):
     import csv
@@ -145,7 +145,7 @@ def test_texts_come_back_unchanged(home, rows):
     assert [(e.text, e.text_pair) for e in found.examples] == plain
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     data=st.one_of(
         st.binary(max_size=60),

@@ -32,7 +32,7 @@ def files(tmp_path_factory):
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_evaluations_are_spread_over_an_epoch(num_steps, per_epoch, evals):
     """As often as was asked for, and after the last step."""
     every = per_epoch / evals

@@ -27,7 +27,7 @@ def runs(init, rate, scores):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_group_is_what_numpy_says(scores):
     (group,) = summarise(runs("a", 1e-5, scores), "accuracy").groups
     assert (group.runs, group.failed, group.lost) == (len(scores), 0, 0)
@@ -41,7 +41,7 @@ def test_a_group_is_what_numpy_says(scores):
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_intervals_are_what_scipy_says(values):
     mean, std = np.mean(values), np.std(values, ddof=1)
     low, high = student_interval(np.array(values))
@@ -54,7 +54,7 @@ def test_intervals_are_what_scipy_says(values):
 
 
 @given(SCORES, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_pair_is_a_seed(ours, data):
     theirs = data.draw(st.lists(st.floats(-1, 1), min_size=len(ours), max_size=len(ours)))
     shuffled = data.draw(st.permutations(runs("b", 1e-5, theirs)))
@@ -211,7 +211,7 @@ def test_the_end_of_training_is_judged():
 
 
 @given(st.integers(1, 3000), st.floats(0.01, 0.99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_goal_of_accuracy_is_the_bound_of_the_binomial(rows, constant):
     goal = goal_score("accuracy", constant, rows)
     assert goal * rows == pytest.approx(scipy.stats.binom.ppf(0.95, rows, constant))
