@@ -54,7 +54,7 @@ class Intervals:
         return self._now() - self._start
 
     def due(self) -> bool:
-        """Return true if a line is due; the line must then be printed."""
+        """Return true, and begin a new interval, if a line is due; the caller then prints it."""
         now = self._now()
         if now - self._last < min(max(self.elapsed / 10, self.FIRST), 60.0):
             return False

@@ -43,8 +43,8 @@ def load_config(cls: type[Config], spec: str, overrides: Sequence[str] = ()) -> 
     """Read a configuration file and apply overrides such as `--config.training.num_steps=100`.
 
     `spec` is PATH or PATH:ARG. PATH is a Python file that defines `get_config(arg) -> ConfigDict`.
-    If the path does not exist, the configurations of the package are searched. For them, NAME_ARG
-    can also stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m. Raise a
+    If the path does not exist, the package's configurations are searched. There, NAME_ARG can also
+    stand for NAME.py with the argument ARG: ettin_17m stands for ettin.py:17m. Raise a
     UserError if the file is missing or raises an error, or a field is unknown or wrong.
     """
     path, argument = find_config(spec)

@@ -49,7 +49,7 @@ def unknown_field(
     """Make the UserError for a field that a section does not have.
 
     `section` is the section's dotted name, or "" at the top level. The message has one hint, the
-    first that applies: where `cls` says that the field is now; the variant of `cls` with the field;
+    first that applies: the new name or place in `cls`; the variant of `cls` that has the field;
     `places` (dotted names of such fields in other sections); the most similar name in `known`.
     """
     prefix = f"{section}." if section else ""

@@ -9,8 +9,8 @@ A pair that is too long for a row is left out. Cutting it would teach wrong labe
 end in the middle of its text, or say more than its source.
 
 Packing works on the histogram of pair sizes, as `packing` does on the histogram of piece lengths. A
-row begins with the largest remaining pair. Pairs are then added until none fits: each time, the
-pair for which the larger of the two remaining rooms becomes smallest, so that both fill evenly (a
+row begins with the largest remaining pair. Pairs are then added until none fits, each time the pair
+that minimises the larger of the two remaining rooms, so that both rooms fill evenly (a
 heuristic for vector bin packing; Panigrahy et al. 2011). As many rows as possible get the same pair
 sizes, so that the cost depends on the number of different sizes, not on the number of pairs.
 """

@@ -47,7 +47,7 @@ class BucketFiles:
         return data
 
     def size(self, name: str) -> int:
-        """Return a file's size; raise a UserError if missing. Other errors are as in `read`."""
+        """Return a file's size. A missing file is a UserError; other errors are as in `read`."""
         try:
             return int(self._patiently(name, "info")["size"])
         except FileNotFoundError as error:
@@ -117,7 +117,7 @@ class FileCache:
             os.utime(target)  # the time of the last use
             return
         with _lock(target.with_name(f".{target.name}.lock")):
-            if self._has(target, size, digest):  # by another process, meanwhile
+            if self._has(target, size, digest):  # another process fetched the file
                 return
             if (there := files.size(name)) != size:
                 raise damaged(files, name, f"the file has {there:,} bytes, not {size:,}")

@@ -142,7 +142,7 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     ) -> None:  # fmt: skip
         if scheme(target) is not None:
             raise UserError(f"{target} is in a bucket; name a local directory, then upload it")
-        self.target = Path(os.path.realpath(target))  # beside a link, the disk may be another one
+        self.target = Path(os.path.realpath(target))  # a link may lead to another disk
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite
         self._committed = False

@@ -35,7 +35,7 @@ class Answerer(Predictor[Question]):
     max_answer_tokens: Count | None = None
     """Largest number of tokens in an answer. None means the limit in training or else 30."""
     max_length: int | None = None
-    """Largest number of tokens in a row. None means 384 at most if other software trained it."""
+    """Largest number of tokens in a row. None: at most 384 for a model of other software."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -190,7 +190,7 @@ class LoadedModel:
             pooling: "mean" or "max" over tokens, "mean_sqrt_len" (sum / square root of the number),
                 "cls" (state of the first token), "pooler" (BERT's pooler on this state), "last"
                 (state of the last token) or "weighted" (mean with learned weights). None means the
-                model's pooling or else "mean". Linear maps of the model follow.
+                model's pooling or else "mean". The model's linear maps are then applied.
             layers: Layers to average, from 0 (the embeddings) to `num_layers`, or from -1 (the
                 last) downwards. A slice includes both ends; a missing end is layer 0 or the last.
             special_tokens: Whether mean and max use [CLS] and [SEP], as in sentence-transformers.

@@ -49,7 +49,7 @@ class KeptLines:
             yield record
 
     def write(self, chunks: Iterable[list[Record]], line_of: Callable[[Record], str]) -> None:
-        """Write a line for each record. Add advice to rerun to a UserError from `chunks`."""
+        """Write a line for each record. A UserError from `chunks` gets the advice to rerun."""
         reruns = stale = bool(self._old)  # a rerun keeps the lines that it has not reached
         count, ended, mode = 0, False, "r+b" if reruns else "wb"
         try:

@@ -89,7 +89,7 @@ class ModelConfig(Bounded, section="model"):
     relative_buckets: Natural = 256
     """Number of distance embeddings per direction; far distances share them. 0 means no sharing."""
     relative_distance: Natural = 0
-    """Distance from which on all distances share an embedding; 0 means num_positions."""
+    """Distance from which all larger distances share one embedding; 0 means num_positions."""
     scale_embeddings: bool = False
     """Whether token embeddings are multiplied by sqrt(width) (Vaswani et al. 2017, section 3.4). If
     so, the standard deviation of the initial table is 1 / sqrt(width) instead of `init_std`."""

@@ -8,7 +8,7 @@
 
 Parameters are a nested dict with the entry `encoder`, without a pooler, and the entries that the
 pooling reads: `pooling` for `weighted` and for linear maps, `mlm` for `splade`, and `queries` for
-static queries. Texts are compared by the cosine of their vectors; for `splade`, by the product.
+static queries. Vectors of texts are compared by cosine or, for `splade`, by their dot product.
 
 Sources: Reimers and Gurevych 2019 (Sentence-BERT), section 3; Lin et al. 2017, section 2 (learned
 weights of tokens); Kusupati et al. 2022 (Matryoshka: the start of a vector is a useful vector);
@@ -45,7 +45,7 @@ POOLINGS: Mapping[str, str] = {
     "splade": "sparse, a weight for each token of the vocabulary, log(1 + relu(largest logit))",
     "late": "the mean of the tokens' logits",
 }
-"""Descriptions of poolings, also of the input of a head (`Pooled`)."""
+"""Descriptions of poolings, including the inputs of a classification head (`Pooled`)."""
 Pooled = Literal["cls", "mean", "late"]
 """Input of a classification head without a pooler. `cls` is the first token's state and `mean` the
 mean of all states. With `late` the head reads every state, and its logits are averaged."""

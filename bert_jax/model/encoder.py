@@ -173,7 +173,7 @@ class SelfAttention(Attention):
         return self.attended(asked, context, impl, biased)
 
     def relative_of(self, context: Context, site: Number = 0) -> Relative | None:
-        """Make this layer's keys and queries of distances, if the context has any."""
+        """Make this layer's distance keys and queries; return None without distance embeddings."""
         if context.relative is None:
             return None
         return self.relative(context.relative, self.key, self.query, context.stream, site)
@@ -213,7 +213,7 @@ class Mlp(nnx.Module):
             self.gate = Affine(config, embed, mlp, rngs, bias=bias)
 
     def __call__(self, x: Float[Array, "B L D"], biased: bool = True) -> Float[Array, "B L D"]:
-        """Apply the network to each position; `biased` as in `SelfAttention`."""
+        """Apply the network to each position, without the output's bias if `biased` is false."""
         activation = self.config.activation
         if self.config.gated:
             return self.down(gated(activation, self.gate(x), self.up(x)), biased)

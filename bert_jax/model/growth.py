@@ -54,7 +54,7 @@ def grow_params(
     exactly if each new width is a multiple of the old width, otherwise approximately. Noise from
     `seed` gives the copies different gradients, and adds up to zero over the copies of a feature.
     With `preserve`, raise a UserError if the embedding width grows, a tied decoder has no
-    `head_transform`, and a pooler also reads the norm before it or `norm_order` is "post".
+    `head_transform`, and the source model has a pooler or `norm_order` "post".
     """
     shapes = {MASKED_LM: {}, **param_shapes(new), "rtd": param_shapes(new, ReplacedHead)}
     axes = {MASKED_LM: {}, **logical_axes(new), "rtd": logical_axes(new, ReplacedHead)}

@@ -23,7 +23,7 @@ TARGETS: Mapping[str, str] = {
     "query": "attention", "key": "attention", "value": "attention", "output": "attention",
     "up": "mlp", "gate": "mlp", "down": "mlp",
 }  # fmt: skip
-"""Part of a layer, by the name of the target matrix that the part contains."""
+"""Part of a layer (`attention` or `mlp`) that contains each target matrix."""
 _PURPOSE = 0x6C6F7261
 
 

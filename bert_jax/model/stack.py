@@ -39,7 +39,7 @@ def run_layers(
     def run(x: Any, start: int, pieces: Sequence[Array], index: Callable[[int], Any]) -> Any:
         """Run layers one by one; `pieces` are their parameters, with layers on axis 0."""
         count = pieces[0].shape[0]
-        # The gradient of `split` is one concatenation; with `piece[n]` it would sum padded arrays.
+        # The gradient of `split` is one concatenation; the gradient of `piece[n]` pads and sums.
         split = [jax.lax.split(piece, (1,) * count) for piece in pieces]
         for n in range(count):
             params = jax.tree.unflatten(tree, [each[n].squeeze(0) for each in split])

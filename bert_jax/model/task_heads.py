@@ -153,9 +153,9 @@ def starting_params(
 ) -> heads.Params:
     """Select the entries of a model's parameters from which the training of a new head starts.
 
-    The entries are `encoder` and, if the new head has a transform, `transform`. The latter is the
-    old head's transform or, if there is none, the dense layer and norm of the masked-LM head, if
-    they fit. Transformers also loads this layer and norm, because their names match.
+    The entries are `encoder` and, if the new head has a transform, `transform`: the old head's
+    transform or else the dense layer and the norm of the masked-LM head, if these exist and fit.
+    Transformers also loads this layer and norm, because their names match.
     """
     start = {"encoder": params["encoder"]}
     maps = config.head_transform and not config.projects_embeddings

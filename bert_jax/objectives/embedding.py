@@ -55,7 +55,7 @@ class ContrastConfig(Bounded, section="embedding"):
     weight for each token of the vocabulary, from the masked-LM head of init."""
     normalize: bool = True
     """Whether the model returns vectors of length 1. The loss compares dense vectors by cosine.
-    Sparse vectors are never normalised, and compared by their product."""
+    Sparse vectors are never normalised, and are compared by their dot product."""
     temperature: Positive | None = None
     """Temperature by which the loss divides cosines or products. None: 0.05 for cosines, else 1.
     If a teacher's scores are cosines (task.scores), set 1."""
@@ -270,7 +270,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
 
     @override
     def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
-        # The number of axes of the loss's labels. Dev rows of another kind have other labels.
+        # Number of axes of the loss's labels. Dev rows may have labels for another kind of loss.
         axes = {"ranking": 0, "scores": 1, "classes": 1}.get(self.comparison, 2)
         if axes and ("labels" not in rows or rows["labels"].ndim != axes):
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}

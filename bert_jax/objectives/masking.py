@@ -26,7 +26,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.counter_hash import hash_u32, threshold_u32
 from bert_jax.tokenization.special_ids import SpecialIds
 
-# Words hashed with the seed: each use gets other random numbers. Dropout hashes small numbers.
+# Words hashed with the seed, so that each use draws other numbers; dropout hashes smaller words.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031
 _WORD_ROUNDS = 4  # rounds of choosing words; later rounds fit shorter words into the rest of n
 

@@ -238,7 +238,7 @@ def _joined(discriminator: Any, head: Any, generator: Any, disentangled: bool) -
 def draw(
     logits: Float[Array, "B P V"], seeds: UInt32[Array, " B"], positions: Int[Array, "B P"]
 ) -> Int[Array, "B P"]:
-    """Draw from softmax(logits) by Gumbel-max. Seed and position set the noise; no gradient."""
+    """Draw from softmax(logits) by Gumbel-max without gradient; seed and position set the noise."""
     tokens = jax.lax.broadcasted_iota(jnp.uint32, (1, 1, logits.shape[-1]), 2)
     bits = jnp.asarray(hash_u32(seeds[:, None, None], positions[..., None], tokens))
     # Values near 0 decide the maximum. There, float32 resolves 2^-33, but near 1 only 2^-24.

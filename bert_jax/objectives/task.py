@@ -176,7 +176,7 @@ class TaskObjective(Adapted, Teachable):
     """
 
     config: TaskHeadConfig
-    """Sizes of the head."""
+    """Kind of the network, number of labels, dropout rate and pooling of the head."""
     kind: HeadKind
     """Entry of `HEADS`."""
     classes: ClassLoss = _PLAIN

@@ -45,7 +45,7 @@ def run_plan(
         raise UserError(f"--plot {plot}: there is no directory {plot.parent}")
     cases = []
     for topology in parsed:
-        make_mesh(config.mesh, devices(topology))  # refuses what `train` would
+        make_mesh(config.mesh, devices(topology))  # raises if `train` would
         if not batch:  # --batch-per-chip plans other batches
             for line in startable(config, topology):
                 print(f"{topology.name}: {line}", file=sys.stderr)
@@ -75,7 +75,7 @@ def run_plan(
 
 
 def plans(config: PretrainConfig, topology: Topology) -> list[Plan]:
-    """Plan each phase as it is configured. Raise a UserError if `train` would reject it."""
+    """Plan each phase as configured; raise a UserError if `train` would reject `config`."""
     config, _ = with_vocabulary(config)
     startable(config, topology)
     phases = range(len(config.training.phases))

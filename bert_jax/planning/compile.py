@@ -275,7 +275,7 @@ def _columns(config: PretrainConfig, phase: int) -> dict[str, Column]:
 
 
 def _planned_step(config: PretrainConfig, phase: int) -> Any:
-    if config.model.dtype == "auto":  # would follow the default backend, here the CPU
+    if config.model.dtype == "auto":  # `auto` would follow the default backend, here the CPU
         model = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model)
     there = config.data.corpus and Path(config.data.corpus).exists()
@@ -308,7 +308,7 @@ def _compile(lowered: Any) -> dict[str, Any]:
 
 
 def _program_text(compiled: Any, directory: Path) -> str:
-    """Return the text of the optimised program; if XLA fails, from its dumps in `directory`."""
+    """Return the optimised program's text; if XLA cannot print it, read the dump in `directory`."""
     try:
         with quiet():
             return str(compiled.as_text())

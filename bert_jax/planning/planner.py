@@ -44,7 +44,7 @@ every device holds in full, and activations that tensor parallelism divides amon
 
 
 class Planner:
-    """Planner of one phase of a configuration on one topology. It remembers its compilations.
+    """Planner of one phase of a configuration on one topology, with a cache of its compilations.
 
     In all methods, `rows_per_shard` is the number of rows of a micro-batch on one batch shard.
     """
@@ -93,7 +93,7 @@ class Planner:
         return Guess(self._peak(plan), plan.seconds or 0.0)
 
     def _peak(self, plan: Plan) -> int:
-        """Return the peak, or more than is usable if the compiler refused to go so far."""
+        """Return the plan's peak bytes; if the step does not fit, more than the usable bytes."""
         limit = max(plan.usable, usable_bytes(self.topology))
         return plan.peak if plan.fits else max(plan.peak, limit + 1)
 

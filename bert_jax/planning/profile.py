@@ -38,7 +38,7 @@ class Profile:
         self._mesh = plan.mesh
         if self.last > plan.num_steps:
             raise UserError(f"--profile ends at {self.last}; end at most at step {plan.num_steps}")
-        # JAX has loaded libtpu in search of a TPU, or for a plan; its profiler would then crash.
+        # If JAX has loaded libtpu, to look for a TPU or for a plan, libtpu's profiler would crash.
         if jax.default_backend() != "tpu" and xla_client.pjrt_plugin_loaded("tpu"):
             raise UserError("--profile: libtpu crashes without TPU; set JAX_PLATFORMS=cpu or cuda")
         # Else a program from the cache on disk may name the lines of an older source file.

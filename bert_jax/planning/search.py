@@ -21,8 +21,8 @@ REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
 """Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
-"""Largest number of micro-batches in a step, and a fraction. The number chosen is the smallest
-power of two that has at least this fraction of the largest number's throughput."""
+"""Largest number of micro-batches in a step, and fraction of the throughput at this number that is
+enough: `fastest_pace` chooses the smallest power of two with at least this throughput."""
 MAX_REDUCED, MAX_WHOLE = 6, 3
 """Limits on compilations in a search: of models with fewer layers, and of the full model."""
 SHRINK_BELOW = 0.97
@@ -142,7 +142,7 @@ def fastest_that_fits(
     """Return the fastest choice whose peak is at most `usable` bytes, or None if none is found.
 
     `paper` estimates without a compilation, `reduced` compiles with fewer layers, and `whole`
-    compiles all layers. If the step does not fit, `whole` returns the peak it would need.
+    compiles all layers. `whole` also returns the peak of a step that does not fit.
     """
     # A measurement corrects the estimates of all candidates of its kind. A kind without measurement
     # takes the most favourable known correction of time, but the least favourable of memory.

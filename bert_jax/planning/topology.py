@@ -149,7 +149,7 @@ def prepare_environment() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Discard standard error in the `with` block, also of C++: libtpu warns if there is no TPU."""
+    """Discard standard error, even from C++, in the `with` block: libtpu warns without a TPU."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

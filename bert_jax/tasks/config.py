@@ -169,8 +169,8 @@ class EmbeddingTaskConfig(WrittenConfig):
         listed = self.loss != "contrast" or self.scores
         if (listed or self.negatives) and (self.rows != "pairs" or not self.negatives):
             raise UserError(
-                f"task.negatives is {self.negatives} and task.rows is {self.rows!r}; hard "
-                "negatives, task.loss, task.scores and rerankers need each other and pairs"
+                f"task.negatives is {self.negatives} and task.rows is {self.rows!r}; "
+                "task.loss and task.scores need task.negatives, which need task.rows=pairs"
             )
         if self.kind == "rerank" and (self.query_prefix or self.document_prefix or self.max_query):
             raise UserError("task.*_prefix and max_query are for vectors, not kind 'rerank'")
@@ -204,7 +204,7 @@ class EmbeddingTaskConfig(WrittenConfig):
 
 @dataclass(frozen=True)
 class RerankTaskConfig(EmbeddingTaskConfig):
-    """Settings of the task kind `rerank`: scores of queries with documents, read together."""
+    """Settings of the task kind `rerank`: a score for each pair of query and document."""
 
     kind: str = "rerank"
 

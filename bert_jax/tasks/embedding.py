@@ -214,7 +214,7 @@ def wanted_scores(examples: Sequence[TextExample], size: int) -> Float[np.ndarra
 
 
 def token_weights(rows: Rows, vocab_size: int, *, idf: bool) -> Float32[np.ndarray, " V"]:
-    """Return each token's weight in a static query: its rarity in the documents of `rows`, or 1."""
+    """Return each token's weight in a static query: its IDF in the documents of `rows`, or 1."""
     if not idf:
         return np.ones(vocab_size, np.float32)
     known = [rows.tokens[place] for place in _documents(rows)]

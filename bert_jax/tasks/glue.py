@@ -132,8 +132,8 @@ def submission_file(
 ) -> tuple[str, str]:
     """Return the name and the content of the file to submit to the leaderboard.
 
-    After a header, each line has an index and a prediction. `ids[i]` is the test row of
-    `predictions[i]`. A prediction is a class index, or a score, clipped to 0...5 (three decimals).
+    After a header, each line has a row's index and its prediction. `predictions[i]`, for row
+    `ids[i]`, is a class index, written as a name, or a score, clipped to 0...5 (three decimals).
     Raise a UserError if the task is unknown, `split` is not a test split, or a row of the split
     does not have exactly one prediction.
     """

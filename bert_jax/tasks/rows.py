@@ -92,7 +92,7 @@ def choose_buckets(
     if len(lengths) == 0:
         raise UserError("there are no rows to choose lengths for")
     rounded = -(-lengths // _MULTIPLE) * _MULTIPLE
-    # A length between two of these would hold the rows of the lower length, with more padding.
+    # A length between two of these would hold the same rows as the lower, with more padding.
     ends, counts = np.unique(rounded.clip(max=limit or rounded.max()), return_counts=True)
     below = np.concatenate([[0], np.cumsum(counts)])
     num_ends = len(ends)

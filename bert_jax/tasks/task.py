@@ -66,9 +66,9 @@ class Split(ABC):
     LABELS: ClassVar[str] = "labels"
     """Name of the labels in messages, such as "tags"."""
     is_collection = False
-    """Whether examples are ranked among all others, so that fewer examples have higher scores."""
+    """Whether each example is ranked among all others, so that a smaller set scores higher."""
     baseline = CONSTANT
-    """Noun phrase that names the baseline with the `constant_score`, for messages."""
+    """Name, for messages, of the baseline whose score is `constant_score`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Split(ABC):
         return paths
 
     def label_noise(self, outputs: Outputs, scores: SplitScores) -> list[str]:
-        """Return the lines of a TSV table of contradicted labels; [] except for single classes."""
+        """Return the lines of a TSV table of contradicted labels; [] unless rows have one class."""
         return []
 
     def texts(self) -> list[tuple[str, ...]]:

@@ -138,7 +138,7 @@ class FastTokenizer(Tokenizer):
         found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
-        # Remove white space from the ends of spans; bare tokens get empty spans.
+        # Remove white space from the ends of spans; a token of only a space gets an empty span.
         positions = np.arange(len(text) + 1, dtype=np.int32)
         solid = np.array([not char.isspace() for char in text], bool)
         following = np.where(np.append(solid, True), positions, len(text))
@@ -172,7 +172,7 @@ class FastTokenizer(Tokenizer):
         return self._run(self._decoder.decode, tokens).strip(" ")
 
     def normalised(self, word: str) -> str:
-        """Return a word normalised as text is, which is the form that an added token must have.
+        """Normalise a word as text is normalised; an added token must have this form.
 
         If a normalizer replaces spaces, added tokens are matched in the text before normalisation,
         and the word is returned unchanged.

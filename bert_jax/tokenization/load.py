@@ -1,7 +1,7 @@
 """Loading of a directory's tokenizer, and of WordPiece from `vocab.txt` or `tokenizer.json`.
 
-From a `tokenizer.json`, only BERT's pipeline is accepted for WordPiece. The tokenizer is built from
-its checked fields; other settings of the file (truncation, padding) have no effect.
+A WordPiece `tokenizer.json` must have BERT's pipeline. The tokenizer is built from its checked
+fields; other settings of the file (truncation, padding) have no effect.
 """
 
 from collections.abc import Mapping
@@ -116,9 +116,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     The files are `tokenizer.json`, `vocab.txt`, `vocab.json` with `merges.txt`, one `*.model`, or
     Marian's `source.spm` with `target.spm` and `vocab.json`. DeBERTa's `spm.model` gets a [MASK].
-    A `tokenizer.json` other than WordPiece is preferred to a `*.model`, which may give other ids
-    (XLM-R's does), unless bert-jax wrote the `*.model`. Raise a UserError if there is no tokenizer,
-    there are two kinds, or a file is invalid.
+    If both exist, a `tokenizer.json` of BPE or Unigram is read, not a `*.model`, whose ids may
+    differ (XLM-R's do), unless bert-jax wrote the `*.model`. Raise a UserError if there is no
+    tokenizer, there are two kinds, or a file is invalid.
     """
     from bert_jax.tokenization.fast_tokenizer import FastTokenizer
     from bert_jax.tokenization.marian import read_marian
@@ -140,7 +140,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
         model = with_mask(model) if path.name == "spm.model" else model
         tokenizer = SentencePieceTokenizer(model, where=f"{path}")
-        lowers = f"{reading.config.get('tokenizer_class')}".startswith("Albert")  # its default
+        lowers = f"{reading.config.get('tokenizer_class')}".startswith("Albert")  # class default
         for name, default in (("do_lower_case", lowers), ("split_by_punct", False)):
             if reading.config.get(name, default):
                 reading.refuse(f"its class, or {CONFIG_NAME}, sets {name}; give a tokenizer.json")

@@ -15,5 +15,5 @@ class SpecialIds:
 
     @property
     def opens(self) -> bool:
-        """Whether [CLS] begins a row. In Marian it does not: pad, cls and mask are one token."""
+        """Whether [CLS] begins a row; false for Marian, whose pad, cls and mask are one token."""
         return not self.pad == self.cls == self.mask

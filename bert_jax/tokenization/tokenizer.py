@@ -73,7 +73,7 @@ class Tokenizer(ABC):
     continues_word: np.ndarray
     """(vocab_size,) bool: whether each token continues a word; False for special tokens."""
     word_prefix = ""
-    """Text to put before a word to encode the word as inside a sentence: a space or nothing."""
+    """Prefix with which a word is encoded as inside a sentence: a space or nothing."""
     num_between = 1
     """Number of separators between two texts: 1, 2 as in RoBERTa and XLM-R, or 0 as in Marian."""
     mask_strips_space = False

@@ -1,4 +1,4 @@
-"""Checks of the files of a tokenizer, which allow only some parts of a `tokenizer.json`."""
+"""Checks of a tokenizer's files: only some parts of a `tokenizer.json` are allowed."""
 
 import base64
 import binascii

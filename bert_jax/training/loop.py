@@ -70,9 +70,9 @@ class _Run:
     def run(self, stop: StopRequest) -> Result:
         # The order: restore -> [read batch n -> dispatch step n -> log metrics of step n - 1 ->
         # score if due -> save if due].
-        # A dispatch returns before the device has computed the step. The loop waits for the device
-        # to read the metrics of the previous step (so one step is always queued), to evaluate and
-        # to save. The saved `step` counts the batches done, so it is the number of the next batch.
+        # A dispatch returns before the device has computed the step. The loop blocks only when it
+        # reads the metrics of the previous step (so one step is always queued), evaluates or saves.
+        # The saved `step` counts the batches done, so `step` is the number of the next batch.
         plan, session = self.plan, self.session
         with session.open(partial(self.saves.prepare, session.report)) as closing:
             closing.callback(self.saves.close)

@@ -24,7 +24,7 @@ RISE = 0.5
 _FAR_ABOVE = 0.3  # nats; this far above the baseline, not even token frequencies are learnt
 _CLIMB = 0.3  # nats; a rise by this much is reported if it leads back above the baseline
 _FILLED = 0.4  # total weight of the losses in the mean after half a window
-_SETTLED = 0.86  # this weight after two windows; by then a phase's new positions are learnt
+_SETTLED = 0.86  # total weight after two windows; by then a phase's new positions are learnt
 _FALL, _STAND = 0.02, 5  # a loss that falls by less than 0.02 nats in 5 windows stands still
 _STATE = ("mean", "weight", "done", "step", "lowest", "lowest_at", "alarm", "fallen", "fallen_at")
 

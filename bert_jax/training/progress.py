@@ -55,7 +55,7 @@ class Progress:
         return better
 
     def has_waited(self, patience: int) -> bool:
-        """Return true if `patience` or more evaluations followed the best one; false for 0."""
+        """Return true if `patience` (above 0) or more evaluations followed the best evaluation."""
         waited = sum(each["step"] > self.best_step for each in self.scores)
         return bool(patience) and waited >= patience
 
@@ -82,8 +82,8 @@ class Progress:
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:
     """Return (score, index) of the best trial of an initialisation; None if no score is finite.
 
-    Of trials with equal scores, the trial that reached the score at the earliest step wins, then
-    the trial with the lowest index. So saves and restarts have no influence on the choice.
+    Equal scores are ranked by the step at which a trial reached the score, the earliest first, and
+    then by the lowest index. So saves and restarts have no influence on the choice.
     """
     found = [
         (each.best, -each.best_step, -number)

@@ -198,7 +198,7 @@ class RunPlan:
     voice: Voice
     policy: Policy
     begins: int = 0
-    """Number of steps before this start of a pretraining run, and before its branch."""
+    """Number of steps done before this start of a pretraining run, or before the run's branch."""
 
     @property
     def num_steps(self) -> int:

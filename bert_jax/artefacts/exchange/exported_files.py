@@ -300,7 +300,7 @@ def write_description(saved: SavedModel, directory: Path) -> None:
             (directory / name).parent.mkdir(exist_ok=True)
             write = write_json if name.endswith(".json") else write_arrays
             write(directory / name, content)
-        if saved.embedding.static_queries:  # their tokenizer adds no special tokens
+        if saved.embedding.static_queries:  # static queries have no special tokens
             room = saved.max_length - num_special(saved.tokenizer, pair=False)
             write_tokenizer(dataclasses.replace(saved, max_length=room), directory / QUERIES)
             weights = np.asarray(saved.params["queries"])

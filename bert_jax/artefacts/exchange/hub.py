@@ -54,7 +54,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     from huggingface_hub import errors
 
     repo, revision = match["repo"], match["revision"]
-    # The bases are OSError and the error of the HTTP client, which depends on the version.
+    # The base classes are OSError and the HTTP client's error, which depends on the version.
     failures: tuple[Any, ...] = (*errors.HfHubHTTPError.__bases__, errors.HFValidationError)
     offline, patterns = False, [*FILES, FLAX_WEIGHTS]
     try:

@@ -229,7 +229,7 @@ def check_read_back(meant: SavedModel, directory: Path) -> None:
 
 
 def _compare_offsets(found: Source, written: Path) -> dict[str, Any]:
-    """Compare token offsets of the source's, the written and this package's tokenizer.
+    """Compare the token offsets of three tokenizers: the source's, the written one and ours.
 
     Transformers loads the first two. Texts that these two split differently, because tokens were
     added, are left out. Raise a ProofFailedError if offsets differ; ours may differ in white space.

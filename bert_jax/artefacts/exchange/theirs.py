@@ -44,7 +44,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 PACKAGES = ("torch", "transformers")
 _WITHOUT_TABLE = ("DebertaV2Tokenizer",)
 """Tokenizers that Transformers 5 runs with NFC in place of the model's table of characters. Texts
-that the two read differently are not compared, because the model was trained with the table."""
+whose words then differ are not compared, because the model was trained with the table."""
 _READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of classes whose heads are compared. For other classes only encoders are compared."""
 _HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
@@ -282,7 +282,7 @@ def _compare_tokens(saved: SavedModel, theirs: Any) -> dict[str, Any]:
 
 
 def _read_alike(ours: Any, theirs: Any, text: str) -> bool:
-    """Return true if two tokenizers read the same words of a text before they split them."""
+    """Return true if both tokenizers normalise a text to the same words."""
     read = ours.normalised(text), theirs.backend_tokenizer.normalizer.normalize_str(text)
     first, second = (list(filter(None, each.replace(SPACE, " ").split(" "))) for each in read)
     return first == second

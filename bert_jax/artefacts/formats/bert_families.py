@@ -71,7 +71,7 @@ def pooler(name: str) -> tuple[Entry, ...]:
 
 
 def classifier_on(name: str) -> tuple[Entry, ...]:
-    """Return the entries of a classification head: a pooler `name`, and a linear map of it."""
+    """Return the entries of a classification head: the pooler `name` and a linear map."""
     return (*pooler(name), *affine("classifier", "head"))
 
 

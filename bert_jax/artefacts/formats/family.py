@@ -86,7 +86,7 @@ class Family:
     compares: bool = False
     """Whether the family has a multiple-choice class, whose classification head scores choices."""
     pooler: tuple[Entry, ...] = ()
-    """Entries of the pooler of classes without a fine-tuning head; other old files may have it."""
+    """Entries of the pooler of classes without a task head; old files of others may have them."""
     poolings: Mapping[str, Pooled] = field(default_factory=dict)
     """Map from each value of `classifier_pooling` in a file to the pooling of bert_jax; the first
     value is the default. If the map is empty, the family's classifiers use BERT's pooler."""

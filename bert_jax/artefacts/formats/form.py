@@ -144,7 +144,7 @@ def form_of(
     """Recognise the family of a model; name its tensors as the family's own files name them.
 
     `found` is the content of `config.json`, which `where` names in messages; its `model_type` is in
-    `FAMILIES`. `arrays` has all tensors of the model. `marked`: see `marks_second`.
+    `FAMILIES`. `arrays` has all tensors of the model. For `marked`, see `marks_second`.
     """
     family = FAMILIES[found["model_type"]]
     model = config_from_huggingface(found, where=where)

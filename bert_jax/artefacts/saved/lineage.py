@@ -161,7 +161,7 @@ def _run(
         links = list(_links(record, file))
     parents = [_found(known.pop(link.role, link), [where], near, above) for link, where in links]
     found = *parents, *known.values()
-    if dict(leaves(record.get("config"))).get("distil.from_teacher"):  # it gave weights, too
+    if dict(leaves(record.get("config"))).get("distil.from_teacher"):  # the teacher gave weights
         role = {"distil.teacher": "distil.from_teacher"}
         found = tuple(replace(each, role=role.get(each.role, each.role)) for each in found)
     return _here(kind, work.name, step=step, digest=digest, note=note, parents=found)

@@ -74,7 +74,7 @@ def config_there(config: PretrainConfig, run: Path) -> PretrainConfig | None:
 
 
 def _program() -> list[str]:
-    """Return command-line words that start `bert-jax`, even if its environment is not active."""
+    """Return words that start `bert-jax` in a shell, even if no environment is active."""
     script = Path(sys.executable).with_name("bert-jax")
     found = shutil.which("bert-jax")
     if found is not None and script.exists() and Path(found).samefile(script):

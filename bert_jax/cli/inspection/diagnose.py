@@ -44,9 +44,9 @@ _FINDING = ("cause", "measured", "normal", "remedy")
 class Part(NamedTuple):
     """Root mean squares over the weight matrices of the embeddings, a layer or the head.
 
-    `start` is for initial weights, if random; `update` is for the next update at the peak learning
-    rate. The last two fields compare the attention heads of a layer: `uneven` is the highest mean
-    divergence from uniform attention, in nats, `largest` the lowest mean of the largest weight.
+    `start` measures the initial weights (None unless random), `update` the next update at the peak
+    learning rate. The last two fields compare a layer's attention heads: `uneven` is the highest
+    mean divergence from uniform attention, in nats, `largest` the lowest mean largest weight.
     """
 
     name: str
@@ -183,7 +183,7 @@ def _texts(stream: ExampleStream, phase: int, at: int, unknown: int) -> Iterator
 
 
 def judge(e: Evidence) -> list[dict[str, str]]:
-    """Return a finding, with the keys `_FINDING`, for each failed test; causes come first."""
+    """Return a finding, with the keys `_FINDING`, for each failed test, causes before effects."""
     uniform, best_std = math.log(e.vocab_size), 0.02 * math.sqrt(768 / e.hidden_dim)
     normal = 0.88 * best_std  # see `ModelConfig.init_std`
     bases = [max(part.start or part.weights, normal) for part in e.parts]

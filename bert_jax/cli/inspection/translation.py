@@ -183,7 +183,7 @@ def losses(
     own = _mean_loss(saved, rows, inputs)
     if len(rows) == 1:
         return own, None
-    circle = np.random.default_rng(_SEED).permutation(len(rows))  # each source moves on by one
+    circle = np.random.default_rng(_SEED).permutation(len(rows))  # every source moves one place
     moved = {int(to): rows[at] for at, to in zip(circle, np.roll(circle, 1), strict=True)}
     return own, _mean_loss(saved, [moved[n] for n in range(len(rows))], inputs)
 
@@ -216,7 +216,7 @@ def _mean_loss(
 def _sums(objective: Translation, params: Tree, rows: Batch) -> Scalars:
     """Return the sums of metrics; `rows` has one place more for targets than for sources."""
     length = rows["tokens"].shape[1]
-    prepared = objective.prepare(rows, 0)  # so that the last place that is left has its label
+    prepared = objective.prepare(rows, 0)  # before the cut: the last kept place has a label
     inputs = {name: array[:, :length] for name, array in prepared.items()}
     return objective.forward(params, inputs, None, None).sums
 

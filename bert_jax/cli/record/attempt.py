@@ -73,7 +73,7 @@ def attempt(
     config = overridden(config, [f"--config.training.num_steps={timed['steps']}"])
     place = run / f"seed{seed}-{timed['steps']}"
     result = train(config, place)
-    if result.stopped_by:  # perhaps after the last step: further seeds do not follow
+    if result.stopped_by:  # even after the last step: train no further seeds
         raise KeyboardInterrupt
     if LOSS not in result.eval_metrics:
         raise UserError(

@@ -131,7 +131,7 @@ def begin(asked: Asked, home: Path) -> Promise:
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
 
-    Raise a UserError, and leave neither, if the text cannot be read or has too few documents.
+    Raise a UserError if the text cannot be read; for too few documents, also remove both.
     """
     size = sum(len(text.encode()) + 1 for text in iter_texts(sources))
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))

@@ -114,7 +114,7 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 
 
 class Import(groups.IntoDirectory, groups.Tolerance):
-    """Import a BERT, RoBERTa, ELECTRA or DistilBERT, and check it.
+    """Import a published model, such as BERT, ModernBERT, DeBERTa or Marian, and check it.
 
     If Transformers is installed, the outputs and token ids of both implementations are compared.
 

@@ -201,7 +201,7 @@ class Finetune(Run):
         return FinetuneConfig
 
     def planned(self, config: Any) -> "RunPlan":
-        """Make the plan of the run; of a cross-validation, the plan of the first fold."""
+        """Make the plan of the run or, for a cross-validation, of its first fold."""
         from bert_jax.files.remote import open_workdir
         from bert_jax.training.finetune.saves import check_finetune_workdir
         from bert_jax.training.finetune.setup import set_up

@@ -190,7 +190,7 @@ def _numbered(query: str, hits: list["Hit"]) -> Iterator[str]:
 
     yield query
     for number, hit in enumerate(hits, 1):
-        part = hit.get("passage") or 1  # an update may leave it out
+        part = hit.get("passage") or 1  # updates may lack the column
         name = f"{hit.get('id')}" + (f"#{part}" if part > 1 else "")
         yield f"{number:4}  {hit['score']:.3f}  {name}"
         yield textwrap.indent(textwrap.fill(snippet(hit["text"], query), 90), " " * 6)

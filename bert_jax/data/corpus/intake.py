@@ -16,7 +16,7 @@ QUARANTINE = "quarantine"
 MARKS = "tasks"
 """Name of the directory of marks. A mark is a JSON file that marks a task as complete."""
 DUPLICATES = "duplicates"
-"""Prefix of a duplicate search's directory name; a hash of OUT keeps builds at one place apart."""
+"""Prefix of a duplicate search's directory; a hash of OUT follows and tells builds apart."""
 OWN_NAMES = (MARKS, QUARANTINE)
 """Names of a build's own directories; a corpus cannot have any of these names."""
 ON_BAD = ("stop", "skip", QUARANTINE)

@@ -107,7 +107,7 @@ class PairTable(PairSource):
 
     @override
     def _pairs(self) -> Iterator[Pair]:
-        is_delimited = plain_suffix(self.name) in DELIMITED  # it may have no header
+        is_delimited = plain_suffix(self.name) in DELIMITED  # such files may lack a header
         numbered = is_delimited and all(column.isdigit() for column in self._columns)
         table = TableFormat(header=False if numbered else None)
         digest, rows = hashlib.sha256(), 0

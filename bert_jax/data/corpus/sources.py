@@ -69,7 +69,7 @@ def _info(spec: str, repo: str, revision: str | None) -> Any:
     except (*errors.HfHubHTTPError.__bases__, errors.HFValidationError) as error:
         reason = (f"{error}".splitlines() or [""])[0][:200]
         said = f"the request to {constants.ENDPOINT} failed: {type(error).__name__}: {reason}"
-        if isinstance(error, errors.GatedRepoError):  # first: also a RepositoryNotFoundError
+        if isinstance(error, errors.GatedRepoError):  # subclass of the next class
             place = f"{constants.ENDPOINT}/datasets/{repo}, then log in with `hf auth login`"
             said = f"access needs the owner's permission: ask for it at {place}"
         elif isinstance(error, errors.RepositoryNotFoundError):

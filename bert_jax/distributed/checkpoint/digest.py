@@ -113,7 +113,7 @@ def _local_sum(part: jax.Array, offset: Any, shape: Sequence[int]) -> jax.Array:
     if words.ndim == 0:
         words, strides = words[None], [1]
     # For one large sum, XLA's CPU backend first writes all hashes to memory, which takes ten times
-    # as long (measured). It fuses a sum of pieces, and the result is a fraction of the array.
+    # as long (measured). XLA fuses the sum of several pieces, which is as small as one piece.
     pieces = min(_MAX_PIECES, max(1, words.size // _PIECE))
     longest = int(np.argmax(words.shape))
     axis = next((a for a, size in enumerate(words.shape) if size >= pieces), longest)

@@ -47,7 +47,7 @@ Report = Callable[[str, int, str], None]
 
 
 class SaveFailedError(RuntimeError):
-    """Several saves in a row have failed."""
+    """Error that ends the run after several failed saves in a row."""
 
     exit_code = 3
 
@@ -188,7 +188,7 @@ class Checkpoints:
         self._reader.stop()
 
     def join(self) -> None:
-        """Wait until a save in progress has ended, well or not. This method is not collective."""
+        """Wait until a save in progress has succeeded or failed. This method is not collective."""
         if self._save is not None:
             self._save.join()
 

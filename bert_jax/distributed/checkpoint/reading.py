@@ -38,13 +38,13 @@ _CACHED_SECONDS = 90.0
 
 
 class DamagedCheckpointError(RuntimeError):
-    """The requested checkpoint, or every checkpoint of a directory, is damaged."""
+    """Error if the requested checkpoint, or every checkpoint of a directory, is damaged."""
 
     exit_code = 5
 
 
 class OutOfSightError(RuntimeError):
-    """Process 0 finds a checkpoint intact, but another process cannot read it."""
+    """Error if another process cannot read a checkpoint that process 0 finds intact."""
 
     exit_code = 6  # another try may succeed
 

@@ -55,7 +55,7 @@ class Record:
 
 
 class RecordFaultError(ValueError):
-    """The record of a checkpoint is damaged or cannot be read."""
+    """Error if the record of a checkpoint is damaged or cannot be read."""
 
 
 def read_record(checkpoint: AnyPath) -> Record:

@@ -49,7 +49,7 @@ def as_path(directory: AnyPath | str) -> epath.Path:
     path = epath.Path(directory)
     if not is_url(path):
         return epath.Path(Path(directory).absolute())
-    file_system(str(path))  # epath keeps its first file system: listings must be uncached by then
+    file_system(str(path))  # turns off cached listings before epath makes (and keeps) its own
     return path
 
 
@@ -92,7 +92,7 @@ def remove_unfinished(directory: AnyPath) -> None:
 
 
 def delete(checkpoint: AnyPath) -> None:
-    """Delete a checkpoint. After an interrupted deletion, the files left are not a checkpoint."""
+    """Delete a checkpoint. The remains of an interrupted deletion do not count as a checkpoint."""
     checkpoint = as_path(checkpoint)
     if is_url(checkpoint):
         (checkpoint / _COMMITTED).unlink(missing_ok=True)
@@ -267,7 +267,7 @@ def _context() -> ocp.Context:
     # Devices with copies of an array each save a part of it. A program must be compiled for each
     # shape and device to cut the parts, so small arrays are not cut.
     context.array.saving.min_slice_bytes_for_replica_parallel = 1 << 16
-    # Only random keys need this metadata. Damage would pass verification, but break restoring.
+    # Only random keys need this metadata. Verification would miss damage that breaks restores.
     context.array.saving.array_metadata_store = None
     # Otherwise, if a directory cannot be created, threads of Orbax would wait 20 minutes for it.
     context.asynchronous.create_directories_asynchronously = False

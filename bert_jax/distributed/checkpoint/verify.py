@@ -41,7 +41,7 @@ class Verdict:
 
 
 class VerificationStoppedError(Exception):
-    """The verification was stopped on request before everything was read."""
+    """Signal that a verification was stopped on request before everything was read."""
 
 
 def is_verified(checkpoint: AnyPath) -> bool:

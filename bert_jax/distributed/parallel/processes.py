@@ -40,7 +40,7 @@ _SPARE_SECONDS = 60
 
 
 class JoinError(RuntimeError):
-    """The processes of a run did not find each other. A retry may help if a process was late."""
+    """Error if a run's processes do not find each other. A retry may help if a process was late."""
 
     exit_code = 6
 

@@ -211,7 +211,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, param_shapes: Any, shardings: Any, mesh: Mesh
 ) -> Any:
-    """Return the state's shardings: moments are sharded as their parameters, others replicated."""
+    """Return the state's shardings: moments like their parameters, all other arrays replicated."""
 
     def is_hole(leaf: Any) -> bool:  # a parameter without state in this part of the optimizer
         return isinstance(leaf, optax.MaskedNode)

@@ -48,7 +48,7 @@ def _extract(
 ) -> list[str]:  # fmt: skip
     """Unpack an archive into the new directory `target`; return the sorted names of the files.
 
-    The files may have `max_bytes` bytes and, above 16 MiB, `max_ratio` times the archive's bytes.
+    All files together may have `max_bytes`, and above 16 MiB `max_ratio` times the archive's bytes.
     Raise a UserError if an entry is damaged, unsafe or too large. `target` is then not created.
     """
     path, target = Path(path), Path(os.path.abspath(target))

@@ -58,7 +58,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     sip = _ZSTD_SIP if suffix == ".zst" else _SIP
     decoder = new()
     fresh, streams, pending, taken, ended = True, 0, b"", 0, False
-    kept, reads = deque[bytes](maxlen=_KEPT), 0  # of this stream; the next may begin there
+    kept, reads = deque[bytes](maxlen=_KEPT), 0  # stream's last reads; the next may begin in them
     damage: BadRecord | None = None
     while True:
         if not pending and (fresh or getattr(decoder, "needs_input", True)):
@@ -137,7 +137,7 @@ def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
                 found = begin if found < 0 and any(starts) else found
                 begin = at
             return found
-        first = begin  # of the stream that is not sound
+        first = begin  # where the damaged stream begins
     return -1
 
 

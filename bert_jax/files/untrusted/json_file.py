@@ -1,7 +1,7 @@
 """Reader of untrusted JSON, with limits on bytes, depth and number of values.
 
 By itself, `json.loads` recurses into 10,000 levels, keeps the last of two equal keys, accepts NaN,
-turns 1e999 into `Infinity`, and uses memory of 70 times the size of a file of empty lists.
+turns 1e999 into `Infinity`, and, for a file of empty lists, needs 70 times its size in memory.
 """
 
 import json

@@ -207,7 +207,7 @@ def _warn_once(message: str) -> None:
 
 
 def _refuse(impl: AttentionImpl, here: str, asked: Asked) -> None:
-    where = f"attention_impl is {impl!r}, which"  # of section model or, in fine-tuning, training
+    where = f"attention_impl is {impl!r}, which"  # in section model (fine-tuning: training)
     instead = "set attention_impl to 'auto' or 'xla'"
     wanted = _PLATFORMS[impl]
     if here != wanted and "gpu" in (here, wanted):

@@ -4,8 +4,8 @@ A program holds one head (K, L) of one row, with positions along the lanes as in
 loop is over chunks of queries, the inner loop over blocks of keys, with a running maximum (Dao et
 al. 2022, FlashAttention, algorithm 1). With a narrow window the inner loop has only one block, with
 all keys that the chunk can see; keys and values are then copied into a longer array, the frame (see
-`Plan.is_framed`). If the kernel rotates, it rotates all keys before the loops, and queries chunk by
-chunk. The backward pass sums the gradients of keys and values in VMEM, in float32.
+`Plan.is_framed`). A kernel that applies RoPE rotates all keys before the loops, and queries chunk
+by chunk. The backward pass sums the gradients of keys and values in VMEM, in float32.
 """
 
 import math
@@ -162,7 +162,7 @@ def _part(number, size: int) -> Any:
 
 
 def _keys(plan: Plan, chunk: Any, number) -> Any:
-    """Return the slice of block `number` of keys. In a frame, block and `chunk` begin together."""
+    """Return the slice of key block `number`; in a frame, the block starts where `chunk` starts."""
     return pl.ds(chunk.start, plan.block) if plan.is_framed else _part(number, plan.block)
 
 

@@ -1,4 +1,4 @@
-"""Static plan of a call of the `fused` attention kernels, and functions that they share."""
+"""Static plan of one `fused` attention call, and functions that the `fused` kernels share."""
 
 import math
 from typing import NamedTuple
@@ -42,8 +42,8 @@ class Plan(NamedTuple):
     def is_framed(self) -> bool:
         """Whether a chunk of queries in a long row is compared only with the keys in its window.
 
-        Keys and values are then copied into a longer array, the frame. The keys that a chunk sees
-        begin in the frame at the same index as the chunk in the row, which is aligned to lanes.
+        Keys and values are then copied into a longer array, the frame. There, the first key that a
+        chunk sees has the index of the chunk's first query in the row, a multiple of `LANES`.
         """
         reach = up_to_lanes(LANES + 2 * (self.window or 0))
         return self.is_long and self.window is not None and reach < self.keys

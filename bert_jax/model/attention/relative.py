@@ -2,7 +2,7 @@
 
 The score of query i and key j is the sum of up to three products over sqrt(terms K): contents
 q_i k_j, content to position (c2p) q_i a_r, and position to content (p2c) b_r k_j. Here a_r and b_r
-are a key and a query made of the embedding of the relative position r, the bucket of i - j.
+are the key and the query computed from the embedding of relative position r, the bucket of i - j.
 
 Sources: He et al. 2021 (DeBERTa), section 3.1; buckets and shared maps as in its version 2 (He et
 al. 2023, DeBERTaV3, section 3).
@@ -119,8 +119,8 @@ def relative_scores(
     """Compute the products with relative positions, in float32, not divided by sqrt(terms K).
 
     `places` are the positions of the queries; None means 0, 1, 2, ..., and then L = S. No array
-    has the shape (L, S, K): all 2 L - 1 distances are multiplied with each content, and the
-    products of row i are then moved by i.
+    has the shape (L, S, K): each content vector is multiplied with the vectors of all 2 L - 1
+    distances, and `_moved` then shifts the products of row i by i.
     """
     length, middle = k.shape[2], len(relative.rows) // 2
     found = []
@@ -142,7 +142,7 @@ def relative_scores(
 
 
 def _moved(y: Float[Array, "B H L M"]) -> Float[Array, "B H L L"]:
-    """Return entry m = j - i + L - 1 of each row i as entry j; M = 2 L - 1."""
+    """Shift each row i, so that its entry j - i + L - 1 becomes entry j; M = 2 L - 1."""
     rows, heads, length, width = y.shape
     flat = jnp.pad(y, ((0, 0),) * 3 + ((0, 1),)).reshape(rows, heads, length * (width + 1))
     flat = flat[..., length - 1 : length - 1 + length * width]

@@ -1,6 +1,6 @@
 """Attention as Triton kernels for GPUs, forward and backward, with BERT's dropout.
 
-The module `fused` gives the reasons for kernels. cuDNN cannot replace these kernels: its dropout
+The module `fused` explains the need for kernels. cuDNN cannot replace these kernels: its dropout
 masks are not a pure function of seed and positions (see `model.dropout`).
 
 Each program holds a block of queries or a block of keys of one head. Scores, probabilities and

@@ -1,6 +1,6 @@
 """Recurrent cells, and the loop that runs a cell along a sequence.
 
-The inputs of a cell are projected for all positions at once, the state step by step.
+The inputs of a cell are projected for all positions at once; the state is projected step by step.
 
 Sources: Elman 1990 (tanh); Cho et al. 2014 (GRU), but with the reset gate applied after the matrix
 product as in cuDNN and torch; Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al.

@@ -185,7 +185,7 @@ def continuations(
 ) -> tuple[Float[Array, "B C"], Integer[Array, "B C"], Integer[Array, "B C"]]:
     """Return the sums, beams and tokens of the `most` best continuations.
 
-    Only blocks with the largest maxima are read. `begin` is left out without changing other sums.
+    The search reads only the blocks with the largest maxima. `begin` is excluded after the softmax.
     """
     rows, beams, columns = logits.shape
     greatest = logits.max(-1, keepdims=True)

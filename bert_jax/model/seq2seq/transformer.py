@@ -74,7 +74,7 @@ class TransformerNetwork(Network):
 
     @property
     def decoder(self) -> ModelConfig:
-        """Architecture of the decoder: the encoder's, but all layers global and no token types."""
+        """Architecture of the decoder: the encoder's, with global layers and no token types."""
         layers, tied = self.num_decoder_layers or self.model.num_layers, self.tying != "none"
         return dataclasses.replace(
             self.model, num_layers=layers, tied=tied,

@@ -57,7 +57,7 @@ def parse_program(text: str, mesh_shape: Mapping[str, int]) -> Program:
 def _split_slices(
     mesh_shape: Mapping[str, int], num_partitions: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the mesh shape of one slice, and by axis the number of slices, if more than one."""
+    """Return one slice's mesh shape, and the number of slices by axis (only if above 1)."""
     slices = max(1, math.prod(mesh_shape.values()) // num_partitions)
     inside: dict[str, int] = {}
     across: dict[str, int] = {}
@@ -145,7 +145,7 @@ class _Walk:
             begun = instructions[instruction.operands[0]]
             self._finish(begun.attribute(_RENDEZVOUS) or "", flying)
         elif opcode in TRANSFERS or (opcode == "async-start" and self._moves(instruction)):
-            # Count the arrays that a -start makes instead of its operand.
+            # Count the arrays that a -start makes, not its operand.
             started = hlo_text.started_shape(instruction.shape)
             self.transfers.append(Transfer(shape_bytes(started), runs))
         else:

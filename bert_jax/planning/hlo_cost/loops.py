@@ -136,7 +136,7 @@ def _loop_parts(instruction: Instruction, module: Module) -> tuple[Computation, 
 
 
 def body_scope(instruction: Instruction, scope: Scope) -> Scope | None:
-    """Return the scope of a loop's body, in which state that no iteration changes is known."""
+    """Return the scope of a loop's body, with known values for state that no iteration changes."""
     parts = _loop_parts(instruction, scope.module)
     if parts is None:
         return None

@@ -135,7 +135,7 @@ NOISE = "label_noise.tsv"
 
 
 def contradicted(shares: np.ndarray, truth: np.ndarray) -> list[int]:
-    """Return the indices of the examples whose labels their predictions contradict, worst first.
+    """Return the indices of examples whose predictions contradict their labels, worst first.
 
     `shares` (N, C) are probabilities from models that have not seen the examples, `truth` (N,) the
     labels. A label is contradicted if another class is the most probable, and its probability is at

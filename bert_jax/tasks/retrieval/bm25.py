@@ -49,7 +49,7 @@ class BM25:
         return np.asarray(self._weights[:, known].sum(axis=1))
 
     def ranked(self, query: Sequence[str], k: int) -> Int64[np.ndarray, " K"]:
-        """Return the indices of the k best documents that share a query word; ties keep order."""
+        """Return indices of the k best documents that share a query word; ties keep their order."""
         scores = self.scores(query)
         some = np.flatnonzero(scores)
         if len(some) > k:

@@ -171,7 +171,7 @@ def k_means(vectors: Float[np.ndarray, "N D"], clusters: int, seed: int) -> Int6
         sums = np.zeros_like(centres)
         np.add.at(sums, found, vectors)
         counts = np.bincount(found, minlength=clusters)[:, None]
-        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # if empty, unchanged
+        centres = np.where(counts > 0, sums / np.maximum(counts, 1), centres)  # empty: unchanged
     return found
 
 
@@ -184,7 +184,7 @@ def v_measure(classes: Integer[np.ndarray, " N"], clusters: Integer[np.ndarray, 
     of_classes, of_clusters = entr(joint.sum(1)).sum(), entr(joint.sum(0)).sum()
     shared = of_classes + of_clusters - entr(joint).sum()
     total = of_classes + of_clusters
-    # The mean of shared / of_classes and shared / of_clusters:
+    # The harmonic mean of shared / of_classes and shared / of_clusters:
     return float(2 * max(shared, 0.0) / total) if total > 0 else 1.0
 
 

@@ -88,8 +88,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     learning_rate: bounds.NonNegative = 0.0
     """Peak learning rate. 0 means 3e-5 * (768 / model width)**2 or, with fewer than 3,000 rows, a
-    sweep over a third of this rate, this rate and three times this rate, unless the task has folds
-    or `sweep` names rates."""
+    sweep over 1/3, 1 and 3 times this rate, unless the task has folds or `sweep` names learning
+    rates."""
     warmup_rate: bounds.Rate = 0.1
     layer_decay: bounds.Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the
@@ -131,7 +131,7 @@ class SweepConfig(bounds.Bounded, section="sweep"):
     seeds: Annotated[int, bounds.AtLeast(1), bounds.AtMost(1000)] = 1
     """Number of runs for each learning rate, with the seeds `seed`, `seed` + 1, ..."""
     learning_rates: Annotated[tuple[bounds.Positive, ...], bounds.Distinct()] = ()
-    """Learning rates of the sweep. If empty, the only rate is `optimizer.learning_rate`."""
+    """Learning rates of the sweep. If empty, `optimizer.learning_rate` sets the rate or rates."""
     baseline: str = ""
     """Second initialisation, compared with `init` over the same seeds: `random`, or the directory
     of a model with the architecture and the tokenizer of `init`. If empty, nothing is compared."""
@@ -164,7 +164,7 @@ class FinetuneConfig:
     distil: DistillationConfig = field(default_factory=DistillationConfig)
     """Distillation: a fine-tuned teacher from which the runs learn, in addition to the labels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Device mesh of each run, after runs that train at the same time have divided all devices."""
+    """Device mesh of each run. Runs that train at the same time first share the devices equally."""
     guard: FinetuneGuardConfig = field(default_factory=FinetuneGuardConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     seed: int = 0

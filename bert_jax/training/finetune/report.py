@@ -87,9 +87,9 @@ class TaskScorer:
     def conclude(self, at: Moment, alive: Callable[[str], None]) -> list[dict[str, float]]:
         """Score the test data with the best parameters of each trial in a wave.
 
-        A trial without a finite dev score gets no test scores. If the saved model, the best so far
-        of the first initialisation, is from this wave, also write its report on dev and test. Raise
-        a SaveFailedError if the report cannot be written.
+        A trial without a finite dev score gets no test scores. If this wave trained the saved model
+        (the first initialisation's best so far), also write the model's report on dev and test.
+        Raise a SaveFailedError if the report cannot be written.
         """
         setup = self._setup
         params = trials.filled(setup.step, self._mesh, at.state.params, at.best)
@@ -138,7 +138,7 @@ class TaskScorer:
 
 
 def _saved_trial(setup: Setup, wave: Moment) -> int | None:
-    """Return the index in `wave` of the trial whose model is saved; None for any other wave."""
+    """Return the index in `wave` of the trial that made the saved model; None for other waves."""
     own = setup.inits[0]
     before = [o.best for o in wave.outcomes if o.member.init == own and o.best is not None]
     found = best_trial(wave.progress, own)

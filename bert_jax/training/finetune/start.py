@@ -206,7 +206,7 @@ def with_vectors(
     as in `with_head`. Raise a UserError if a setting does not fit vectors, the rows or the model.
     """
     contrast, section = config.embedding, config.task
-    assert isinstance(section, EmbeddingTaskConfig)  # of an EmbeddingTask
+    assert isinstance(section, EmbeddingTaskConfig)  # because `task` is an EmbeddingTask
     comparison = _COMPARISONS[section.rows] if section.loss == "contrast" else section.loss
     if config.pooling != "auto":
         raise UserError(
@@ -218,7 +218,7 @@ def with_vectors(
     if contrast.symmetric and comparison != "ranking":
         raise UserError(
             f"embedding.symmetric is set, but task.rows is {section.rows!r} and task.loss "
-            f"{section.loss!r}; only 'pairs' and 'texts' with 'contrast' can be compared so"
+            f"{section.loss!r}; only rows 'pairs' or 'texts' with loss 'contrast' can be symmetric"
         )
     kept = contrast.of_model(section.query_prefix, section.document_prefix)
     kept.check_width(model.hidden_dim)
@@ -251,7 +251,7 @@ def with_vectors(
 
 
 def fitted(start: Any, objective: EmbeddingObjective, task: Task) -> Any:
-    """Fit the first parameters of sparse vectors to the training texts; {} stays without a fit."""
+    """Fit a sparse model's pretrained bias, and set its query weights, from the training texts."""
     config, train, special = objective.config, task.train_split().rows, task.tokenizer.special_ids
     if config.is_sparse and start:
         start = with_few_tokens(config, objective.model, start, train, special.pad)

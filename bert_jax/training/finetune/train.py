@@ -1,4 +1,4 @@
-"""Fine-tuning: turns a configuration into a plan, which the training loop carries out."""
+"""Fine-tuning: how a configuration becomes a plan, which the training loop carries out."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence

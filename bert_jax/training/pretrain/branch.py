@@ -68,8 +68,8 @@ class Branch:
     ) -> None:  # fmt: skip
         """Check that a run can continue the checkpoint, without changing anything.
 
-        `store` is the run's corpus. `stores` contains the text of each phase that reads other text,
-        by index. `teacher` is the digest of the teacher, and `abstract` the state as abstract
+        `store` is the run's corpus. `stores` maps the indices of the phases that read other text to
+        their texts. `teacher` is the digest of the teacher, and `abstract` the state as abstract
         arrays. Raise a UserError if the runs differ, or no steps follow the branch.
         """
         source, began = self.source, self.config

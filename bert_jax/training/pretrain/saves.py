@@ -55,9 +55,9 @@ def check_workdir(
 ) -> None:
     """Check that a work directory contains no other run or tokenizer, without changing anything.
 
-    `store` is the run's corpus. `stores` contains the text of each phase that reads other text, by
-    index. `teacher` is the digest of the teacher. Raise a UserError if the directory has a
-    different run (the message says how) or tokenizer.
+    `store` is the run's corpus. `stores` maps the indices of the phases that read other text to
+    their texts. `teacher` is the digest of the teacher. Raise a UserError if the directory has a
+    run with other settings or data, which the message lists, or another tokenizer.
     """
     record = there.record
     if record is None:

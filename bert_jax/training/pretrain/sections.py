@@ -62,7 +62,7 @@ class TrainingConfig(Bounded, section="training"):
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations, 0 for none. Each phase also ends with an evaluation."""
+    """Number of steps between evaluations, besides one at the end of each phase; 0: no others."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     eval_translations: Natural = 0
@@ -75,7 +75,7 @@ class TrainingConfig(Bounded, section="training"):
     """Tasks that score the encoder, such as {'recipe': 'topics.py', 'every_steps': 1000}."""
     stall_seconds: NonNegative = 1800.0
     """Time limit, in seconds, for each step (with compilation), evaluation batch, restore and save.
-    Past it, the process writes all stacks and ends with exit code 6. 0 means no limit."""
+    After this time, the process writes all stacks and ends with exit code 6. 0 means no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

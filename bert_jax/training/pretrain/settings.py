@@ -110,7 +110,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
     """Return the configuration with a batch unit that makes each batch divisible by `shards`.
 
-    `kept` is the unit of a begun run, or 0; it stays if it is a multiple of the configured unit.
+    `kept`, the unit of a run that has begun (else 0), stays if the configured unit divides `kept`.
     """
     unit = config.training.batch_unit
     if kept:

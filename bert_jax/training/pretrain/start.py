@@ -27,7 +27,7 @@ def resolve_start(
     """Read the initial model and the teacher; return the configuration with their architectures.
 
     Once a run has saved, the initial model is not read again: it may have been deleted. A branch
-    reads no initial model; `branches_from`, the other run's configuration, has its architecture.
+    reads no initial model; `branches_from`, the other run's configuration, gives the architecture.
 
     `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
     `there` is the content of the work directory. Raise a UserError if a model and the corpus have

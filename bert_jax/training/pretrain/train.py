@@ -1,4 +1,4 @@
-"""Pretraining: turns a configuration into a plan, which the training loop carries out."""
+"""Pretraining: how a configuration becomes a plan, which the training loop carries out."""
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -57,7 +57,7 @@ class PackageTracker(Tracker):
     """
 
     def __init__(self, package: str, work: WorkDir):
-        """Start the thread, which opens a tracker for the run in `work`, or resumes its tracker."""
+        """Start the thread, which opens or resumes the tracker of the run in `work`."""
         self._package, self._work, self._failed = package, work, False
         self._rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._track, daemon=True)

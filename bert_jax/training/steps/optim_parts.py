@@ -136,7 +136,7 @@ def trust_ratios(logical_axes: Any) -> optax.GradientTransformation:
 
 
 _FUSED = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
-"""Names of tensors that StableAdamW treats as one tensor, because other codebases store them so."""
+"""Common name of tensors that StableAdamW treats as one, because other codebases fuse them."""
 
 
 def bounded(

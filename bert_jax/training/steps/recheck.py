@@ -111,7 +111,7 @@ class Recheck:
         if GRADIENT_DIGESTS in differ:  # name only devices whose own gradients differ
             of_rows = first[1][GRADIENT_DIGESTS] != second[1][GRADIENT_DIGESTS]
             shape = [size if name != "tensor" else 1 for name, size in self._mesh.shape.items()]
-            of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # any of its trials
+            of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # over trials
             where = np.broadcast_to(of_rows, self._mesh.devices.shape)
         gpu = self._mesh.devices.flat[0].platform == "gpu"
         self._fail(
@@ -143,7 +143,7 @@ class Recheck:
 
 
 def minority(values: np.ndarray, axes: Sequence[int]) -> Bool[np.ndarray, "..."]:
-    """Mask the values that differ from the majority along `axes`; mask all without a majority."""
+    """Mask the values that differ from the majority along `axes`; without a majority, mask all."""
     moved = np.moveaxis(values, axes, range(len(axes)))
     rows = moved.reshape(int(np.prod(moved.shape[: len(axes)], dtype=int)), -1)
     marked = np.zeros(rows.shape, bool)

@@ -152,7 +152,7 @@ def to_save(config: StepConfig, mesh: Mesh, state: SweepState) -> SweepState:
 def from_saved(
     config: StepConfig, mesh: Mesh, saved: SweepState, begin: Callable[[], SweepState]
 ) -> SweepState:
-    """Add frozen parameters to a saved state, taken from the initial state that `begin` makes."""
+    """Add to a saved state the frozen parameters of the initial state that `begin` makes."""
     if trains_all(config.objective):
         return saved
     return saved._replace(params=filled(config, mesh, begin().params, saved.params))

@@ -263,7 +263,7 @@ def test_texts_alone(tmp_path):
     [
         (
             {"rows": "classes", "negatives": ("no",)},
-            "hard negatives, task.loss, task.scores and re",
+            "task.scores need task.negatives, which need task.rows=pairs",
         ),
         ({"metric": "accuracy"}, "of this task are ndcg@10, mrr@10"),
         ({"rows": "scores", "metric": "map"}, "the metrics of this task are spearman, pearson"),

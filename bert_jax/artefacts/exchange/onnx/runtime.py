@@ -160,8 +160,8 @@ def cost(
     """Measure how far the outputs of a program differ from the outputs of its source.
 
     Return `differences`, the largest absolute difference of each output; `equal_predictions`, the
-    fraction of predictions (for text vectors, of nearest neighbours) that are equal, except for
-    numbers, choices and arcs; and `cosine`, the smallest cosine between states or vectors.
+    fraction of equal predictions (for text vectors: nearest neighbours), left out for numbers,
+    choices and arcs; and `cosine`, the smallest cosine between states or vectors.
     """
     outputs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for some, length in proof.row_batches(rows, 16):

@@ -260,7 +260,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Add paragraphs to `seen`. Return new paragraphs as text, or "" if they are too short."""
+    """Add paragraphs to `seen`; return the new ones, "" below `MIN_SENTENCES` sentences."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)

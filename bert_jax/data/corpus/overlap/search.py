@@ -196,8 +196,8 @@ def search_store(
     """Search for evaluation texts in a token store; `show` adds a progress bar, as tqdm does.
 
     `corpus` is the name of the corpus, and `opens` opens its store in any process. The evaluation
-    texts are first encoded and decoded. They then lack case or accents if the tokenizer removes
-    them, like the documents. Raise a UserError if the store is missing or damaged.
+    texts are first encoded and decoded, so that they lose what the tokenizer also removes from the
+    documents, such as case. Raise a UserError if the store is missing or damaged.
     """
     store, tokenizer = opened(opens)
     spans = store_spans(store)

@@ -277,7 +277,7 @@ def _decide(paragraphs: bool, inputs: Inputs) -> Rows:
         filtered, equal = (
             inputs.space.read(f"{name}/{each}.bin") for each in ("filtered", "equal")
         )
-        # A document with the same words as another document of its run is treated like the other.
+        # A twin has the words of an earlier document in its run and is kept or dropped like it.
         twins, kept = np.frombuffer(equal or b"", np.uint64).reshape(-1, 2).T
         is_dropped, at = np.isin(kept, documents), np.searchsorted(documents, kept)
         mine = slice(*np.searchsorted(documents, np.array([task, task + 1], np.uint64) << _TASK))

@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 def write_run(root: Path, name: str, span: Span, rows: np.ndarray) -> Run:
-    """Sort rows, (n, width) uint64, by key and write them. Rows with equal keys keep order."""
+    """Sort rows, (n, width) uint64, by key and write them. Equal keys keep their order."""
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     with staged_file(root / name) as file:
         file.write(rows.data)
@@ -129,7 +129,7 @@ def plan(
     """Divide the span of some runs into ranges of at most about `limit` bytes.
 
     `total[u]`, (units + 1,), is the number of bytes, beside the runs, that reducers read for units
-    below u. Also return each slice larger than a range, with the ranges whose merges divide it.
+    below u. Also return each slice larger than `limit`, with its parts in groups to be merged.
     """
     edges = _edges(span)
     sizes = sum((np.diff(run.offsets) for run in runs), np.zeros(FAN, np.int64))
