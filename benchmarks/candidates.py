@@ -111,7 +111,7 @@ def compare(
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     rows = [json.loads(line) for line in lines]
     corpus = open_corpus(options.corpus)
-    shared = {"seed": options.seed, "corpus": corpus.train.fingerprint}
+    shared = {"seed": options.seed, "budget": options.steps, "corpus": corpus.train.fingerprint}
     for name in options.names or names:
         known = {"name": name, **shared}
         if any(known.items() <= row.items() for row in rows):

@@ -63,7 +63,7 @@ def main() -> int:
         "--tokens", type=int, default=100, help="millions of tokens of the store (default: 100)"
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help=f"fail above {BAR:.0%}")
+    parser.add_argument("--check", action="store_true", help=f"fail above {BAR:.0%}%")
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     worst = 0.0

@@ -59,6 +59,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    sizes = {n: v for n, v in vars(arguments).items() if n not in ("out", "arms", "seeds")}
+    if results.setdefault("sizes", sizes) != sizes:
+        parser.error(f"{file} has results of {results['sizes']}; choose another --out")
     if "teacher" not in results:
         config = configured(arguments, arguments.layers, arguments.teacher_steps, {}, seed=100)
         values = train(config, arguments.out / "teacher").eval_metrics

@@ -141,14 +141,12 @@ def _table_row(row: Row, found: dict[str, Any], init: str) -> str:
         if comparison["student"] is not None:
             low, high = (end * scale for end in comparison["student"])
             difference += f" ({low:+.1f} to {high:+.1f})"
-    failed = " and ".join(
-        str(groups[name]["failed"]) for name in ("random", init) if name in groups
-    )
+    both = [groups[name] for name in ("random", init) if name in groups]
+    failed = " and ".join(f"{group['failed']} of {group['runs']}" for group in both)
     minutes = sum(outcome["seconds"] for outcome in found["outcomes"]) / 60
-    runs = len(found["outcomes"])
     return (
         f"| {row.title} | {found['metric']} | {found['constant_score'] * scale:.1f} | {cells[0]} | "
-        f"{cells[1]} | {difference} | {failed} of {runs // 2} each | {minutes:.1f} |"
+        f"{cells[1]} | {difference} | {failed} | {minutes:.1f} |"
     )
 
 

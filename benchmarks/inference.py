@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--model", default="base", help="tiny, mini, small, base (default: base)")
     parser.add_argument("--texts", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-sizes", default="1,8,16,32", help="of the peers")
     parser.add_argument("--ours-only", action="store_true", help="without torch and transformers")
     parser.add_argument("--check", action="store_true", help=f"fail below {BAR} times the pipeline")

@@ -22,7 +22,7 @@ from bert_jax.objectives.objective import trained
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.saves import read_config
-from bert_jax.training.pretrain.settings import objective_of
+from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.steps.optim import OPTIMIZERS, make_optimizer
 
 RECIPE = Path(__file__).parents[1] / "records" / "recipes" / "candidates" / "recipe.py"
@@ -266,6 +266,24 @@ def test_the_first_phase_may_be_causal():
     assert not np.allclose(*losses)
     scored = first.for_evaluation().prepare(given, 0)
     assert not jnp.array_equal(scored["tokens"], given["tokens"])
+
+
+NAMES = (
+    "whole_words", "all_mask", "spans", "rare", "diffusion", "causal_quarter", "causal_half",
+    "causal_first",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_candidate_is_scored_on_the_same_task(name, tmp_path):
+    corpus = write_corpus(tmp_path)
+    batches = []
+    for each in ("same", name):
+        config, _ = made(each, **{"model.vocab_size": corpus.train.vocab_size})
+        objective = step_config(config, corpus, evaluates=True).objective
+        batches.append(objective.prepare(rows(), 3))
+    for wanted, given in zip(*map(jax.tree.leaves, batches), strict=True):
+        np.testing.assert_array_equal(given, wanted)
 
 
 def steps_of(name):

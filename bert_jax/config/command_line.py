@@ -259,6 +259,8 @@ def _find_field(cls: type, values: Any, fields: str, where: str) -> tuple[Any, A
                     f"that --fields shows for {seen}, or write a configuration file"
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
+            if dataclasses.is_dataclass(hint) and isinstance(value[key], dict):
+                value[key] = to_dict(hint()) | value[key]  # an earlier override may lack fields
             seen += part
         else:
             known = sorted(value) if isinstance(value, dict) else []
@@ -288,7 +290,7 @@ def _value(hint: Any, text: str) -> Any:
             for read in (json.loads, ast.literal_eval):  # JSON has null, Python None
                 with contextlib.suppress(ValueError, SyntaxError):
                     found = read(text)
-                    return found if isinstance(found, list | tuple) else [found]
+                    return list(found) if isinstance(found, list | tuple) else [found]
         return [_value(kinds[0], part.strip()) for part in text.split(",") if part.strip()]
     if hint is bool:
         return _BOOLEANS.get(text.lower(), text)

@@ -227,7 +227,7 @@ def _fast(planner: Planner) -> _Answer:
     table: dict[str, dict[str, float]] = {}
     for rows, tried in pace.tried.items():  # a row stays empty if its batch does not fit
         row = table[f"{planner.rows_per_chip(settings, rows):g}"] = {}
-        for count in (1, 2, 4, 8, 16) if tried.part else ():
+        for count in (1, 2, 4, 8, 16) if tried.part and tried.peak <= planner.usable else ():
             step = planner.with_batch(settings, rows, count).rows
             row[str(count)] = planner.mfu(step, tried.seconds(count))
     record |= {"batches": batches, "predicted_mfu_by_rows_and_micro_batches": table}

@@ -89,6 +89,8 @@ def read_record(workdir: Path, kind: Kind) -> dict[str, Any]:
     """
     path = workdir / "config.json"
     remedy = f"give the work directory of a `bert-jax {kind}` run"
+    if (workdir / "fold-1").is_dir():
+        remedy = f"for one fold of this cross-validation, give {workdir / 'fold-1'}"
     if not path.is_file():
         raise UserError(f"{workdir} has no config.json, so it is not a run; {remedy}")
     try:

@@ -50,7 +50,7 @@ _ENDS: dict[str, State] = {
     "error": "failed",
     "stalled": "failed",
 }
-_NO_ERRORS = ("start", "saved", "early_stop", "finished", "stopped")
+_NO_ERRORS = "start", "saved", "attention", "recovered", "early_stop", "finished", "stopped"
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
 _SOON = 60.0  # seconds; signs of life come every 10 s, or every step if steps take longer

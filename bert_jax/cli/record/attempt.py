@@ -63,8 +63,8 @@ def attempt(
     package = Path(__file__).parents[2]  # in a clone, the shipped recipes lie beside the package
     origin = {  # what the loss depends on, so that another origin means another run
         "device": device, "versions": {"python": platform.python_version(), **packages},
-        "corpus": corpus.train.fingerprint, "recipe": _code_digest(path.parent),
-        "code": _code_digest(package, package.parent / "configs"),
+        "corpus": corpus.train.fingerprint, "recipe": _code_digest("*.py", path.parent),
+        "code": _code_digest("**/*.py", package, package.parent / "configs"),
     }  # fmt: skip
     run = runs / f"{name}-{json_crc(origin):08x}"
     fields = [f"--config.{field}" for field in (*track.fields(home / "corpus"), f"seed={seed}")]
@@ -74,7 +74,7 @@ def attempt(
     place = run / f"seed{seed}-{timed['steps']}"
     result = train(config, place)
     if result.stopped_by:  # even after the last step: train no further seeds
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if result.stopped_by == "SIGINT" else SystemExit(143)
     if LOSS not in result.eval_metrics:
         raise UserError(
             f"{recipe}: objective.name is {config.objective.name!r}, whose evaluation has no "
@@ -117,10 +117,10 @@ def _timed(track: Track, config: PretrainConfig, corpus: Corpus, run: Path) -> d
     return read_json_object(path, max_bytes=1 << 16)
 
 
-def _code_digest(*directories: Path) -> str:
-    """Return the SHA-256 digest of the names and contents of all Python files in `directories`."""
+def _code_digest(pattern: str, *directories: Path) -> str:
+    """Return the SHA-256 digest of the names and contents of matching files in `directories`."""
     digest = hashlib.sha256()
     for directory in directories:
-        for path in sorted(directory.rglob("*.py")):
+        for path in sorted(directory.glob(pattern)):
             digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()

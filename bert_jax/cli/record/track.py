@@ -51,6 +51,7 @@ class Track(Bounded, section="track"):
         return [
             f"data.corpus={corpus}", f"masking.eval_rate={self.masking_rate}",
             "masking.mask_rate=0.8", "masking.random_rate=0.1",  # kept tokens are easy to guess
+            "masking.whole_word=False",  # a part of a word is easy to guess beside the others
             f"training.eval_rows={self.eval_rows}", "training.eval_every_steps=0",
         ]  # fmt: skip
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from bert_jax.cli.demo.console import build_once, make_once
 from bert_jax.cli.start import law
 from bert_jax.cli.start.choose import Choice, Speed, choices
@@ -116,7 +118,7 @@ def begin(asked: Asked, home: Path) -> Promise:
     twice = choices(measure, 2 * seconds, unique, speeds)[0].nats + off
     lines = list(_lines(asked, found, off))
     lines += [f"promise     {promise}", f"twice       {2 * asked.hours:g} h: {twice:.2f} nats"]
-    chips = place.num_chips if place else 1
+    chips = place.num_chips if place else jax.device_count()
     config = recipe(found[0].size, found[0].num_steps, str(home / "corpus"), chips)
     options = [f"--config={home / RECIPE}", f"--workdir={home / 'run'}"]
     command = shlex.join(["bert-jax", "pretrain", *options])
@@ -174,7 +176,7 @@ def open_labels(asked: Asked, home: Path) -> Task:
 
 def _measured(corpus: Corpus, size: Size) -> Speed:
     """Measure the speed of a size on this machine."""
-    config = recipe(size)
+    config = recipe(size, chips=jax.device_count())
     speed = Speed(step_seconds(config, corpus), tokens_per_step(config))
     print(f"speed       {size}: {speed.tokens / speed.seconds:,.0f} tokens/s", flush=True)
     return speed

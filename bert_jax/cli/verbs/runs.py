@@ -133,6 +133,8 @@ class Run(Configured):
                 if (code := report_error(error, f"{name}, {label}")) is None:
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
+            if isinstance(error, BrokenPipeError):  # `main` would end with 0
+                return 1
             raise
         if result.finished:
             return 0
@@ -313,7 +315,7 @@ class Status(groups.OfRun, groups.Plot, groups.Json):
             diagnosed, causes = diagnosis(work)
         picture = self.draw(partial(redraw, work.local, found), work, "loss.png")
         if self.json:
-            print(json.dumps(dataclasses.asdict(found) | diagnosed, indent=2))
+            self.show(dataclasses.asdict(found) | diagnosed, ())
         else:
             plain = not sys.stdout.isatty()
             colours = getattr(sys.stdout, "unescaped", sys.stdout)  # see `terminal.Escaping`

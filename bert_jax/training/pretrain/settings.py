@@ -45,13 +45,14 @@ def step_config(
 ) -> StepConfig:
     """Return the settings of a phase's train step or, if `evaluates`, of its evaluation step.
 
-    An evaluation step masks at `masking.eval_rate` and has no teacher. `config` must have a
-    vocabulary size. Without a corpus, special tokens are placeholders and there is no baseline.
-    Raise a UserError if whole words are to be masked in a corpus in memory, without a tokenizer.
+    An evaluation step masks at `masking.eval_rate`; the objective has no parts that only training
+    needs, such as a teacher. `config` must have a vocabulary size. Without a corpus, special tokens
+    are placeholders and there is no baseline. Raise a UserError if whole words are to be masked in
+    a corpus in memory, without a tokenizer.
     """
     masking = config.masking_of(phase)
     if evaluates:
-        masking = replace(masking, rate=masking.eval_rate)
+        masking = replace(masking, rate=masking.eval_rate, max_predictions=None)
     special_ids, baseline = SpecialIds(*range(5)), None
     continues_word = np.zeros(config.model.vocab_size, bool) if config.masking.whole_word else None
     if corpus is not None:
@@ -61,12 +62,14 @@ def step_config(
             if store.path is None:
                 raise UserError("masking.whole_word needs a corpus on disk, with a tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-    model, pairs = config.model_of(phase), config.has_pairs
+    model, pairs, training = config.model_of(phase), config.has_pairs, config.training
     given = Given(model, masking, pairs, special_ids, continues_word, baseline)
-    objective, training = config.objective, config.training
+    if evaluates:
+        objective = config.objective.make(given).for_evaluation()
+    else:
+        objective = config.distil.taught(config.objective, given)
     return StepConfig(
-        objective=objective.make(given) if evaluates else config.distil.taught(objective, given),
-        optimizer=config.optimizer, num_steps=training.num_steps,
+        objective=objective, optimizer=config.optimizer, num_steps=training.num_steps,
         accumulation=config.accumulation_of(phase), gather=training.gather,
         reduce_dtype=training.reduce_dtype, seed=config.seed, guard=config.guard,
         phase_starts=training.phase_starts, rate=None if evaluates else config.phase_rate(phase),

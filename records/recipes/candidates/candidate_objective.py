@@ -59,10 +59,11 @@ class Candidate(ZeroOutputs):
 
     @override
     def for_evaluation(self) -> Objective:
-        """Return the objective for evaluation: plain masked LM."""
+        """Return the objective for evaluation: plain masked LM of single tokens."""
         return replace(
-            self, diffusion=False, spans=False, rare=False, causal_share=0.0, causal_rate=0.0
-        )
+            self, diffusion=False, spans=False, rare=False, causal_share=0.0, causal_rate=0.0,
+            masking=replace(self.masking, whole_word=False, mask_rate=0.8, random_rate=0.1),
+        )  # fmt: skip
 
     def _num_causal(self, rows: Array) -> int:
         """Return the number of causal rows, which are the first rows of a batch."""

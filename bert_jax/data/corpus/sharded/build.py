@@ -246,9 +246,11 @@ class Estimate:
     """Estimated sizes of a corpus that is not built yet, scaled up from a sample."""
 
     total: int
-    """Sum of the sources' sizes in bytes, or in examples for a source that counts examples."""
+    """Sum of the sources' sizes in `unit`."""
     sampled: int
-    """Amount that was read for the sample, in the same units as `total`."""
+    """Amount that was read for the sample, in `unit`."""
+    unit: str
+    """Unit of the sources' sizes: bytes, examples, or both."""
     documents: int
     tokens: int
     text_bytes: int
@@ -264,7 +266,7 @@ class Estimate:
         hours = self.processor_seconds / 3600
         count = f"{num_workers} process{'es' * (num_workers != 1)}"
         return [
-            f"estimate from {self.sampled / 1e6:,.1f} MB of {self.total / 1e6:,.1f} MB "
+            f"estimate from {self.sampled:,} of {self.total:,} {self.unit} "
             f"({min(self.sampled / self.total, 1):.2%} of the sources); nothing is built",
             f"  documents        {self.documents:,}",
             f"  text             {self.text_bytes / 1e6:,.1f} MB",
@@ -301,7 +303,8 @@ def estimate_corpus(
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if recipe.cleaning.needs_scan:
         memory += 10 * RANGE_BYTES
-    estimate = Estimate(**sums, process_bytes=memory, shards=len(tasks))
+    unit = " and ".join(sorted({each.unit for each in sources}))
+    estimate = Estimate(**sums, unit=unit, process_bytes=memory, shards=len(tasks))
     if not estimate.tokens or not estimate.sampled:
         raise UserError("the sample of the sources contains no tokens.")
     return estimate
