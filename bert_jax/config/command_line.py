@@ -260,7 +260,8 @@ def _find_field(cls: type, values: Any, fields: str, where: str) -> tuple[Any, A
                 )
             group, key, hint = None, int(part[1:-1]), typing.get_args(hint)[0]
             if dataclasses.is_dataclass(hint) and isinstance(value[key], dict):
-                value[key] = to_dict(hint()) | value[key]  # an earlier override may lack fields
+                defaults = to_dict(typing.cast(Any, hint)())
+                value[key] = defaults | value[key]  # an earlier override may lack fields
             seen += part
         else:
             known = sorted(value) if isinstance(value, dict) else []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.files.checks import digest_of
+from bert_jax.files.checks import DIGESTS, digest_of
 from bert_jax.files.staging import replace_file, staged_file
 from bert_jax.files.urls import bucket_failures, file_system
 
@@ -53,9 +53,9 @@ class BucketFiles:
         except FileNotFoundError as error:
             raise damaged(self, name, "the file is missing") from error
 
-    def fetch_small(self, name: str, target: Path) -> None:
-        """Download a file, unless `target` exists; raise a UserError if missing or too large."""
-        if target.is_file():
+    def fetch_small(self, name: str, target: Path, digest: str | None = None) -> None:
+        """Download a file, unless `target` exists with this CRC; raise a UserError if too large."""
+        if target.is_file() and digest in (None, digest_of(target, DIGESTS)):
             return
         if (size := self.size(name)) > _SMALL:
             raise UserError(f"{self.url}/{name} has {size:,} bytes; the limit is {_SMALL:,}")

@@ -81,7 +81,7 @@ class Classifier(RowPredictor):
         known = self.model.outputs
         assert known is not None  # `require` checks it
         if known.objective == "regression":
-            return {"score": round(float(logits[0]), 6)}
+            return {"score": float(f"{logits[0]:.7g}")}
         several = known.objective == "multi_label"
         scores = logits.astype(np.float64)
         shares = expit(scores) if several else softmax(scores)

@@ -22,7 +22,7 @@ _PART = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
     "|[^\\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
 )
-_ABBREVIATION = re.compile(r"\w+(\.\w+)+\.$")
+_ABBREVIATION = re.compile(r"[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+\.$")
 
 
 @dataclass(frozen=True)

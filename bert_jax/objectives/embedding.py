@@ -272,7 +272,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
     def compare(self, outputs: Float[Array, "B G D"], rows: Batch, layout: OnMesh) -> Scalars:
         # Number of axes of the loss's labels. Dev rows may have labels for another kind of loss.
         axes = {"ranking": 0, "scores": 1, "classes": 1}.get(self.comparison, 2)
-        if axes and ("labels" not in rows or rows["labels"].ndim != axes):
+        if axes != (rows["labels"].ndim if "labels" in rows else 0):
             return {"loss": jnp.float32(0), "count": jnp.float32(0)}
         own = _compared(outputs, rows)
         every = own if layout is None else layout.all_rows(own)

@@ -39,6 +39,8 @@ def load_wordpiece(reading: Reading) -> WordPieceTokenizer:
         config.one_of(name, config.whole.get(name), (None, only))
     if path.suffix == ".json":
         vocab, options = _read_tokenizer_json(reading)
+        if reading.num_between(SPECIAL_TOKENS) != 1:
+            reading.refuse("post_processor puts two [SEP] between texts; expected one, as in BERT")
         for name, field, value in (
             ("do_lower_case", "lowercase", options.lowercase),
             ("strip_accents", "strip_accents", options.strips_accents),
@@ -140,10 +142,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         model = read_bytes(path, max_bytes=MAX_FILE_BYTES)
         model = with_mask(model) if path.name == "spm.model" else model
         tokenizer = SentencePieceTokenizer(model, where=f"{path}")
-        lowers = f"{reading.config.get('tokenizer_class')}".startswith("Albert")  # class default
-        for name, default in (("do_lower_case", lowers), ("split_by_punct", False)):
-            if reading.config.get(name, default):
-                reading.refuse(f"its class, or {CONFIG_NAME}, sets {name}; give a tokenizer.json")
+        if f"{reading.config.get('tokenizer_class')}".startswith("Albert"):
+            reading.refuse("its class changes accents and quotation marks; give a tokenizer.json")
+        for name in ("do_lower_case", "split_by_punct"):
+            if reading.config.get(name):
+                reading.refuse(f"{CONFIG_NAME} sets {name}; give a tokenizer.json")
         vocab = list(tokenizer.vocab)
         reading.added(None, vocab)  # appends the tokens that files beside the model add
         if more := vocab[tokenizer.vocab_size :]:

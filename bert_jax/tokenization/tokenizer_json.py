@@ -89,6 +89,10 @@ def read_pipeline(reading: Reading) -> Pipeline:
             f"pre_tokenizer is {', '.join(names) or 'missing'}; expected one ByteLevel or "
             f"Metaspace, or a normalizer that ends by replacing spaces by {SPACE!r}"
         )
+    spaced = reading.config.get("add_prefix_space", False)
+    if byte_level and "Roberta" in f"{reading.config.get('tokenizer_class')}":
+        found = next(part for part in pre_tokenizer if part["type"] == "ByteLevel")
+        reading.one_of("pre_tokenizer.add_prefix_space", found.get("add_prefix_space"), (spaced,))
     if any(part.get("use_regex") is False for part in pre_tokenizer[:1]):
         reading.refuse("pre_tokenizer.use_regex is False; expected True, as no Split precedes it")
     scores: list[float] = []

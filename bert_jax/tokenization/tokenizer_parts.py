@@ -51,7 +51,12 @@ class Reading:
     @functools.cached_property
     def whole(self) -> dict[str, Any]:
         """Content of the file, if it is a JSON file."""
-        return read_json_object(self.path, max_bytes=MAX_FILE_BYTES)
+        found = read_json_object(self.path, max_bytes=MAX_FILE_BYTES)
+        model = found.get("model")
+        if isinstance(model, dict) and "vocab" in model:  # files of 2020 do not name the type
+            kind = "BPE" if "merges" in model else "WordPiece"
+            model.setdefault("type", "Unigram" if isinstance(model["vocab"], list) else kind)
+        return found
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:

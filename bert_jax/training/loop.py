@@ -82,6 +82,8 @@ class _Run:
             self.shown = Means(len(self.now.progress))
             if restored:
                 self._read_rows()
+            elif jax.process_index() == 0:  # rows of a start that saved nothing
+                (session.work.local / "metrics.jsonl").unlink(missing_ok=True)
             lines, event = plan.voice.about(self.now.step, restored is not None)
             with session.telling(
                 self.now.step, plan.objective, num_steps=plan.num_steps, num_devices=plan.mesh.size

@@ -46,6 +46,15 @@ _SIZES = {
 }
 
 
+def _rate_steps(tokens: float, rows: int, growing: int) -> int:
+    """Return the number of steps for `tokens`, with few rows in the first `growing` steps."""
+    steps, left = 0.0, tokens / 1024
+    for part in (8, 4, 2):
+        stage = min(growing / 3, left * part / rows)
+        steps, left = steps + stage, left - stage * rows / part
+    return round(steps + left / rows)
+
+
 def get_config(size: str = "150m") -> ConfigDict:
     """Return the recipe; any field of `PretrainConfig` may be set."""
     if size not in _SIZES:
@@ -54,6 +63,7 @@ def get_config(size: str = "150m") -> ConfigDict:
     rows, part = 4608, 1 / 3 if size == "1b" else 1
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
     growing = round(batch_warmup / (rows * 1024 * 7 / 24))
+    warming = _rate_steps(rate_warmup, rows, growing)
     steps = (
         growing + round((1.7e12 - batch_warmup) / (rows * 1024)),
         round(part * 250e9 / (rows * 8192)),
@@ -121,7 +131,7 @@ def get_config(size: str = "150m") -> ConfigDict:
                 "name": "stable_adamw",
                 "learning_rate": peak,
                 "schedule": "constant",
-                "warmup_steps": round(rate_warmup / (rows * 1024 / 8)),
+                "warmup_steps": warming,
                 "b2": 0.98,
                 "weight_decay": weight_decay,
                 "clip_norm": None,

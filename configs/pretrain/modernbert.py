@@ -37,6 +37,15 @@ _SIZES = {
 }
 
 
+def _rate_steps(tokens: float, rows: int, growing: int) -> int:
+    """Return the number of steps for `tokens`, with few rows in the first `growing` steps."""
+    steps, left = 0.0, tokens / 1024
+    for part in (8, 4, 2):
+        stage = min(growing / 3, left * part / rows)
+        steps, left = steps + stage, left - stage * rows / part
+    return round(steps + left / rows)
+
+
 def get_config(size: str = "base") -> ConfigDict:
     """Return the recipe; any field of `PretrainConfig` may be set."""
     if size not in _SIZES:
@@ -44,6 +53,7 @@ def get_config(size: str = "base") -> ConfigDict:
     layers, width, heads, mlp, peak, late, rows, long_rows, rate_warmup, batch_warmup = _SIZES[size]
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
     growing = round(batch_warmup / (rows * 1024 * 7 / 24))
+    warming = _rate_steps(rate_warmup, rows, growing)
     steps = (
         growing + round((1.719e12 - batch_warmup) / (rows * 1024)),
         round(250e9 / (long_rows * 8192)),
@@ -107,7 +117,7 @@ def get_config(size: str = "base") -> ConfigDict:
                 "name": "stable_adamw",
                 "learning_rate": peak,
                 "schedule": "constant",
-                "warmup_steps": round(rate_warmup / (rows * 1024 / 8)),
+                "warmup_steps": warming,
                 "b2": 0.98,
                 "weight_decay": 1e-5 / peak,
                 "clip_norm": None,

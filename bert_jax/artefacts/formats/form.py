@@ -33,7 +33,9 @@ from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import Params, ReplacedHead, param_shapes
 from bert_jax.model.task_heads import TaskHeadConfig, TaskModel
 
-_BUFFER = re.compile(r".*(?:inv_freq|freqs_cis|position_ids|token_type_ids)")
+_BUFFER = re.compile(
+    r".*(?:inv_freq|freqs_cis|position_ids|token_type_ids)|deberta.*position_emb.*"
+)
 """Pattern for the names of buffers, which hold no learned values."""
 _HEADS = ("cls.", "classifier.", "qa_outputs.", "discriminator_predictions.")
 """Prefixes of the names of BERT's heads; unknown tensors under these prefixes are ignored."""

@@ -226,7 +226,10 @@ def _from_huggingface(
     arrays = arrays if adapter is None else adapter.applied(arrays)
     form = form_of(found, arrays, where=where, marked=marks_second(directory, found))
     name = f"{directory if adapter is None else adapter.directory}, {made_by}"
-    return saved_from(form, tokenizer, directory, name=name, encoder_only=encoder_only)
+    adapted = adapter is not None
+    return saved_from(
+        form, tokenizer, directory, name=name, encoder_only=encoder_only, adapted=adapted
+    )
 
 
 def with_vectors(saved: SavedModel, form: sentence_transformers.SentenceForm) -> SavedModel:
@@ -283,14 +286,21 @@ def read_translator(directory: Path, found: dict[str, Any], made_by: str, where:
 
 
 def saved_from(
-    form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False
-) -> SavedModel:
-    """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit."""
+    form: Form, tokenizer: Tokenizer, files: Path, *, name: str, encoder_only: bool = False,
+    adapted: bool = False,
+) -> SavedModel:  # fmt: skip
+    """Convert a `Form` to a `SavedModel`; a UserError lists everything that does not fit.
+
+    If the model is `adapted`, settings for the head of the base in `files` are ignored.
+    """
     config = form.model
-    if not encoder_only:
+    if not (encoder_only or adapted):
         scoring = sentence_transformers.scoring_fields(files)
         form = dataclasses.replace(form, config=form.config | scoring)
     _check_vocabulary(tokenizer, config.vocab_size, files)
+    given = form.config.get("pad_token_id", pad := tokenizer.special_ids.pad)
+    if form.family.first_position is not None and given != pad:
+        raise UserError(f"{files}: pad_token_id is {given!r:.80}, but the tokenizer's pad is {pad}")
     try:
         outputs = None if encoder_only else form.outputs()
         head = None if outputs is None else outputs.head

@@ -10,7 +10,7 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
-from bert_jax.files.urls import is_url
+from bert_jax.files.urls import is_url, scheme
 from bert_jax.terminal import progress_bar
 
 _HELDOUT = "heldout"
@@ -127,6 +127,8 @@ class Contamination(groups.OnEngine, groups.Json):
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")
+        if self.out is not None and scheme(self.out) is not None:
+            raise UserError(f"{self.out} is in a bucket; name a local file, then upload it")
         name, opens = Path(corpus).resolve().name, store_openers(corpus)
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs and not opens:

@@ -106,13 +106,20 @@ def _by_card(
         splits[str(each.get("split"))] += [paths] if isinstance(paths, str) else paths
     if split not in splits:
         raise UserError(_unknown(spec, "split", split, sorted(splits)))
-    found = [name for name in present if any(fnmatch(name, path) for path in splits[split])]
+    found = [name for name in present if any(_covers(path, name) for path in splits[split])]
     if not found:
         raise UserError(
             f"{spec}: the card names {first_few(splits[split])}, and none of these is a "
             f"file in a supported format ({', '.join(_SUFFIXES)})."
         )
     return found
+
+
+def _covers(path: str, name: str) -> bool:
+    """Return true if a card's path covers a file: `*` stays in a directory, `**/` may be empty."""
+    if "**" in path:
+        return fnmatch(name, path) or fnmatch(name, path.replace("**/", ""))
+    return fnmatch(name, path) and name.count("/") == path.count("/")
 
 
 def _by_name(spec: str, config: str, split: str, present: Sequence[str]) -> list[str]:

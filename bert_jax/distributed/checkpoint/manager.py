@@ -74,7 +74,7 @@ class Checkpoints:
         self._failures = 0
         self._save: _Save | None = None
         self._reader = _Reader(self)
-        self._metrics: dict[int, dict[str, float]] = {}
+        self._judged: dict[int, tuple[Any, dict[str, float]]] = {}
         self._made = self._directory.exists()
         by_first(lambda: storage.remove_unfinished(self._directory))
 
@@ -103,7 +103,8 @@ class Checkpoints:
 
         `step` is the next step to train. If it has a checkpoint, nothing is saved. `state` is a
         pytree with a nested dict `params`. The other arguments are fields of `Record`. `Retention`
-        uses `metrics` and `extra["lowest_at"]`. Too many failures raise a SaveFailedError.
+        uses `metrics`, `extra["lowest_at"]` and `extra["judged_on"]`, and compares `metrics` only
+        between checkpoints judged on the same rows. Too many failures raise a SaveFailedError.
         """
         self.wait()
         pending, fault = None, None
@@ -162,7 +163,7 @@ class Checkpoints:
         """
         with contextlib.suppress(SaveFailedError):  # earlier failures must not prevent this save
             self.wait()
-        damaged = 0
+        damaged = self._failures = 0
         while damaged < self._max_failures:
             self.save(step, state, **content)
             if not self.wait():
@@ -214,15 +215,18 @@ class Checkpoints:
         """Delete the checkpoints that `Retention.superfluous` lists and that no branch keeps."""
         saved = saved_steps(self._directory)
         for step in saved if self._retention.keep_best else ():
-            if step not in self._metrics:
-                self._metrics[step] = {}
+            if step not in self._judged:
                 with contextlib.suppress(RecordFaultError):
-                    self._metrics[step] = read_record(self._directory / str(step)).metrics
+                    record = read_record(self._directory / str(step))
+                    self._judged[step] = record.extra.get("judged_on"), record.metrics
         verified = verified_steps(self._directory)
         if not verified:
             return
-        lowest_at = read_record(self._directory / str(verified[-1])).extra.get("lowest_at")
-        for step in self._retention.superfluous(saved, verified, self._metrics, lowest_at):
+        newest = read_record(self._directory / str(verified[-1])).extra
+        on = newest.get("judged_on")
+        metrics = {n: scores for n, (rows, scores) in self._judged.items() if rows == on}
+        lowest_at = newest.get("lowest_at")
+        for step in self._retention.superfluous(saved, verified, metrics, lowest_at):
             if step not in kept_steps(self._directory):  # a branch may have just begun
                 storage.delete(self._directory / str(step))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import jax
@@ -123,11 +123,12 @@ def make_trial_mesh(
         )
     trials = math.gcd(num_trials, count)
     size = len(devices) // trials
-    if config.data != -1 and math.prod(sizes) != size:
+    if -1 not in (config.data, config.fsdp, config.tensor) and math.prod(sizes) != size:
         raise UserError(
             f"{config.fields} take {math.prod(sizes)} devices per trial, but with {num_trials} "
             f"trials on {len(devices)} devices, each trial has {size}; leave mesh.data at -1"
         )
+    config = replace(config, num_slices=-(-config.num_slices // trials))
     parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
 

@@ -37,10 +37,9 @@ def class_rows(
 
 
 def macro(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Average the rows of all classes that occur in labels or predictions (as in `macro_f1`)."""
-    met = [row for row in rows if row["support"] or row["predicted"]]
+    """Average the rows of classes (as in `macro_f1`)."""
     names = ("precision", "recall", "f1")
-    return {name: sum(row[name] for row in met) / max(len(met), 1) for name in names}
+    return {name: sum(row[name] for row in rows) / max(len(rows), 1) for name in names}
 
 
 def confusion(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
@@ -68,7 +67,8 @@ def of_classes(labels: Sequence[str], truth: np.ndarray, predicted: np.ndarray) 
     hits = np.bincount(truth[truth == predicted], minlength=size)
     totals = [np.bincount(each, minlength=size) for each in (predicted, truth)]
     rows = class_rows(labels, hits, *totals)
-    return {"classes": rows, "macro": macro(rows), "confusion": confusion(labels, truth, predicted)}
+    met = [row for row in rows if row["support"] or row["predicted"]]
+    return {"classes": rows, "macro": macro(met), "confusion": confusion(labels, truth, predicted)}
 
 
 def of_label_sets(

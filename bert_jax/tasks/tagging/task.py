@@ -184,6 +184,8 @@ class TaggingTask(Task[TaggingConfig]):
 def _format(source: str, config: TaggingConfig) -> str:
     # The default column of words is the first, where CoNLL-U has numbers.
     if config.format == "columns" and config.token_column == 1 and sources.is_conllu(source):
+        if config.tag_column != TaggingConfig.tag_column:
+            raise UserError(f"{source} is CoNLL-U: set task.conllu_column, not task.tag_column")
         return "conllu"
     return config.format
 

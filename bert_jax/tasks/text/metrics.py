@@ -149,7 +149,7 @@ def _of_scores(
     step = -(-len(truth) // _MOST_POINTS)
     quantiles = zip(_SHARES, np.quantile(errors, _SHARES), strict=True)
     mistakes = [
-        _mistake(examples[n], float(truth[n]), round(float(predicted[n]), 4), error=errors[n])
+        _mistake(examples[n], float(truth[n]), float(f"{predicted[n]:.5g}"), error=errors[n])
         for n in classes.most_confident(errors != 0, np.abs(errors))
     ]
     return {
@@ -160,7 +160,7 @@ def _of_scores(
             "mean_absolute": float(np.abs(errors).mean()),
             "quantiles": {f"{each:g}": float(value) for each, value in quantiles},
         },
-        "points": np.stack([truth, predicted], axis=1)[::step].round(4).tolist(),
+        "points": np.stack([truth, predicted], axis=1)[::step].tolist(),
         "mistakes": mistakes,
     }
 

@@ -168,7 +168,7 @@ def evaluate_finetuned(
         # Thresholds are tuned on dev only.
         mine = _chosen(model, split, dev)
         report = dict(split.report(outputs, mine))
-        known = model.origin.reports.get(split.name, {}) if own else {}
+        known = model.origin.reports.get(split.name, {}) if own else {"chose": False}
         if "chose" in known:
             report["chose"] = known["chose"]
         scores = {

@@ -67,7 +67,6 @@ def finetune_folds(
     say = echo or print
     home, count = Path(workdir), config.task.folds
     places = [home / f"fold-{number}" for number in range(1, count + 1)]
-    unlearned = []
     for number, place in enumerate(places, 1):
         say(f"fold {number} of {count}")
         one = dataclasses.replace(config, task=dataclasses.replace(config.task, fold=number))
@@ -77,15 +76,15 @@ def finetune_folds(
             if result.finished:  # otherwise the run has said so
                 say(f"{result.stopped_by}: stopped after fold {number}; the same command continues")
             return dataclasses.replace(result, workdir=workdir, finished=False, unlearned="")
-        unlearned.append(result.unlearned)
     saved = read_finetuned(places[-1])  # may have more positions than the model named by `init`
     whole = open_task(config.task, saved.tokenizer, saved.config.num_positions)
     report = _pooled(home, places, whole)
     for line in report_lines(_SPLIT, report, mistakes=False):
         say(line)
-    none = f"no fold is better than a constant prediction; in fold {count}, {unlearned[-1]}"
     scores = {f"eval/{name}": value for name, value in report["scores"].items()}
-    told = none if all(unlearned) else ""
+    score, constant = report["scores"][whole.metric], whole.train_split().constant_score
+    none = f"{whole.metric} of all folds is {score:.4f}, not above a constant's {constant:.4f}"
+    told = "" if score > constant else none
     return dataclasses.replace(result, workdir=workdir, eval_metrics=scores, unlearned=told)
 
 

@@ -237,9 +237,10 @@ class BucketCorpus:
         damaged or its window exceeds the cache, a BucketAwayError if the bucket is out of reach.
         """
         prefix = f"{part}/" if part else ""
-        directory = self._directory(self.files.read(f"{prefix}corpus.json"), prefix)
-        for name in self.files.names(f"{prefix}tokenizer"):
-            self.files.fetch_small(f"{prefix}tokenizer/{name}", directory / "tokenizer" / name)
+        header = self.files.read(f"{prefix}corpus.json")
+        directory, digests = self._directory(header, prefix), json.loads(header).get("crc32c", {})
+        for name in [f"tokenizer/{each}" for each in self.files.names(f"{prefix}tokenizer")]:
+            self.files.fetch_small(prefix + name, directory / name, digests.get(name))
         self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
         store = read_manifest(directory)
         sizes = [_sizes(store, shard) for shard in store.counts]

@@ -232,9 +232,12 @@ class PretrainSaves(Saves):
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state. The last save of a finished run is read back and checked."""
         assert at.monitor is not None
+        training = self.config.training
+        length = training.phases[training.phase_of(max(at.step - 1, 0))].length
         extra = {
             "means": at.means.state(), "plateau": at.monitor.state(),
             "lowest_at": at.monitor.lowest_at, "judged_by": self.judged_by,
+            "judged_on": [length, *self.judged_by[1:]],
         }  # fmt: skip
         if self.config.training.patience:
             extra["progress"] = dataclasses.asdict(at.progress[0])

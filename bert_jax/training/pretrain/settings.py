@@ -24,6 +24,9 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.steps.state import StepConfig
 
+_LONG_WORD = 8
+"""Mean number of tokens in a word above which a text has no spaces between words."""
+
 
 def with_architecture(
     config: PretrainConfig, model: ModelConfig, network: Network | None = None
@@ -62,6 +65,11 @@ def step_config(
             if store.path is None:
                 raise UserError("masking.whole_word needs a corpus on disk, with a tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
+            if store.num_tokens > _LONG_WORD * store.unigram_counts[~continues_word].sum():
+                raise UserError(
+                    f"masking.whole_word: in {config.data.corpus}, a word has more than "
+                    f"{_LONG_WORD} tokens on average; text without spaces needs WordPiece"
+                )
     model, pairs, training = config.model_of(phase), config.has_pairs, config.training
     given = Given(model, masking, pairs, special_ids, continues_word, baseline)
     if evaluates:

@@ -45,7 +45,7 @@ class MetricsLog(LineLog):
     """
 
     def __init__(self, path: Path, restored_step: int):
-        """Cut off the rows after `restored_step` (all rows if it is 0) and an incomplete last line.
+        """Cut off the rows after `restored_step` and an incomplete last line.
 
         Raise an OSError if the file exists but cannot be cut.
         """
@@ -53,7 +53,7 @@ class MetricsLog(LineLog):
         if path.exists():
             kept = 0
             for end, row in _rows(path.read_bytes()):
-                if row["step"] > restored_step or not restored_step:
+                if row["step"] > restored_step:
                     break
                 kept = end
             os.truncate(path, kept)  # in place, which works on a full disk

@@ -55,6 +55,7 @@ class Recheck:
     def __init__(self, config: StepConfig, mesh: Mesh, newest: Callable[[], str]):
         """Prepare the checks; `newest` returns the path of the newest save for messages."""
         self._every, self._mesh, self._newest = config.guard.recheck_every, mesh, newest
+        self._sums_early = config.gather == "layer"
         specs = jax.tree.map(lambda each: each.spec, state_shardings(config, mesh))
         leaves = jax.tree.leaves(specs)
         self._splits = sorted({_axes(spec) for spec in leaves})
@@ -112,6 +113,8 @@ class Recheck:
             of_rows = first[1][GRADIENT_DIGESTS] != second[1][GRADIENT_DIGESTS]
             shape = [size if name != "tensor" else 1 for name, size in self._mesh.shape.items()]
             of_rows = of_rows.reshape(shape[0], -1, *shape[1:]).any(axis=1)  # over trials
+            if self._sums_early:  # devices along fsdp have added up their gradients by then
+                of_rows = of_rows.any(axis=-2, keepdims=True)
             where = np.broadcast_to(of_rows, self._mesh.devices.shape)
         gpu = self._mesh.devices.flat[0].platform == "gpu"
         self._fail(

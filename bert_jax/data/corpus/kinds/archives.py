@@ -151,7 +151,7 @@ class WarcSource(_Archive):
                 if http is not None:
                     kind = http.get_header("Content-Type")
                     form = (http.get_header("Content-Encoding") or "").lower()
-                    if http.get_header("Transfer-Encoding") == "chunked":
+                    if (http.get_header("Transfer-Encoding") or "").lower() == "chunked":
                         content = ChunkedDataReader(content)
             elif record.rec_type not in ("conversion", "resource"):
                 kind = ""
@@ -166,12 +166,17 @@ class WarcSource(_Archive):
             told = f"{self.name} is not a valid WARC file: {why} ({self._place(number)})."
             again.extendleft(reversed(more))
             raise BadRecord(f"{told} Fetch it again.", data=head + body) from error
-        text = data.decode("utf-8", "replace").replace("\0", " ")
+        charset = re.search(r"charset=[\"']?([\w.:-]+)", kind or "", re.I)
+        try:
+            text = data.decode(charset[1] if charset else "utf-8", "replace").replace("\0", " ")
+        except LookupError:  # no such encoding
+            text = data.decode("utf-8", "replace").replace("\0", " ")
         found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
+        found["lang"] = (found["lang"] or "unknown").partition(",")[0]  # the most frequent first
         return paragraphs(text), {k: value for k, value in found.items() if value}
 
     def _check_headers(self, data: bytes, number: int) -> None:
-        if len(data) > MOST_HEADERS and b"\n\r\n" not in data[:MOST_HEADERS]:
+        if len(data) > MOST_HEADERS and not re.search(rb"\n\r?\n", data[:MOST_HEADERS]):
             told = f"headers: more than the limit of {MOST_HEADERS:,} bytes."
             raise self._bad(number, told, "too-long", data)
 

@@ -131,13 +131,12 @@ class FileSource(Source):
                     return position + start
             return end
         file.seek(position)
-        seen, start = b"", 0
-        while data := file.read(min(_CUT_BLOCK, end - position - len(seen))):
-            seen += data
+        seen = b""
+        while data := file.read(min(_CUT_BLOCK, end - file.tell())):
+            seen = seen[-_LONGEST_BLANK:] + data
             # A byte must follow: a \r at the end may be the first half of a \r\n.
-            if found := ends.search(seen, start, len(seen) - 1):
-                return position + found.end()
-            start = max(0, len(seen) - _LONGEST_BLANK)
+            if found := ends.search(seen, 0, len(seen) - 1):
+                return int(file.tell()) - len(seen) + found.end()
         return end
 
     @override

@@ -48,7 +48,7 @@ class HeldoutReport:
 
     def lines(self) -> list[str]:
         """Return the lines of a readable summary, with the most similar pairs."""
-        share = len(self.twins) / self.documents
+        share = len(self.twins) / max(self.documents, 1)
         lines = [
             f"{self.corpus}: {len(self.twins):,} of {self.documents:,} held-out documents "
             f"({share:.2%}) are near-duplicates of a training document (their word "
@@ -118,7 +118,7 @@ def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
     spans = search.store_spans(store)
     texts = (text for span in spans for text in search.decoded(store, tokenizer, span))
-    return {number: text for number, text in enumerate(texts) if number in chosen}
+    return {number: text for number, text in enumerate(texts) if number in chosen and text.strip()}
 
 
 def _compare(index: _Index, texts: Iterable[str]) -> list[tuple[int, int, float]]:

@@ -25,9 +25,14 @@ import numpy as np
 from bert_jax.errors import needs_package
 
 NEEDS_RENSA = "finding near-duplicates needs rensa: pip install 'bert_jax[corpora]'."
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_SPACELESS = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Japanese and Chinese
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
+)
+# Vowel signs and accents belong to the letter before them, but `\w` does not match them.
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")
 _ASCII_WORD = re.compile(r"\w+")
-WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
+WORD = re.compile(rf"(?=\w)[{_SPACELESS}][{_MARKS}]*|(?:[^\W{_SPACELESS}]+[{_MARKS}]*)+")
 _MAX_CACHED = 1 << 18
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the multiplication loses no bit
 _MIX = np.uint64(0xD6E8FEB86659FD93)
@@ -36,8 +41,8 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 def normalised_words(text: str) -> list[str]:
     """Return the words of a text, normalised (NFKC) and lower-cased, without punctuation.
 
-    Words are maximal runs of letters, digits and underscores. Each Chinese or Japanese character
-    is a word, since those scripts put no spaces between words.
+    Words are maximal runs of letters with their marks, digits and underscores. Each letter of a
+    script without spaces between words, such as Chinese or Thai, is a word.
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())

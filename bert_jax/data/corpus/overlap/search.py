@@ -26,7 +26,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 DIRECTORY = "contamination"  # directory of a token store, with the reports
 HELDOUT = "heldout.json"  # file with the report on held-out documents (see `heldout`)
 FORMAT = "bert_jax contamination"
-VERSION = 2
+VERSION = 3
 _MAX_BYTES = 1 << 28
 
 T = TypeVar("T")
@@ -202,7 +202,8 @@ def search_store(
     store, tokenizer = opened(opens)
     spans = store_spans(store)
     encoded = (tokenizer.encode_batch([text])[0] for text in evaluation.texts)
-    table = ngrams.NgramTable(ngrams.normalised_words(tokenizer.decode(ids)) for ids in encoded)
+    texts = (_known(tokenizer, ids) for ids in encoded)
+    table = ngrams.NgramTable(map(ngrams.normalised_words, texts))
     search = functools.partial(with_texts, _search_texts, table)
     searched = zip(show(spans), map_spans(search, opens, spans, engine), strict=True)
     return _report(corpus, store.fingerprint, evaluation, table, (found for _, found in searched))
@@ -244,12 +245,17 @@ def store_spans(store: TokenStore) -> list[Span]:
     return spans
 
 
+def _known(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Decode the known tokens: texts are not equal because their characters are unknown."""
+    return tokenizer.decode([id for id in ids if id != tokenizer.special_ids.unk])
+
+
 def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str]:
-    """Yield the text of each document of a span, as a single paragraph."""
+    """Yield the known text of each document of a span, as a single paragraph."""
     shard = store.shards[span[0]]
     sentences = shard.document_offsets[span[1] : span[2] + 1]
     for begin, end in itertools.pairwise(shard.sentence_offsets[sentences].tolist()):
-        yield tokenizer.decode(shard.tokens[begin:end].tolist())
+        yield _known(tokenizer, shard.tokens[begin:end].tolist())
 
 
 def with_texts(

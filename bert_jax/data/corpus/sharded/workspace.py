@@ -32,7 +32,7 @@ from bert_jax.files.urls import failures_named, file_system, is_url, upload
 
 _OWN = re.compile(
     rf"{MARKS}/\d{{5,}}\.json|{QUARANTINE}/[\w-]+\.jsonl|([\w-]+/)?(train|heldout)/(corpus\.json|"
-    rf"shards/\d{{5,}}/({'|'.join((*ARRAYS, COUNTS))})\.bin)"
+    rf"tokenizer/[\w.]+|shards/\d{{5,}}/({'|'.join((*ARRAYS, COUNTS))})\.bin)"
 )
 """Names of files that a build may remove. A directory in a bucket may also hold a user's files."""
 _TIMES = Times(patience=30.0)
