@@ -1,5 +1,6 @@
 """The benchmarks for accelerators run on a CPU, in their tiny form."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -38,6 +39,14 @@ def test_attention_smoke():
             for side in ("xla", "banded", "fused")
         ),
     ]
+
+
+@pytest.mark.parametrize("name", ["check_cost", "inference"])
+def test_options_are_explained(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        importlib.import_module(name).main()
+    assert "--check" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -305,6 +305,7 @@ def test_a_corpus_of_shards_and_its_estimate(made: Made, run: Run, tmp_path, mon
     how = ["corpus", "--input", made.text, "--tokenizer", made.tokenizer, "--shard-mb=0.002"]
     estimated = run(*how, "--estimate")
     assert estimated.code == 0
+    assert f" of {made.text.stat().st_size:,} bytes (" in estimated.out
     assert "documents        60\n" in estimated.out
     for price in (None, Price(0.5, "2026-01-31", "a page")):
         monkeypatch.setattr("bert_jax.planning.prices.read_prices", lambda p=price: {"core": p})
@@ -466,6 +467,29 @@ def test_a_bucket_out_of_reach_is_no_bug_and_a_broken_pipe_is(error, code, capsy
     assert report_error(error, "status") == exit_code(error) == code
     said = capsys.readouterr().err
     assert said == (f"bert-jax status: {error}\n" if code else "")
+
+
+def test_a_run_whose_output_nobody_reads_has_failed(run: Run, tmp_path, monkeypatch):
+    """Other verbs end with 0, as after `| head`."""
+
+    def trained(verb, config, **options):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(cli.verb_class("pretrain"), "trained", trained)
+    assert run("pretrain", "--config=pretrain/demo", f"--workdir={tmp_path / 'w'}").code == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("tokenizer", "--input=none.txt", "--out=gs://b/tok"),
+        ("contamination", "none.txt", "--against=none.tsv", "--out=gs://b/x.json"),
+    ],
+)
+def test_a_bucket_is_no_place_for_small_outputs(run: Run, tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    refused(run(*argv), "is in a bucket; name a local ")
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_verb_needs_its_arguments_in_an_order():

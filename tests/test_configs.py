@@ -91,6 +91,21 @@ def test_recipes_see_the_published_tokens(name: str, tokens: float) -> None:
     assert sum(p.num_rows * p.length for p in config.phases) == pytest.approx(tokens, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "tokens"),
+    [("ettin_17m", 6782, 4e9), ("ettin_400m", 2906, 2e9), ("ettin_1b", 1756, 2e9),
+     ("modernbert_base", 5086, 3e9), ("modernbert_large", 2906, 2e9)],
+)  # fmt: skip
+def test_rates_warm_up_over_the_published_tokens(name: str, steps: int, tokens: float) -> None:
+    """The rows of a step grow meanwhile."""
+    config = load_config(PretrainConfig, name)
+    assert config.warmup_steps == steps
+    (first, left), phase = (0, steps), config.phases[0]
+    for count, rows in phase.stages:
+        first, left = first + min(count, left) * rows, max(left - count, 0)
+    assert first * phase.length == pytest.approx(tokens, rel=1e-3)
+
+
 ROOT = CONFIGS.parent
 SLICE = r"(?:v\d\w?|tpu7x):\d+(?:x\d+)+(?:,slices=\d+)?"
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *RECIPES]

@@ -16,10 +16,9 @@ _MAX_BYTES = 4 << 30
 def keep_programs(cpu_info: Path = Path("/proc/cpuinfo")) -> None:
     """Set the cache variables of JAX that are not set yet. Call this before JAX is imported.
 
-    The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache. The least recently used programs
-    are removed when the cache exceeds 4 GiB. Processors with different features, which may share a
-    home directory, have different subdirectories. To turn the cache off, set
-    JAX_COMPILATION_CACHE_DIR to an empty string.
+    The cache is in a subdirectory of XDG_CACHE_HOME or ~/.cache for each set of processor features,
+    since processors may share a home directory. It keeps the most recently used 4 GiB. To turn it
+    off, set JAX_COMPILATION_CACHE_DIR to an empty string.
 
     XLA refuses its own cached programs, with an error message for each, on processors with gather
     data sampling ("gds"; https://github.com/jax-ml/jax/issues/38445), so the cache stays off there.

@@ -234,8 +234,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str], where
         holder[key] = value = _value(hint, given)
         if (after := chosen(group, holder)) is before:
             continue
-        # The override chooses another subclass. A field that differs from its default keeps its
-        # value if the new class has the field, too.
+        # A field that differs from its default keeps its value if the other subclass has it.
         old, new = to_dict(before()), to_dict(after())
         kept = {name: v for name, v in holder.items() if name in new and v != old[name]}
         holder.clear()

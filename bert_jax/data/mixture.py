@@ -60,8 +60,7 @@ class ShardOrder:
     """Order of the rows of all epochs, as a pure function of the arguments.
 
     An epoch has `quotas[i]` positions, at least 1, of shard i. `window` shards are read together; 0
-    means all. The integers `shuffle` are hashed, with others, into the keys of the random
-    permutations.
+    means all. The integers `shuffle` are part of the keys of the random permutations.
     """
 
     def __init__(self, quotas: Sequence[int], window: int, shuffle: Sequence[int]) -> None:

@@ -6,10 +6,9 @@ piece is a segment, and tokens attend only within their segment. In RoBERTa's FU
 al. 2019, section 4.2), a row goes on with the next document, and tokens attend across documents.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
-without cross-contamination"), so that its cost depends on L, not on the size of the corpus. The
-longest pieces are placed first, each into the row with the least room that suffices (best-fit
-decreasing; the paper calls it longest-pack-first). A hash of (seed, pass) decides which pieces of
-equal length share a row.
+without cross-contamination"), so its cost depends on L, not on the corpus. The longest pieces are
+placed first, each into the row with the least sufficient room (best-fit decreasing; the paper calls
+it longest-pack-first). A hash of (seed, pass) decides which pieces of equal length share a row.
 """
 
 import itertools
@@ -174,8 +173,7 @@ def deal(
 
     `kinds` (n,) has the kind of each piece, such as its length; `histogram` counts each kind.
     `patterns` are items (number of rows, kinds of the pieces in each), with equal kinds adjacent.
-    Return the indices of the pieces, (n,) row by row, and the number of pieces in each row,
-    (num_rows,).
+    Return the indices of the pieces, (n,) row by row, and their numbers per row, (num_rows,).
     """
     # Sort by kind and, within a kind, by hash. Pieces of a kind are assigned in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))

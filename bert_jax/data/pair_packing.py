@@ -185,9 +185,8 @@ def pack_pairs(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Pack pairs into rows of `length` source positions and `target_length` target positions.
 
-    All arrays are (k,). There are `histogram[i]` pairs of kind i, at least 1. Each of them takes
-    `source[i]` and `target[i]` positions. Return items (number of rows, kinds of the pairs in each
-    of these rows, in ascending order).
+    All arrays are (k,). The `histogram[i]` >= 1 pairs of kind i each take `source[i]` and
+    `target[i]` positions. Return items (number of rows, ascending kinds of the pairs in each).
     """
     # Largest pairs first. The size of a pair is the larger of its shares of source and target.
     kinds = np.argsort(-np.maximum(source * target_length, target * length), kind="stable")

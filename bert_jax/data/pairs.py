@@ -199,8 +199,7 @@ def truncate(
     """
     excess = np.maximum(a_len + b_len - room, 0)
     level = np.minimum(np.abs(a_len - b_len), excess)
-    rest = excess - level
-    a_cut = np.where(a_len > b_len, level, 0) + rest // 2
+    a_cut = np.where(a_len > b_len, level, 0) + (excess - level) // 2
     b_cut = excess - a_cut
     a_front = _fair_coins(a_key, rows, a_cut)
     b_front = _fair_coins(b_key, rows, b_cut)
@@ -231,8 +230,7 @@ def _lanes(shard: Shard, block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each lane, the index of the first sentence and the index after the last."""
     sentences, documents = np.asarray(shard.sentence_offsets), np.asarray(shard.document_offsets)
     first_token = sentences[documents]
-    num_blocks = np.maximum(np.diff(first_token) // block_tokens, 1)
-    extra = num_blocks - 1
+    extra = np.maximum(np.diff(first_token) // block_tokens, 1) - 1
     document = np.repeat(np.arange(extra.size), extra)
     block = np.arange(document.size) - np.repeat(np.cumsum(extra) - extra, extra) + 1
     cuts = np.searchsorted(sentences, first_token[document] + block * block_tokens)

@@ -43,9 +43,8 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Writer of a shard, block by block, with constant memory; a context manager.
 
-    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard; if
-    the context ends without `finish`, the unfinished shard is removed. Raise a UserError if `path`
-    holds something other than a shard, or cannot be written.
+    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard; else
+    it is removed. Raise a UserError if `path` holds anything else, or is not writable.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:

@@ -38,8 +38,7 @@ class BucketFiles:
         """Read a file or, with `end`, the bytes [start, end) of a file.
 
         Raise a FileNotFoundError if there is no such file, a UserError if the bucket does not exist
-        or the user may not read it, and a BucketAwayError if it was out of reach for
-        `read_timeout`.
+        or may not be read, and a BucketAwayError if it was out of reach for `read_timeout`.
         """
         part = {} if end is None else {"start": start, "end": end}
         data: bytes = self._patiently(name, "cat_file", **part)

@@ -53,9 +53,8 @@ class Lease:
     ):  # fmt: skip
         """Prepare a lease on a directory. Call `take` to acquire the lease.
 
-        `name` (the directory's path or URL), `writer` and `place` (nouns for the writer and the
-        kind of directory) are for messages. `say` receives messages about waiting, and `exit` ends
-        the process when the lease is lost.
+        `name` (path or URL), `writer` and `place` (nouns) are for messages. `say` receives messages
+        about waiting, and `exit` ends the process when the lease is lost.
         """
         self._claims, self._name, self._times, self._exit = claims, name, times, exit
         self._say, self._writer, self._place = say, writer, place

@@ -1,8 +1,7 @@
 """The work directory of a run, which is a local directory or a directory in a bucket.
 
-Checkpoints are written directly to the bucket. Other files (config.json, metrics.jsonl, tokenizer/
-and so on) are appended to, which a bucket does not support: these files are in a local mirror, and
-`WorkDir.sync` uploads changes.
+Checkpoints are written directly to the bucket. Other files (such as metrics.jsonl) are appended to,
+which a bucket does not support: they are in a local mirror, and `WorkDir.sync` uploads changes.
 """
 
 import atexit

@@ -127,10 +127,9 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
     """A directory that is built under a temporary name beside `target` and renamed when complete.
 
     Use it as a context manager: the body fills `.path` and calls `commit()`. Without a commit, the
-    temporary directory is removed. The process locks a file in the directory. The kernel releases
-    the lock when the process dies; the next build of the same target removes unlocked directories.
-    A UserError is raised for a target in a bucket, and for a target with files unless `overwrite`
-    and `replaceable(target)` are true.
+    temporary directory is removed. The process locks a file in it, which the kernel unlocks when
+    the process dies; the next build of the target removes unlocked directories. Raise a UserError
+    for a target in a bucket, and for one with files unless `overwrite` and `replaceable(target)`.
 
     If `resume` is set, the temporary directory is `target.unfinished`. It stays if a build ends
     without a commit, and the next build continues with its files. One build at a time may use it.

@@ -176,9 +176,8 @@ def translation_weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "
     """Return all attention weights of a translation, one matrix (L, L) per layer and head.
 
     Rows and columns are first the tokens of the source, then the inputs of the decoder. A matrix
-    combines layer n of the encoder (source to source) with layer n of the decoder (target to
-    source, and target to target). Weights that the network does not have are 0. Raise a UserError
-    if the network has no attention.
+    combines layer n of the encoder (source to source) and of the decoder (target to source, and
+    target to target). Absent weights are 0. Raise a UserError if the network has no attention.
     """
     assert saved.network is not None
     start, count = row.second_start, len(row.ids)

@@ -23,9 +23,8 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 40, 60  # characters of a filled text around the m
 class MaskFiller(TextPredictor):
     """Predictor of masked tokens, with a pretrained model.
 
-    The option `top` is described in `LoadedModel.fill_mask`. A mask is written as `[MASK]`, or as
-    the tokenizer of the model spells its mask token, such as `<mask>`. Each text becomes one row
-    `[CLS] text [SEP]`. Special tokens are never candidates.
+    `LoadedModel.fill_mask` describes `top`. A mask is written as `[MASK]` or as the tokenizer's
+    mask token, such as `<mask>`. A row is `[CLS] text [SEP]`. Special tokens are never candidates.
     """
 
     FIELDS = ("text",)
@@ -49,8 +48,7 @@ class MaskFiller(TextPredictor):
     @override
     def forward(self, batch: Batch) -> Any:
         is_mask = batch["tokens"] == self.model.tokenizer.special_ids.mask
-        # The largest number of masks in a row, rounded up to a power of 2 so that few shapes are
-        # compiled. The outputs after the last mask of a row are not read.
+        # Most masks in a row, rounded up to a power of 2 for few compilations; the rest is unread.
         count = 1 << (max(int(is_mask.sum(1).max()), 1) - 1).bit_length()
         count = min(count, is_mask.shape[1])
         places = np.argsort(~is_mask, axis=1, kind="stable")[:, :count].astype(np.int32)

@@ -37,10 +37,9 @@ def on_device(
     """Put a model on one device, with its layers in a list, as the functions below expect.
 
     The parameters of a translation model keep their layout. `device` is a platform (cpu, gpu or
-    tpu), which means the platform's first device, or a platform and a device index, such as gpu:1.
-    None means the default device of JAX. `max_length` is the largest number of tokens in a row, by
-    default the model's limit. Raise a UserError if the device does not exist, or `max_length` is
-    not from 8 to the model's limit.
+    tpu: its first device), or a platform and an index, such as gpu:1. None means JAX's default
+    device. `max_length` is the largest number of tokens in a row, by default the model's limit.
+    Raise a UserError if the device does not exist, or `max_length` is not from 8 to this limit.
     """
     chosen = _device(device)
     if max_length is not None:
@@ -81,8 +80,7 @@ def _device(name: str | None) -> jax.Device:
         return jax.devices()[0]
     platform, colon, number = name.partition(":")
     try:
-        there = jax.devices(platform or None)
-        return there[int(number) if colon else 0]
+        return jax.devices(platform or None)[int(number) if colon else 0]
     except (RuntimeError, ValueError, IndexError):
         found = ", ".join(f"{each.platform}:{n}" for n, each in enumerate(jax.devices()))
         raise UserError(f"device is {name!r:.40}; JAX finds {found}; cpu always works") from None

@@ -222,8 +222,7 @@ def row_batches(
     order = np.argsort(-rows.lengths, kind="stable")
     at = 0
     while at < len(order):
-        longest = int(rows.lengths[order[at]])
-        size, length = shape_for(longest, len(order) - at, limit, max_tokens)
+        size, length = shape_for(int(rows.lengths[order[at]]), len(order) - at, limit, max_tokens)
         index = order[at : at + size]
         labels = rows.labels[index] if isinstance(rows.labels, np.ndarray) else None
         own = Rows([rows.tokens[row] for row in index.tolist()], rows.second_start[index], labels)

@@ -26,8 +26,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer, make_row, num_special
 class Translator(TextPredictor):
     """Predictor of translations by beam search. `LoadedModel.translate` describes the options.
 
-    A row consists of the source, followed by the tokens with which the translation must begin. The
-    translation of a text without tokens is empty.
+    A row is the source, then the prefix. The translation of a text without tokens is empty.
     """
 
     FIELDS = ("text", "prefix")

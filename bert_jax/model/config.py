@@ -98,8 +98,7 @@ class ModelConfig(Bounded, section="model"):
     local_rope_theta: Positive = 10000.0
     """RoPE base (theta) in local layers."""
     attention_pattern: str = "G"
-    """Attention of the layers, one letter per layer: G is global, L is local. The pattern repeats
-    over the stack. ModernBERT has GLL."""
+    """Repeated pattern of the layers' attention: G is global, L is local. ModernBERT has GLL."""
     local_window: Natural = 0
     """Largest distance, in tokens, at which a query in a local layer sees a key. With 64, a query
     sees at most 129 keys, including the key at its own position."""
@@ -127,16 +126,14 @@ class ModelConfig(Bounded, section="model"):
     tied: bool = True
     """Whether the masked-LM head's decoder shares the token embedding table."""
     pooler_activation: Literal["tanh", "relu", "gelu"] = "tanh"
-    """Activation of the pooler, the dense layer before a classifier: `tanh` in BERT and RoBERTa,
-    `relu` in DistilBERT, `gelu` in ELECTRA."""
+    """Activation of the pooler: BERT and RoBERTa have `tanh`, DistilBERT `relu`, ELECTRA `gelu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of activations and products; `auto` means bfloat16 on TPU and GPU, float32 on CPU.
     Parameters are always float32."""
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Implementation of attention; `auto` picks one for the device and the sizes."""
     scan_unroll: Count = 24
-    """Number of layers in one iteration of the scan over layers. If it is `num_layers` or more, all
-    layers are unrolled, without a scan."""
+    """Number of layers in one iteration of the scan; from `num_layers` on, there is no scan."""
     remat: Literal["none", "dots", "full"] = "none"
     """Rematerialisation of forward operations in the backward pass, to save memory: `none`, `dots`
     (all except products with weight matrices) or `full` (all). Recurrent networks ignore it."""

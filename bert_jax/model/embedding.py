@@ -73,10 +73,9 @@ def pool_tokens(
 ) -> Float[Array, "B W"]:  # fmt: skip
     """Pool the token states of each row into one vector; a row without tokens gives zeros.
 
-    `counts` marks the tokens to pool, which must all belong to one text. `weighted` reads the entry
-    `pooling` of `params`; `splade` needs `model` and reads `encoder` and `mlm`; W is then the size
-    of the vocabulary. With `pooler`, the result is the first token's state, before the pooler. The
-    result is float32.
+    `counts` marks the tokens to pool, all of one text. `weighted` reads the entry `pooling` of
+    `params`; `splade` needs `model` and reads `encoder` and `mlm`; W is then the size of the
+    vocabulary. `pooler` gives the first token's state, before the pooler. The result is float32.
     """
     hidden, counted = hidden.astype(jnp.float32), counts.astype(jnp.float32)
     if pooling == "splade":

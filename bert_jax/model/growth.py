@@ -1,9 +1,8 @@
 """Parameters of a larger encoder, made by tiling the parameters of a smaller encoder.
 
-Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. To grow from m to n layers,
-new layer i starts as a copy of old layer round(i * m / n). To grow a matrix, the old matrix is put
-in the middle of the new matrix, and further copies of the old matrix fill the space around it.
-Query, key, value, gate and up matrices are grown separately.
+Source: Warner et al. 2024 (ModernBERT), section 2.2, and its code. From m to n layers, new layer i
+starts as a copy of old layer round(i * m / n). An old matrix is in the middle of the new one, and
+copies of it fill the space around it. Query, key, value, gate and up matrices grow separately.
 
 Heads are copied whole, so that each dimension of a head keeps its RoPE frequency. Query heads that
 share a key head are copied together, so that each query head keeps its key head.

@@ -1,7 +1,6 @@
 """Pretraining heads, and the functions through which other packages run a model.
 
-Outside this package, parameters are a nested dict of float32 arrays. NNX modules exist only while
-JAX traces one of these functions.
+Outside, parameters are nested dicts of float32 arrays; NNX modules exist only while JAX traces.
 """
 
 from collections.abc import Callable, Hashable

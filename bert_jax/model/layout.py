@@ -124,6 +124,5 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     would not be enough: the name applies to a copy, and JAX could still keep the gather's output.
     """
     if primitive.name == "shard_map":
-        inner = parameters["jaxpr"].eqns
-        return all(equation.primitive.name != "all_gather" for equation in inner)
+        return all(each.primitive.name != "all_gather" for each in parameters["jaxpr"].eqns)
     return primitive.name != "all_gather"

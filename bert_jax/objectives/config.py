@@ -72,8 +72,7 @@ class ObjectiveConfig(Bounded, section="objective"):
     @classmethod
     def learned(cls, pairing: str) -> str:
         """Describe, for a model card, what a run with this `data.pairing` learned."""
-        others = cls.LEARNED.get("", f"the objective {cls.name}")
-        return cls.LEARNED.get(pairing, others)
+        return cls.LEARNED.get(pairing, cls.LEARNED.get("", f"the objective {cls.name}"))
 
     def metrics(self, pairs: bool) -> tuple[Metric, ...]:
         """List the metrics of a run; `pairs` says whether rows are pairs with a label."""

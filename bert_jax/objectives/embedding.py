@@ -37,8 +37,7 @@ from bert_jax.objectives.objective import Adapted, Batch, CoupledObjective, Metr
 from bert_jax.tasks.retrieval.metrics import ListLoss
 
 Comparison = Literal["ranking", "scores", "classes", ListLoss]
-"""Kind of loss: find a query's document, order pairs by their scores, group texts by class, or
-score the documents of a group like a teacher."""
+"""Kind of loss: find documents, order pairs, group texts by class, or score like a teacher."""
 
 _HIDDEN = -1e30
 """Logit of a text that is not a candidate. The logit makes the text's probability 0."""
@@ -62,8 +61,7 @@ class ContrastConfig(Bounded, section="embedding"):
     symmetric: bool = False
     """Whether half of the loss is for finding a document's query (task.rows: pairs or texts)."""
     dimensions: tuple[int, ...] = ()
-    """Descending widths, such as 128,64. Training also computes the loss of vectors cut to these
-    widths (Matryoshka). The full width is always trained."""
+    """Descending widths, such as 128,64, at which training also computes the loss (Matryoshka)."""
     dimension_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each width in `dimensions`; empty means 1, as for the full width."""
     queries: Literal["encoder", "ones", "idf"] = "encoder"
@@ -116,8 +114,7 @@ class Compared(NamedTuple):
     present: Bool[Array, "B G"]
     """Mask that is true for each text and false for unused positions of a group."""
     labels: Array | None = None
-    """Scores or classes (B,), or a teacher's scores (B, G - 1) of the documents. None if the
-    examples have none of these."""
+    """Scores or classes (B,), a teacher's scores (B, G - 1) of the documents, or None."""
 
     def leading(self, size: int) -> "Compared":
         """Return the groups with vectors cut to the first `size` values and scaled to length 1.

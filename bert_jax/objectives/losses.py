@@ -23,8 +23,7 @@ def cross_entropy(
     probability and no gradient. At least one logit per row must be finite. Labels are in [0, V). A
     label that ties with another token for the highest logit counts as right. Sums use float32.
 
-    The backward pass is custom: it keeps the logits and one log-normaliser per row. The automatic
-    derivative of a log-softmax would keep a second array of V columns.
+    The backward pass keeps logits and one log-normaliser per row, not a second array of V columns.
     """
     _, loss, correct = smoothed_cross_entropy(logits, labels, 0.0, logits.shape[-1])
     return loss, correct
@@ -125,8 +124,7 @@ def recomputed_cross_entropy(
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Compute `cross_entropy` of states @ table.T + bias without storing float32 logits.
 
-    This suits a TPU. The backward pass computes the logits again, which takes less time than
-    writing and reading them (docs/experiments.md).
+    On a TPU, computing the logits again is faster than storing them (docs/experiments.md).
     """
     return _flat(_recomputed, states, table, bias, labels)
 

@@ -287,8 +287,7 @@ def num_params(objective: Objective) -> int:
 
     def count(shape: Any, axes: tuple[str | None, ...]) -> int:
         padded = axes[:1] == ("vocab",) and shape.shape[0] == model.padded_vocab_size
-        rows = (model.vocab_size, *shape.shape[1:]) if padded else shape.shape
-        return math.prod(rows)
+        return math.prod((model.vocab_size, *shape.shape[1:]) if padded else shape.shape)
 
     return sum(jax.tree.leaves(jax.tree.map(count, shapes, objective.axes())))
 
@@ -304,8 +303,7 @@ def num_frozen(objective: Objective) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept))
 
 
-# The trainable parameters are a separate tree. Gradients, optimizer moments, saved states and the
-# best parameters have the same structure as this tree.
+# Gradients, moments, saved states and best parameters have the structure of the trainable tree.
 
 
 def trained(objective: Objective, tree: Tree) -> Tree:

@@ -30,10 +30,9 @@ def run_plan(
     """Compile the chosen phases for every topology, and print the results.
 
     `phase` is the index of a phase or "all". `batch` is a number of rows per chip, "fit", "fast",
-    or empty for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
-    Return 0 if the configured steps fit, else 1; the output then proposes settings that fit, if
-    any. Raise a UserError if an argument is out of range, or `train` would reject the
-    configuration.
+    or "" for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
+    Return 0 if the configured steps fit, else 1; the output then proposes any settings that fit.
+    Raise a UserError if an argument is out of range, or `train` would reject `config`.
     """
     parsed = [parse_topology(name) for name in topologies]
     count = len(config.training.phases)

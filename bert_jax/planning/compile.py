@@ -89,8 +89,7 @@ class Plan:
     mesh_shape: dict[str, int]
     """Mesh axes and their sizes, in the order of `mesh.devices`."""
     memory: Memory
-    """Memory of the step. If the step does not fit, `other` is 0, and `temporaries` comes from the
-    compiler's error message."""
+    """Memory of the step. If it does not fit, `other` is 0; the error gives `temporaries`."""
     usable: int
     """Bytes of a device's memory that a program may use."""
     refused: str = ""

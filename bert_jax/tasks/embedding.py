@@ -53,9 +53,8 @@ def read_groups(
 ) -> GroupData:
     """Read a file whose rows have the content `kind`. Skip rows with an empty text, with a warning.
 
-    `labels` are the classes of the training file; None means the classes that occur in this file.
-    Scores and classes are read only if `labelled`. Raise a UserError if the file cannot be read,
-    has invalid rows, or lacks the column of labels.
+    `labels` are the training file's classes (None: this file's). Scores and classes are read only
+    if `labelled`. Raise a UserError if the file is unreadable, has invalid rows or lacks labels.
     """
     is_pair = kind in ("pairs", "scores")
     table = TableConfig(

@@ -198,8 +198,7 @@ class GlueConfig(SkewConfig, TaskConfig):
     @property
     def problem_type(self) -> ProblemType:
         """Kind of prediction: one label or, for stsb, a number."""
-        has_classes = not self.name or glue_task(self.name).labels
-        return "single_label" if has_classes else "regression"
+        return "single_label" if not self.name or glue_task(self.name).labels else "regression"
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -141,8 +141,7 @@ def text_rows(
 ) -> TextRows:
     """Encode examples as rows of at most `max_length` tokens.
 
-    A pair is cut by `pair_lengths`. With windows, each row has a part of the longer text and at
-    most half a row of the shorter text.
+    `pair_lengths` cuts a pair; with windows, a row has at most half a row of the shorter text.
     """
     firsts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.text_pair for example in examples]

@@ -32,7 +32,7 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 
     The default length of rows is lowered to `max_positions`, the model's number of positions. Raise
     a UserError if a file is missing, unreadable or invalid; the labels cannot be learned, such as a
-    single class; rows exceed `max_positions`; or there are too few groups for the folds.
+    single class; rows exceed `max_positions`; or the folds cannot be made (see `fold_parts`).
     """
     config = config.fitted(max_positions)
     if config.length > max_positions:
@@ -51,7 +51,8 @@ def open_task(config: TaskConfig, tokenizer: Tokenizer, max_positions: int) -> T
 def fold_parts(split: Split, count: int) -> np.ndarray:
     """Divide the examples into `count` folds, and return each example's fold (N,), from 1.
 
-    The folds depend only on texts, labels and groups. Raise a UserError if groups are too few.
+    The folds depend only on texts, labels and groups. Raise a UserError if groups are too few, or
+    all scores of a fold are equal.
     """
     groups = joined(*split.group_keys())
     if (there := len(np.unique(groups))) < count:
@@ -60,7 +61,15 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
             f"set task.folds to {there} or less"
         )
     keys = [example_key(texts) for texts in split.texts()]
-    return 1 + deal(split.strata(), groups, keys, [1 / count] * count)
+    parts, labels = 1 + deal(split.strata(), groups, keys, [1 / count] * count), split.truth()
+    are_scores = all(isinstance(label, float) for label in labels)
+    for fold in range(1, count + 1):
+        if are_scores and len(set(np.array(labels)[parts == fold])) < 2:
+            raise UserError(
+                f"fold {fold} has equal scores, so their correlation is undefined; set task.folds "
+                "to less"
+            )
+    return parts
 
 
 def restore_task(description: Mapping[str, Any], tokenizer: Tokenizer) -> Task:

@@ -72,9 +72,8 @@ def joined(*keys: Sequence[Hashable]) -> Int64[np.ndarray, " N"]:
 def held_out(path: str, keys: Sequence[bytes], rate: float, least: int, what: str) -> list[bool]:
     """Choose keys to hold out: a share `rate` of the distinct keys, but at least `least`.
 
-    Return true for each key that is held out. The choice does not depend on the order of the keys.
-    The error message names the file `path` and calls the keys `what`. Raise a UserError if fewer
-    than `least` distinct keys would remain.
+    Return true for each held-out key; order does not matter. Messages name the file `path` and call
+    the keys `what`. Raise a UserError if fewer than `least` distinct keys would remain.
     """
     ranked = sorted(set(keys))
     if len(ranked) < 2 * least:

@@ -116,10 +116,9 @@ def choose_buckets(
 class TrainBatches:
     """Training batches, epoch by epoch, for several trials at once.
 
-    All trials have batches of the same lengths, so that they run as one array program. The rows of
-    a batch depend only on (rows, buckets, batch size, seed of the trial, epoch). An epoch of N rows
-    (counting repeats) has `num_batches` = ceil(N / batch_size) batches, and `batches_of` counts
-    these batches by length.
+    All trials have batches of the same lengths, so they run as one array program. The rows of a
+    batch depend only on (rows, buckets, batch size, trial's seed, epoch). An epoch of N rows (with
+    repeats) has `num_batches` = ceil(N / batch_size) batches; `batches_of` counts them by length.
     """
 
     def __init__(
@@ -206,8 +205,7 @@ class _Buckets:
     def fill(self, shuffle: Callable[[np.ndarray], np.ndarray]) -> Int64[np.ndarray, "T B"]:
         """Return the row indices of each batch. The last batch is padded with copies of one row.
 
-        Rows left over from a bucket's full batches move up to the next bucket, where `shuffle`
-        orders them together with that bucket's rows.
+        Rows left over from a bucket move up to the next, where `shuffle` orders them with its own.
         """
         batches: list[np.ndarray] = []
         rest = np.zeros(0, np.int64)
@@ -224,9 +222,8 @@ class _Buckets:
 class _Oversampled:
     """Rows of an epoch, with rows of rare classes repeated.
 
-    Rows with the same bucket and `repeats` form a kind. Each row occurs at least floor(`repeats`)
-    times; some are drawn once more, so that their kind occurs round(sum of `repeats`) times in all.
-    Entry i of an epoch is in the same bucket in every epoch.
+    Rows with equal bucket and `repeats` form a kind. Each row occurs floor(`repeats`) times or once
+    more; its kind occurs round(sum of `repeats`) times. Entry i has the same bucket in every epoch.
     """
 
     def __init__(self, rows: Rows, buckets: Sequence[int], repeats: Float[np.ndarray, " N"]):
@@ -236,8 +233,7 @@ class _Oversampled:
         """Draws of an epoch: (rows of a kind, number of rows to draw from them)."""
         for kind in range(kinds.max() + 1):
             own = np.flatnonzero(kinds == kind)
-            total = round(repeats[own[0]] * len(own))
-            whole, rest = divmod(total, len(own))
+            whole, rest = divmod(round(repeats[own[0]] * len(own)), len(own))
             self._parts += [(own, len(own))] * whole + ([(own, rest)] if rest else [])
 
     def epoch(self, key: int) -> Int64[np.ndarray, " T"]:

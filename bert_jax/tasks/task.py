@@ -54,8 +54,7 @@ class Split(ABC):
     """Examples of one file and their rows.
 
     Args:
-        data: examples of the file. `data.name` is the split's name in messages and metrics: train,
-            dev, dev_mismatched, or the name of a file.
+        data: the file's examples; `data.name`, such as dev, is the split in messages and metrics.
         owners: index of each row's example; None means that each example has one row.
         warnings: messages to the user, for example about texts that were cut to fit in a row.
     """

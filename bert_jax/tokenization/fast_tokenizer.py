@@ -174,8 +174,7 @@ class FastTokenizer(Tokenizer):
     def normalised(self, word: str) -> str:
         """Normalise a word as text is normalised; an added token must have this form.
 
-        If a normalizer replaces spaces, added tokens are matched in the text before normalisation,
-        and the word is returned unchanged.
+        If a normalizer replaces spaces, added tokens match raw text, and the word stays unchanged.
         """
         normalizer = self._fast.normalizer
         if normalizer is None or self._marks_spaces_early:
@@ -185,9 +184,8 @@ class FastTokenizer(Tokenizer):
     def with_words(self, words: Iterable[str]) -> "FastTokenizer":
         """Return a tokenizer in which each of these words is one token; new ids follow the old.
 
-        The words must be in the form that `normalised` returns. A word matches if no letter, digit
-        or underscore is next to it; the match includes the space before the word. Raise a UserError
-        if the vocabulary would exceed `MAX_TOKENS`.
+        The words must be as `normalised` returns them. A word matches, with the space before it,
+        unless a letter, digit or underscore adjoins it. Raise a UserError beyond `MAX_TOKENS`.
         """
         tokens = [
             AddedToken(word, single_word=True, lstrip=True, normalized=not self._marks_spaces_early)

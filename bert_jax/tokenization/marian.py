@@ -1,8 +1,7 @@
 """Marian's tokenizer, as in opus-mt: a SentencePiece model for each language, and one map to ids.
 
-`vocab.json` maps the pieces of both models to ids; a piece that it lacks is unknown. A text may
-begin with the code of a target language, such as `>>fra<<`, which is one token. A source ends
-with `</s>`; the decoder starts with `<pad>`.
+`vocab.json` maps the pieces of both models to ids; others are unknown. A text may begin with one
+token for the target language (`>>fra<<`). Sources end with `</s>`; decoders begin with `<pad>`.
 """
 
 import functools

@@ -202,9 +202,8 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Train a model; the same texts in the same order give the same bytes.
 
-    If the texts yield too few pieces, the model has fewer, and a warning is logged. Raise a
-    UserError if there is no text, an option is out of range, or `vocab_size` has no room for
-    special pieces, bytes and alphabet.
+    If the texts yield too few pieces, a warning is logged. Raise a UserError if there is no text,
+    an option is out of range, or `vocab_size` has no room for special pieces, bytes and alphabet.
 
     Args:
         texts: Texts, which are read once. Each line is a training sentence.

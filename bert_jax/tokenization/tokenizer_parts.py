@@ -234,6 +234,13 @@ class Reading:
             f"{' or '.join(repr(' '.join(row)) for row in rows.values()):.200}"
         )
 
+    def marks_second(self) -> bool:
+        """Return true if the post-processor gives the second of two texts token type 1."""
+        makers = self.parts("post_processor", "processors")
+        pieces = [piece for maker in makers for piece in maker.get("pair") or []]
+        second = {"Sequence": {"id": "B", "type_id": 0}}
+        return second not in pieces and "RobertaProcessing" not in [m.get("type") for m in makers]
+
     def trims_offsets(self) -> bool:
         """Return true if the offsets of a word in byte-level BPE exclude the space before it."""
         return any(

@@ -79,8 +79,7 @@ def train_wordpiece(
             same `lowercase` and `strip_accents`.
         lowercase, strip_accents: See `WordPieceOptions`.
         min_frequency: Smallest number of times that a pair must occur to be merged.
-        limit_alphabet: Number of characters that get tokens, the most frequent first. Words with
-            other characters become [UNK].
+        limit_alphabet: Number of characters that get tokens; words with rarer ones become [UNK].
         character_coverage: Fraction of the texts' characters, counted with repetitions, that must
             have a token. If neither this nor `limit_alphabet` is given, the 1,000 most frequent
             characters get tokens: more if 99.95% coverage needs more, fewer if `vocab_size` is too

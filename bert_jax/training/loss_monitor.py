@@ -41,8 +41,7 @@ class LossMonitor:
     """Monitor of the training loss. It finds plateaus and divergences.
 
     The monitor checks for a plateau once: a quarter of the run (at most 10,000 steps) after the
-    warm-up. Until then, a healthy loss may still be at the baseline. While the loss still falls,
-    the check is put off, at most until the last step.
+    warm-up, as a healthy loss may be at the baseline before, and later if the loss still falls.
 
     The monitor checks for a divergence at each step. It compares the smoothed loss with its lowest
     value so far, because a comparison with a running mean would miss a slow rise.
@@ -76,8 +75,7 @@ class LossMonitor:
     lowest_at: int = 0
     """Step of the lowest smoothed loss."""
     alarm: int = 0
-    """Reported divergence from which the loss has not recovered: 0 for none, 1 for a rise, 2 for a
-    rise back above the baseline."""
+    """Reported divergence without recovery (0: none, 1: a rise, 2: a rise above the baseline)."""
     fallen: float = sys.float_info.max
     """Smoothed loss, in nats, at the latest fall. The next fall is a smoothed loss more than
     `_FALL` below this value. Each phase begins without a fall."""

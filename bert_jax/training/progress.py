@@ -110,8 +110,7 @@ class Means:
 
     def add(self, metrics: Mapping[str, np.ndarray]) -> None:
         """Add the metrics of a step: arrays (M,) over trials."""
-        count = len(self._count)
-        metrics = {name: np.asarray(value)[:count] for name, value in metrics.items()}
+        metrics = {name: np.asarray(value)[: len(self._count)] for name, value in metrics.items()}
         self.last = metrics
         taken = (metrics["bad"] == 0) & (metrics["halted"] == 0)
         for name, value in metrics.items():
@@ -202,10 +201,9 @@ def failure_reason(
 ) -> str:
     """Return the reason why a run has failed at the end of training; "" if it has not failed.
 
-    The last score, `last`, must exceed `goal` (see `goal_score`). The best score, `best`, is not
-    compared: of many evaluations of a model that learned nothing, the best may exceed `goal` by
-    chance. A score is None if it is not finite. `finite` says whether all logits were finite, and
-    `halted` whether the guard has stopped the run.
+    The score `last` must exceed `goal` (see `goal_score`), but not `best`: of many evaluations of a
+    model that learned nothing, the best may exceed `goal` by chance. A score is None if not finite.
+    `finite` says whether all logits were finite, `halted` whether the guard stopped the run.
     """
     if best is None:
         return "no evaluation gave a finite score"

@@ -53,9 +53,8 @@ class Start:
     def with_teacher(self, state: TrainState, abstract: TrainState, axes: Any) -> TrainState:
         """Put the parameters of the teacher, if any, into a state on a mesh.
 
-        `abstract` gives shape, type and sharding of each array of a state that has a teacher.
-        `axes` gives the logical axes of each parameter. Raise a UserError if the teacher lacks
-        parameters of its architecture.
+        `abstract` gives shape, type and sharding of each array of a state with a teacher, `axes`
+        each parameter's logical axes. Raise a UserError if the teacher lacks parameters.
         """
         if (teacher := self.teacher) is None:
             return state

@@ -246,6 +246,22 @@ def test_several_phases_on_the_command_line(config_file):
         assert (found.length, found.learning_rate) == (32, None)
 
 
+@pytest.mark.parametrize(
+    "phases",
+    [
+        '[{"length": 32, "share": 0.9}, {"length": 64, "share": 0.1}]',
+        "({'length': 32, 'share': 0.9}, {'length': 64, 'share': 0.1})",
+    ],
+)
+def test_a_phase_of_the_command_line_takes_further_fields(config_file, phases):
+    more = [f"--config.training.phases[{n}].{field}=4" for n, field in (
+        (0, "accumulation"), (0, "batch_size"), (1, "batch_warmup_steps"),
+    )]  # fmt: skip
+    first, second = load(config_file, f"--config.training.phases={phases}", *more).training.phases
+    assert (first.length, first.batch_size, first.accumulation) == (32, 4, 4)
+    assert (second.length, second.batch_size, second.batch_warmup_steps) == (64, 256, 4)
+
+
 @pytest.mark.parametrize("verb", ["pretrain", "finetune", "plan"])
 def test_fields_are_listed_by_the_arguments_that_are_given(verb, monkeypatch, capsys):
     """The program's own arguments belong to whatever program calls `main`."""

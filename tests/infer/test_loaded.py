@@ -122,6 +122,9 @@ def test_several_labels_and_scores():
     assert answer["score"] == pytest.approx(
         float(logits_of(saved, row_of("the cat", "a dog"))[0]), abs=2e-5
     )
+    small = {**saved.params, "head": jax.tree.map(lambda leaf: 1e-6 * leaf, saved.params["head"])}
+    (least,) = LoadedModel(dataclasses.replace(saved, params=small)).classify("the cat", "a dog")
+    assert least["score"] == pytest.approx(1e-6 * answer["score"], rel=1e-5)
 
 
 def test_thresholds_and_long_texts_of_the_model():
@@ -191,6 +194,8 @@ def test_tags_of_a_text_with_offsets_and_of_a_long_one():
     [
         ("(didn't) 1,000!", ["(", "didn't", ")", "1,000", "!"]),
         ("the U.S. e.g. end.", ["the", "U.S.", "e.g.", "end", "."]),
+        ("Ph.D., z.B. x", ["Ph.D.", ",", "z.B.", "x"]),
+        ("Booking.com. 3.50.", ["Booking.com", ".", "3.50", "."]),
         ("... हिन्दी में।", [".", ".", ".", "हिन्दी", "में", "।"]),
         ("在Berlin、東京\u3000x", ["在", "Berlin", "、", "東", "京", "x"]),
         ("", []),
@@ -364,14 +369,26 @@ def test_one_warning_counts_what_was_cut(kind, ask, message):
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize(("given", "longest"), [(None, 384), (512, 512), (100, 100)])
-def test_windows_have_the_given_length(monkeypatch, given, longest):
+@pytest.mark.parametrize(
+    ("given", "longest", "reading"),
+    [
+        (None, 384, None),
+        (512, 512, None),
+        (100, 100, None),
+        (None, 512, Reading(128, max_answer_tokens=1000)),
+        (100, 100, Reading(128, max_answer_tokens=1000)),  # less than 128 + 64 + 4
+    ],
+)
+def test_windows_have_the_given_length(monkeypatch, given, longest, reading):
     monkeypatch.setattr(LoadedModel, "_ask", lambda self, asked, columns: [{"": asked}])
-    model = LoadedModel(random_model("span", num_positions=512), max_length=given)
+    saved = random_model("span", num_positions=512)
+    saved = dataclasses.replace(saved, outputs=dataclasses.replace(saved.outputs, reading=reading))
+    model = LoadedModel(saved, max_length=given)
     answerer = model.answer("who ?", "cat")[0][""]
     fields = {"question": "who ?", "context": "cat " * 600}
     rows = answerer.prepare([answerer.example(fields, Given("text", 1))]).rows
     assert rows.lengths.max() == longest
+    assert answerer._max_tokens == (longest if reading else 30)
 
 
 @pytest.mark.parametrize("kind", ["tags", "span"])

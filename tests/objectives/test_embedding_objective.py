@@ -156,6 +156,20 @@ def test_leading_numbers_are_vectors_of_length_1_with_weights_of_their_own(symme
     np.testing.assert_allclose(sums["loss"], expected.sum(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["ranking", "scores", "kl"])
+def test_labels_of_another_kind_have_no_loss(kind):
+    """Those of dev rows, which need not be of the kind of the training rows."""
+    every = groups()
+    objective = EmbeddingObjective(MODEL, ContrastConfig().of_model(), kind, G)
+    rows = {
+        "segment_ids": PRESENT[..., None].astype(np.int32),
+        "row_index": every.row_index, "weights": WEIGHTS, "text_ids": TEXTS,
+        **({} if kind == "scores" else {"labels": np.arange(B, dtype=np.float32)}),
+    }  # fmt: skip
+    sums = jax.jit(objective.compare, static_argnums=2)(every.vectors, rows, None)
+    assert (sums["loss"], sums["count"]) == (0, 0)
+
+
 def test_vectors_are_pooled_over_the_tokens_that_are_there():
     random = np.random.default_rng(0)
     hidden, score = random.normal(size=(2, 4, 16)), random.normal(size=16)

@@ -1,6 +1,7 @@
 """`bert-jax plan` as its user meets it, with a stand-in for the compiler."""
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -219,6 +220,15 @@ def test_fast_leads_with_the_configured_batch_and_half_a_million_tokens(run: Run
     )]  # fmt: skip
     assert order == sorted(order)
     assert " ".join(usual["overrides"]) in said
+
+
+def test_a_batch_that_does_not_fit_has_no_numbers(run: Run):
+    """It fits with the one and two layers that are compiled."""
+    given = ["--topology=v5e:4x4", "--batch-per-chip=fast", "--config.model.num_layers=20"]
+    (plan,) = json.loads(run(*given, "--json").out)["plans"]
+    table = plan["predicted_mfu_by_rows_and_micro_batches"]
+    assert {rows: len(row) for rows, row in table.items()} == {"32": 5, "64": 5, "128": 5, "256": 0}
+    assert re.search(r"^ +256 +does not fit$", run(*given).out, re.MULTILINE)
 
 
 def test_fast_splits_a_configured_batch_that_does_not_fit(run: Run):

@@ -307,6 +307,48 @@ def test_what_is_refused(tmp_path, kind, path, value, said):
         load_tokenizer(write_fast(tmp_path, kind, **changed(kind, path, value)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_do_not_name_the_type_of_their_model(made, tmp_path, kind):
+    """As the library wrote them in 2020."""
+    path = write_fast(tmp_path, kind, **changed(kind, ["model", "type"], KeyError))
+    found = load_tokenizer(path)
+    assert found.fingerprint == made[kind].fingerprint
+    for text in TEXTS[:3]:
+        np.testing.assert_array_equal(found.encode(text).ids, made[kind].encode(text).ids)
+
+
+@pytest.mark.parametrize("name", ["RobertaTokenizer", "RobertaTokenizerFast"])
+@pytest.mark.parametrize(
+    ("whole", "config", "said"),
+    [
+        (False, {}, ""),
+        (False, {"add_prefix_space": False}, ""),
+        (True, {"add_prefix_space": True}, ""),
+        (KeyError, {"add_prefix_space": True}, ""),  # the library's default
+        (True, {}, "is True; expected False"),
+        (KeyError, {}, "is True; expected False"),
+        (True, {"add_prefix_space": False}, "is True; expected False"),
+        (False, {"add_prefix_space": True}, "is False; expected True"),
+    ],
+)
+def test_a_class_that_sets_the_space_before_a_text_agrees_with_the_file(
+    tmp_path, name, whole, config, said
+):
+    """Transformers makes the pre-tokenizer of these classes from `tokenizer_config.json`."""
+    place = tmp_path / "tokenizer_config.json"
+    place.write_text(json.dumps(config | {"tokenizer_class": name}))
+    other = changed("bpe", ["pre_tokenizer", "add_prefix_space"], whole)
+    path = write_fast(tmp_path, "bpe", **other)
+    if said:
+        with pytest.raises(UserError, match=f"pre_tokenizer.add_prefix_space {said}"):
+            load_tokenizer(path)
+        place.write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    found = load_tokenizer(path)
+    assert found.pipeline.adds_space == bool(whole)
+    found.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == found.fingerprint
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

@@ -321,8 +321,11 @@ def test_tokens_that_other_files_add_are_refused(name: str, tmp_path: Path) -> N
     ("fields", "said"),
     [
         ({"do_lower_case": True}, "sets do_lower_case"),
-        ({"tokenizer_class": "AlbertTokenizer"}, "sets do_lower_case"),
-        ({"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}, ""),
+        ({"tokenizer_class": "AlbertTokenizer"}, "class changes accents and quotation marks"),
+        (
+            {"tokenizer_class": "AlbertTokenizerFast", "do_lower_case": False},
+            "class changes accents and quotation marks",
+        ),
         ({"tokenizer_class": "BigBirdTokenizer"}, ""),
         ({"split_by_punct": True}, "sets split_by_punct"),
     ],

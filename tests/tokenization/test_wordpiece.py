@@ -344,6 +344,11 @@ def _json(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         ("added_tokens", [{"content": 3, "id": 6}], r"added_tokens\[0\].content is 3"),
         ("added_tokens", {}, "added_tokens is an object of 0; expected a list"),
         ("added_tokens", [{"content": "[MASK]", "id": 5}], r"gives '\[MASK\]' the id 5"),
+        (
+            "post_processor",
+            {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+            r"post_processor puts two \[SEP\] between texts; expected one",
+        ),
     ],
 )
 def test_bad_tokenizer_json(field: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -357,6 +362,19 @@ def test_bad_tokenizer_json(field: str, value: Any, message: str, tmp_path: Path
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["model.type", "post_processor"])
+def test_what_older_files_leave_out(field: str, tmp_path: Path) -> None:
+    path, whole = _json(tmp_path)
+    wanted = load_tokenizer(path).fingerprint
+    *parents, last = field.split(".")
+    part = whole
+    for name in parents:
+        part = part[name]
+    del part[last]
+    path.write_text(json.dumps(whole))
+    assert load_tokenizer(path).fingerprint == wanted
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,7 @@ def export(
     """Write a model in another format and compare it with its source; on failure, write nothing.
 
     Return the content of `parity.json`. Raise a UserError if an argument is invalid, `out` is
-    taken, or the format cannot hold the model. Raise a ProofFailedError if the written model and
-    the source compute different outputs.
+    taken, or the format cannot hold the model; a ProofFailedError if the copy's outputs differ.
 
     Args:
         source: Directory for `read_model`.

@@ -225,8 +225,7 @@ def write_huggingface(saved: SavedModel, directory: Path) -> None:
     The files are `model.safetensors`, `config.json` and the tokenizer's files. A translation model
     also has `generation_config.json`, and an embedding model files of sentence-transformers (see
     `write_description`). The class is `class_of(saved)`. The directory must exist, without these
-    files. Raise a UserError if no class of Transformers computes the model, or Hugging Face's
-    format cannot express the tokenizer.
+    files. Raise a UserError if no class fits, or the format cannot express the tokenizer.
     """
     class_of(saved)
     if saved.network is None:
@@ -278,9 +277,8 @@ def write_description(saved: SavedModel, directory: Path) -> None:
     """Write the files that accompany a model's weights: `config.json` and the tokenizer.
 
     In place of `config.json`, an encoder without a class gets `model.json`, and a translation model
-    gets `network.json`. An embedding model with a class also gets the files of
-    sentence-transformers, if sentence-transformers supports the model's pooling. Raise a UserError
-    if Hugging Face's format cannot express the tokenizer.
+    `network.json`. An embedding model with a class also gets files of sentence-transformers, if
+    they can express its pooling. Raise a UserError if the format cannot express the tokenizer.
     """
     write_tokenizer(saved, directory)
     own = {"special_ids": vars(saved.tokenizer.special_ids), "max_length": saved.max_length}

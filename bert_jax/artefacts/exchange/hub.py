@@ -18,8 +18,7 @@ FILES = (
     "sentence_*_config.json", "router_config.json", "[1-9]_*/config.json", "query_0_*/config.json",
     "document_1_*/config.json", "[1-9]_Dense/model.safetensors", "query_0_*/model.safetensors",
 )  # fmt: skip
-"""Files to fetch from a repository: files of the top directory, and the modules beside the encoder
-in the layout of sentence-transformers."""
+"""Files to fetch: the top directory's, and sentence-transformers' modules beside the encoder."""
 _ELSEWHERE = ["model-*/*", "*/*.model", "*/*/*"]
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 _SECONDS = 30
@@ -35,10 +34,9 @@ def fetch(name: str, cache: Path | None = None) -> Path:
     """Download a model, or find it in the cache.
 
     `name` is `owner/name` or `owner/name@revision` (branch, tag, commit or pull request refs/pr/1).
-    The default `cache` is the cache of `huggingface_hub`, in which Transformers and other programs
-    may have put other files of the model. Raise a UserError if `huggingface_hub` is not installed;
-    the model or revision does not exist, is not accessible or has no weights to fetch; or there is
-    neither a network nor a cached copy.
+    The default `cache` is the cache of `huggingface_hub`, which other programs also fill. Raise a
+    UserError if `huggingface_hub` is not installed; the model or revision does not exist, is not
+    accessible or has no weights to fetch; or there is neither a network nor a cached copy.
     """
     match = _NAME.fullmatch(name)
     if match is None:

@@ -3,12 +3,11 @@
 report = import_model("roberta-base", Path("work/roberta"))
 
 The source is a directory in Hugging Face's format, a TensorFlow checkpoint of BERT's original code,
-or a name on the Hugging Face Hub. Its family must be in `formats.families` or, if it translates, in
+or a name on the Hugging Face Hub. Its family must be in `formats.families` or
 `formats.translators`; a directory may have the layout of sentence-transformers. The import writes a
-BERT or a model of the same modern or translating family in Hugging Face's format, with a report in
-`import.json`. Before the directory gets its final name, it is read back and compared bit for bit.
-If Transformers is installed, our states, logits and token ids are also compared with the outputs of
-Transformers for the source.
+BERT or a model of the same family in Hugging Face's format, with a report in `import.json`. Before
+the directory gets its final name, it is read back and compared bit for bit. If Transformers is
+installed, our states, logits and token ids are also compared with its outputs for the source.
 """
 
 import glob
@@ -77,8 +76,7 @@ def import_model(
     """Import a model and compare it with its source; on failure, write nothing.
 
     Return the content of `import.json`. Raise a UserError if `out` is taken, or the source is
-    unsupported or malformed (the message lists all faults). Raise a ProofFailedError if the written
-    model and the source compute different outputs.
+    unsupported or malformed (the message lists all faults); a ProofFailedError if outputs differ.
 
     Args:
         source: Directory, prefix of a TensorFlow checkpoint, or name on the Hub.

@@ -4,8 +4,7 @@
     params = ocp.load(Path("DIR/params").absolute())
     params["encoder"]["layers"]["attention"]["query"]["kernel"]  # (N, D, H, K)
 
-The directory also has the tokenizer's files and `config.json` in Hugging Face's format, or the file
-that replaces `config.json` (see `write_description`).
+The directory also has the files of the tokenizer and the configuration (see `write_description`).
 """
 
 from collections.abc import Sequence

@@ -89,8 +89,7 @@ def prove(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dict[s
         base = Path(temporary)
         files.write_huggingface(without_adapter(saved), base)
         programs = [partial(logits_of, read_adapted(adapters.read_adapter(out, base)))]
-        native = FAMILIES[files.family_of(saved)].native
-        if native and not missing("peft", "transformers", "torch"):
+        if FAMILIES[files.family_of(saved)].native and not missing("peft", "transformers", "torch"):
             model = TheirModel(base, auto_class(files.class_of(saved)))
             model.adapt(out)
             programs.append(model.outputs)

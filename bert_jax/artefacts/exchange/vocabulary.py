@@ -68,9 +68,8 @@ def new_tokens(
 ) -> NewTokens:
     """Return the tokens of a list that a tokenizer lacks.
 
-    Blank lines are skipped. `where` is a format string into which messages put the line number.
-    Raise a UserError if tokens cannot be added to this kind of tokenizer, or an entry is a special
-    token, is too long, or is not exactly one word.
+    Blank lines are skipped. `where` is a format string for the line number. Raise a UserError if
+    the tokenizer takes no tokens, or an entry is a special token, is too long, or is not one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(

@@ -87,8 +87,7 @@ class Form:
         `head` is the fine-tuning head to read, if any; `pretraining` says whether to read
         pretraining heads. Without both, the part that all fine-tuning heads of the family share is
         still read. Raise a UserError that lists all faults: tensors that are missing, unexpected,
-        of another shape or not finite, and copies, such as the tied decoder, that differ from the
-        original.
+        of another shape or not finite, and copies, such as the tied decoder, that differ.
         """
         family, config, there = self.family, self.model, self.arrays.keys()
         shapes = param_shapes(config)
@@ -232,9 +231,8 @@ def _fitted(
 ) -> list[str]:
     """Fit the tables of positions and of `types` token types to our model, and return notes.
 
-    Our encoder gives second texts token type 1; with the fitted tables, its outputs for pairs still
-    equal the source's. A DistilBERT classifier keeps one type, because its class has only one.
-    `marked` is the result of `marks_second`.
+    Our encoder gives second texts type 1; the fitted tables keep the outputs for pairs equal to the
+    source's. A DistilBERT classifier keeps its class's only type. For `marked`, see `marks_second`.
     """
     notes = []
     if family.first_position is not None:

@@ -17,6 +17,7 @@ from bert_jax.files.untrusted.safetensors_file import read_safetensors
 from bert_jax.model.task_heads import HeadNetwork, TaskHeadConfig
 from bert_jax.tasks.long_texts import CUT, LongTexts
 from bert_jax.tasks.task import HeadKind
+from bert_jax.tokenization import tokenizer_parts
 
 MAX_CONFIG_BYTES = 1 << 24
 _MAX_INDEX_BYTES = 1 << 24
@@ -234,13 +235,17 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 def marks_second(directory: Path, found: Mapping[str, Any]) -> bool:
     """Return true if the tokenizer of a `config.json` gives second texts of pairs token type 1.
 
-    Tokenizers of RoBERTa, XLM-R, CamemBERT and DistilBERT, and TokenizersBackend, give type 0.
+    Tokenizers of RoBERTa, XLM-R, CamemBERT and DistilBERT, and TokenizersBackend, give type 0. The
+    tokenizers of generic classes do as their post-processor says.
     """
-    fields = tokenizer_config(directory)
-    if isinstance(names := fields.get("model_input_names"), list):
-        return "token_type_ids" in names
+    fields, file = tokenizer_config(directory), directory / "tokenizer.json"
     kind = fields.get("tokenizer_class") or found.get("tokenizer_class") or found.get("model_type")
-    return not re.match(_UNTYPED, f"{kind}", re.I)
+    if isinstance(names := fields.get("model_input_names"), list):
+        typed = "token_type_ids" in names
+    else:
+        typed = not re.match(_UNTYPED, f"{kind}", re.I)
+    generic = kind in ("PreTrainedTokenizerFast", "TokenizersBackend") and file.is_file()
+    return typed and (not generic or tokenizer_parts.Reading(file).marks_second())
 
 
 def model_max_length(directory: Path) -> int | None:

@@ -214,15 +214,16 @@ def _dense(
 
 
 def scoring_fields(directory: Path) -> dict[str, Any]:
-    """Return a cross-encoder's settings as a field of `config.json`, {} if there are none.
+    """Return a cross-encoder's settings as fields of `config.json`, {} if there are none.
 
     Raise a UserError if the files are malformed, or ask for something that is not supported here.
     """
     if is_sentence_model(directory) or not (directory / MODULES).is_file():
         return {}
     ((_, model),) = _modules(directory, "Transformer", "a single Transformer")
-    _max_length(model, "sequence-classification")
-    return {SCORING: _read(directory / SETTINGS, {"default_prompt_name": None})}
+    length = _max_length(model, "sequence-classification")
+    settings = _read(directory / SETTINGS, {"default_prompt_name": None})
+    return {SCORING: settings, "max_seq_length": length}
 
 
 def _routed(where: Path) -> list[dict[str, Any]]:

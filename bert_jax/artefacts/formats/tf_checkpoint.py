@@ -59,10 +59,9 @@ _OTHERS = (
 def read_tf_checkpoint(path: str | Path, *, gelu: Literal["tanh", "erf"] = "tanh") -> Form:
     """Read a checkpoint of the original code, without the variables of its optimizer.
 
-    The arrays are views of the mapped files. Variables of a fine-tuned head are dropped, because
-    the checkpoint does not record the names of its labels. Raise a UserError if files are missing
-    or malformed, the model is not a BERT, or variables are missing, unexpected or of a wrong shape;
-    the message lists such variables.
+    Arrays are views of the mapped files. Variables of a fine-tuned head are dropped, because its
+    labels' names are unknown. Raise a UserError if files are missing or malformed, the model is not
+    a BERT, or variables are missing, unexpected or of a wrong shape (all are listed).
 
     Args:
         path: The directory, or PREFIX or PREFIX.index to choose one of several checkpoints.

@@ -84,9 +84,8 @@ def average(
     Return the entry `average` of the new config.json: method, decay, and the sources in order of
     addition, each with workdir, step, digest and weight.
 
-    Raise a UserError if an argument is invalid, a checkpoint is missing, there are fewer than two
-    checkpoints, or they are of different models. Raise a DamagedCheckpointError if a checkpoint
-    differs from its digests.
+    Raise a UserError if an argument is invalid, a checkpoint is missing, there are fewer than two,
+    or they are of different models; a DamagedCheckpointError if one differs from its digests.
 
     Args:
         names: Checkpoints as WORKDIR@STEP, or WORKDIR for its newest verified checkpoint.

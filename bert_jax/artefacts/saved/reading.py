@@ -62,8 +62,7 @@ def read_model(path: str | Path, *, encoder_only: bool = False, part: str = "") 
             ignored unless they are for pretraining, classification, tagging or span QA.
         encoder_only: Whether to ignore the heads in Hugging Face's format, even damaged ones. The
             transform that all heads of a modern family share is still read.
-        part: Name of the model if a pretraining run has several, such as the generator of
-            replaced-token detection. If empty, the first model is read.
+        part: Model of a pretraining run with several, such as the generator; by default the first.
     """
     saved = None if scheme(path) is not None else _from_files(Path(path), encoder_only)
     if saved is None:
@@ -294,9 +293,9 @@ def saved_from(
     If the model is `adapted`, settings for the head of the base in `files` are ignored.
     """
     config = form.model
-    if not (encoder_only or adapted):
-        scoring = sentence_transformers.scoring_fields(files)
-        form = dataclasses.replace(form, config=form.config | scoring)
+    scoring = {} if encoder_only or adapted else sentence_transformers.scoring_fields(files)
+    limit = scoring.pop("max_seq_length", None) or model_max_length(files) or config.num_positions
+    form = dataclasses.replace(form, config=form.config | scoring)
     _check_vocabulary(tokenizer, config.vocab_size, files)
     given = form.config.get("pad_token_id", pad := tokenizer.special_ids.pad)
     if form.family.first_position is not None and given != pad:
@@ -308,7 +307,7 @@ def saved_from(
     except UserError as error:
         family = "" if form.family is FAMILIES["bert"] else f" ({form.family.name})"
         raise UserError(f"{files}{family}: {error}") from error
-    length = min(model_max_length(files) or config.num_positions, config.num_positions)
+    length = min(limit, config.num_positions)
     origin = Origin("huggingface", config=form.config)
     saved = SavedModel(config, params, outputs, tokenizer, files, length, name, origin)
     # Transformers keeps the field when it trains a new head; trust the field only without a head.

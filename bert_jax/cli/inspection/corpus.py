@@ -84,13 +84,12 @@ def inspect_corpus(
 ) -> CorpusLook:
     """Look at a corpus without changing it.
 
-    `path` is the output of `bert-jax corpus`, or one store in this output, as a local directory or
-    as gs:// or s3://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its
-    translation if the corpus has pairs, or a single text otherwise. The result lists the
-    `documents` longest and the `documents` shortest documents. Unless `full` is true, the engine
-    (by default, this process) samples a corpus above `SAMPLE_TOKENS` tokens: every k-th shard or,
-    if there are few shards, every k-th block. Raise a UserError if there is no such corpus or
-    part, or pairing or length do not fit the corpus.
+    `path` is the output of `bert-jax corpus`, or one store in it, as a local directory or as gs://
+    or s3://BUCKET/DIRECTORY. If `pairing` is empty, a row holds a source and its translation if the
+    corpus has pairs, else a single text. The result lists the `documents` longest and shortest
+    documents. Unless `full` is true, the engine (by default, this process) samples a corpus above
+    `SAMPLE_TOKENS` tokens: every k-th shard or, if there are few shards, every k-th block. Raise a
+    UserError if there is no such corpus or part, or pairing or length do not fit it.
     """
     stores = store_openers(path)
     opens = stores.get(part) or (stores.get("") if part == "train" else None)

@@ -1,7 +1,6 @@
 """Tests for causes of a plateau in pretraining, on the newest checkpoint and its batches.
 
-The tests' limits were set on runs with planted faults, and checked on other runs
-(benchmarks/diagnose.py).
+The limits were set on runs with planted faults and checked on others (benchmarks/diagnose.py).
 """
 
 import math

@@ -141,8 +141,7 @@ def evaluate_run(
     """Return losses (nats) and accuracies of a checkpoint on held-out text.
 
     The corpus must have the model's tokenizer. Arguments and errors are as in `open_heldout`.
-    `workdir` may also be a model in Hugging Face's format (see `heldout_metrics`). In this case,
-    `corpus` must be given, and `step` must be None.
+    `workdir` may also be a model in Hugging Face's format, with a `corpus` and without a `step`.
     """
     if not is_run(workdir):
         model = f"{workdir} is a model in Hugging Face's format"

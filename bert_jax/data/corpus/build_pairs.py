@@ -122,12 +122,11 @@ def build_pairs(
     """Build a corpus of pairs: the directory `out` with the token stores `train` and `heldout`.
 
     The held-out pairs come from `heldout`. If `heldout` is empty, a hash of the source text decides
-    which pairs are held out (the fraction `heldout_rate`), so that equal sources are always in the
-    same store. With `drop_duplicates`, only the first of equal pairs in `sources` is kept. A pair
-    whose source or target has no tokens is left out. For the other arguments, see
-    `build.build_corpora`. Raise a UserError, and leave no unfinished files, if the input is bad
-    (see `pairs`) or has no pair, `out` exists or is in a bucket, the disk is full, or a worker was
-    killed.
+    which pairs are held out (the fraction `heldout_rate`), so that equal sources share a store.
+    With `drop_duplicates`, only the first of equal pairs in `sources` is kept. A pair whose source
+    or target has no tokens is left out. For the other arguments, see `build.build_corpora`. Raise a
+    UserError, and leave no unfinished files, if the input is bad (see `pairs`) or has no pair,
+    `out` exists or is in a bucket, the disk is full, or a worker was killed.
     """
     check_rate(heldout_rate)
     workers, begin = worker_count(num_workers), time.perf_counter()

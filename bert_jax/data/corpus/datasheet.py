@@ -37,9 +37,8 @@ _REPLACEMENT = "\ufffd"
 Counts = defaultdict[str, Counter[str]]
 """Named counts for each script, language or licence.
 
-A script has the counts `words` (tokens that begin a word), `tokens` (all tokens), `unknown`
-(unknown tokens) and `fallback` (tokens that are a byte or another part of a character). A language
-or licence has the counts `documents` and `characters`.
+A script has the counts `words` (tokens that begin a word), `tokens`, `unknown` (unknown tokens) and
+`fallback` (parts of characters). A language or licence has the counts `documents` and `characters`.
 """
 
 

@@ -27,8 +27,7 @@ class Document(NamedTuple):
     """Text of the document: its non-blank paragraphs, stripped and joined by newlines."""
     source: str
     number: int
-    """Number of the record, from 1, in the source or in the part of the source that is read. Empty
-    records do not count, but lost records do."""
+    """Record's number, from 1, in the source or its part; lost records count, empty ones do not."""
     fields: Mapping[str, Any] = NO_FIELDS
     """Further fields, such as a language, which `ReadOptions.keep` or the file format set."""
 

@@ -160,10 +160,9 @@ def open_pairs(
 ) -> PairSource:
     """Open a source of pairs: two text files, or two named columns of a table.
 
-    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. If a CSV or TSV file
-    has no header, `columns` are column numbers, from 1. If `swap` is set, the first file or column
-    holds the targets. Raise a UserError if there are neither two files nor two columns, or a file
-    is missing or unsupported.
+    A table is a CSV, TSV, JSON lines or parquet file, or `tfds:NAME[:SPLIT]`. Without a header in
+    CSV or TSV, `columns` are numbers, from 1. With `swap`, the first file or column holds the
+    targets. Raise a UserError without two files or columns, or if one is missing or unsupported.
     """
     source: PairSource
     if len(names) == 2:

@@ -101,10 +101,9 @@ def better_thresholds(
 class Pass(contextlib.AbstractContextManager["Pass"]):
     """A context manager for one pass over sources, which writes shards.
 
-    If the context is left before `finish` was called, the shards are removed. `place` maps a corpus
-    and a part (`train` or `heldout`) to the shard's directory. `thresholds` maps a corpus to the
-    hash below which documents are held out, instead of the rate. `drops` and `samples` are as in
-    `Cleaner`.
+    If the context ends without `finish`, the shards are removed. `place` maps a corpus and a part
+    (`train` or `heldout`) to the shard's directory. `thresholds` maps a corpus to the hash below
+    which documents are held out, instead of the rate. `drops` and `samples` are as in `Cleaner`.
     """
 
     def __init__(

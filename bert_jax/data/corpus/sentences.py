@@ -11,11 +11,10 @@ Splitter = Callable[[str], list[str]]
 
 MAX_SENTENCE_CHARS = 8192  # bound for memory; a longer sentence is cut, if possible at white space
 
-# Matches candidates for the end of a sentence: terminators of many scripts, then closing quotes,
-# brackets and note marks, then white space, which full-width terminators (Chinese, Japanese) do not
-# need. The leading character class lets the engine skip text that cannot match. A megabyte of
-# periods takes linear time, since the lookbehind lets a match begin only at the first terminator of
-# a run, and nothing backtracks.
+# Matches possible sentence ends: terminators of many scripts, then closing quotes, brackets and
+# note marks, then white space, which full-width terminators (Chinese, Japanese) do not need. The
+# leading character class lets the engine skip other text. A run of periods takes linear time: the
+# lookbehind lets a match begin only at the first terminator of a run, and nothing backtracks.
 _CANDIDATE = re.compile(
     r"[.!?…。！？｡؟۔।॥։።၊။។](?<![.!?…。！？｡؟].)"
     r"(?:[.!?…。！？｡؟]*+(?:[\"'”’»›)\]}」』）】》〉]|\s»|\[\d+\])*+\s++"
@@ -59,10 +58,9 @@ _ROMAN = frozenset("IVXLC")
 def split_fast(paragraph: str) -> list[str]:
     """Split a paragraph into sentences by punctuation, at 40 to 50 MB/s of English on one core.
 
-    A terminator (of any of several scripts) ends a sentence unless an initial, a title or another
-    abbreviation precedes it, or lower case follows. A period without white space after it (in a
-    decimal, a version, a host name) never ends a sentence. Sentences are stripped and not empty.
-    Together they hold every non-space character.
+    A terminator (of many scripts) ends a sentence unless an abbreviation (initial, title) precedes
+    it, or lower case follows. A period without white space after it (decimal, version, host name)
+    never does. Sentences are stripped, not empty, and together hold every non-space character.
     """
     sentences = []
     start = 0

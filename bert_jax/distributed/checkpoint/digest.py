@@ -92,8 +92,7 @@ def _digests(leaves: list[jax.Array], mesh: Mesh | None, specs: tuple[Any, ...])
                 for name in names:
                     index = jax.lax.axis_index(name).astype(jnp.uint32)
                     number = number * np.uint32(mesh.shape[name]) + index
-                step = strides[axis] * part.shape[axis] & 0xFFFFFFFF
-                offset += number * np.uint32(step)
+                offset += number * np.uint32(strides[axis] * part.shape[axis] & 0xFFFFFFFF)
             for name in mesh.axis_names:
                 if name not in used:  # if devices hold copies, only the first copy counts
                     first_copy *= (jax.lax.axis_index(name) == 0).astype(jnp.uint32)

@@ -74,9 +74,8 @@ class Retention(Bounded, section="checkpoint"):
 def keep_for_branch(directory: AnyPath, step: int, branch: str) -> bool:
     """Mark a checkpoint, so that it is kept for a branch; return true if the mark is new.
 
-    `branch` is the work directory of the branch. If the directory of the checkpoints cannot be
-    written, raise a UserError for a known reason such as a full disk, and an OSError for another
-    reason.
+    `branch` is the work directory of the branch. If the checkpoints' directory cannot be written,
+    raise a UserError for a known reason such as a full disk, and an OSError for another.
     """
     mark = _mark(directory, step, branch)
     if mark.exists():

@@ -1,8 +1,7 @@
 """Layout of checkpoints on disk or in a bucket. Only this file imports Orbax and TensorStore.
 
-Orbax writes the arrays of all processes. A checkpoint appears only when it is complete: on a file
-system it is renamed, and in a bucket a last file (`commit_success.txt`) marks it. For verification,
-TensorStore reads single arrays on the host, without devices.
+Orbax writes the arrays of all processes. A checkpoint appears only when complete: by a rename or,
+in a bucket, by a last file (`commit_success.txt`). To verify, TensorStore reads arrays on the host.
 """
 
 import contextlib

@@ -32,8 +32,7 @@ _SLURM = (
 )  # fmt: skip
 _TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # set by GKE
 
-# Seconds that process 0 waits before it ends after an error. When process 0 ends, the other
-# processes abort; the wait lets them report the error themselves.
+# Seconds that process 0 waits after an error, so that others report it before they abort.
 _LINGER_SECONDS = 2.0
 # Seconds added to JAX's own timeout, at which JAX aborts the process without an exception.
 _SPARE_SECONDS = 60

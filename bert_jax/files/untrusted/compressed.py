@@ -46,8 +46,7 @@ def sound_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes | Ba
     """Yield the decompressed bytes of a file, in blocks. After damage, go on with the next stream.
 
     A stream is a member of a .gz file or a frame of a .zst file. Damage is yielded as a BadRecord.
-    The suffix of `name` determines the format; an unknown suffix means plain bytes. `read` reads up
-    to a given number of bytes of the file.
+    The suffix of `name` gives the format (unknown: plain bytes). `read(n)` reads up to n bytes.
     """
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:

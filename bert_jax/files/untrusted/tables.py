@@ -41,8 +41,7 @@ def csv_records(
 def open_parquet(name: str) -> Iterator[Any]:
     """Open a local or remote parquet file with pyarrow.
 
-    Raise a UserError if the file is missing, and a BadRecord if the file is damaged. Damage may be
-    found only by a read in the `with` block.
+    Raise a UserError if the file is missing; a BadRecord, perhaps only at a read, if it is damaged.
     """
     with needs_package(f"{name}: reading parquet needs pyarrow: pip install 'bert_jax[data]'."):
         import pyarrow as pa

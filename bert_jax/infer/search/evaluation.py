@@ -103,8 +103,7 @@ class Evaluation:
         scores = {}
         for width in self._widths:
             pairs = self._unit(asked[:, :width]).astype(np.float64), self._unit(known[:, :width])
-            cosines = np.multiply(*pairs).sum(1)
-            scores[f"{width}"] = correlations(wanted, cosines)
+            scores[f"{width}"] = correlations(wanted, np.multiply(*pairs).sum(1))
         return self._result(scores, pairs=len(examples))
 
     def clustering(self, source: str, columns: Sequence[str], **written: Any) -> Result:

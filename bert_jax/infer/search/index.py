@@ -63,11 +63,10 @@ def write_index(
     text. Beside the table are `RECORD`, with the CRC-32C of each file, and a link to the model.
     `BLOCK` passages are written at a time, so that memory does not grow with their number.
 
-    `place` is the directory of the model. `dimensions` is the number of leading values of each
-    vector to keep (None: all). `advance` is called after each part with its number of passages.
-    Return the number of passages, and a warning about cut passages, which may be empty. Raise a
-    UserError if there is no passage, a column has several types, lancedb is missing, or the
-    directory cannot be written.
+    `place` is the model's directory. `dimensions` is the number of leading values of each vector to
+    keep (None: all). `advance` is called after each part with its number of passages. Return the
+    number of passages, and a warning about cut passages or "". Raise a UserError if there is no
+    passage, a column has several types, lancedb is missing, or the directory cannot be written.
     """
     lancedb, pa = _lancedb()
     by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))

@@ -136,9 +136,8 @@ def attend(
 def choose(platform: str, asked: Asked) -> AttentionImpl:
     """Choose the implementation for `auto` on a platform.
 
-    On a GPU, if a window excludes most scores, the choice is `xla`, which computes only blocks of
-    scores that overlap the window. cuDNN would compute and mask all scores, because its window
-    covers only the keys on one side of a query.
+    On a GPU, if a window excludes most scores, the choice is `xla`, which computes only blocks that
+    overlap the window. cuDNN, whose window covers one side of a query, would compute all scores.
     """
     if platform == "gpu" and is_banded(asked):
         return "xla"

@@ -14,8 +14,7 @@ Two decisions shape the code:
   vector arithmetic, and the statistics of queries lie along the lanes. Four of the five products of
   the backward pass then have only K rows.
 
-Source: Dao et al. 2022 (FlashAttention). FlashAttention's loop over blocks of keys is needed only
-for rows of more than 512 positions, in `fused_long`.
+Source: Dao et al. 2022 (FlashAttention), whose loop over keys only `fused_long` (L > 512) needs.
 """
 
 import math

@@ -3,12 +3,10 @@
 The module `fused` explains the need for kernels. cuDNN cannot replace these kernels: its dropout
 masks are not a pure function of seed and positions (see `model.dropout`).
 
-Each program holds a block of queries or a block of keys of one head. Scores, probabilities and
-masks stay in registers.
+A program holds a block of queries or keys of one head; its scores and masks stay in registers.
 
-Queries, keys and values are read as the projections write them, (B, L, H, K), without a transpose.
-Sums over blocks have a fixed order, without atomic additions, so that the same inputs give the same
-bits. Source: Dao 2023 (FlashAttention-2), section 3.
+Arrays are read as the projections write them, (B, L, H, K). Sums over blocks have a fixed order,
+without atomics, so equal inputs give equal bits. Source: Dao 2023 (FlashAttention-2), section 3.
 """
 
 import math

@@ -28,8 +28,7 @@ _SMALLEST_BLOCK = 16
 class Asked(NamedTuple):
     """Arguments of one call of scaled dot-product attention with L queries and S keys.
 
-    The output for a query that sees no key is finite but meaningless. It is a mean of the values,
-    except that `cudnn` returns some other vector.
+    A query that sees no key gets a finite, meaningless output: a mean of values (not in `cudnn`).
     """
 
     q: Float[Array, "B L H K"]

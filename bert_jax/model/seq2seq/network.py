@@ -1,9 +1,8 @@
 """The interface of a network that reads a source sequence and generates a target sequence.
 
 Training calls `logits` for all target positions at once (teacher forcing). Beam search calls
-`start`, and then `step` for each token. Both give the same results: the call of `step` with token k
-returns the logits that `logits` returns at position k. Search, evaluation, the attention page and
-export use networks only through this interface.
+`start`, and then `step` for each token. Both agree: `step` with token k returns what `logits`
+returns at position k. Search, evaluation, the attention page and export use only this interface.
 """
 
 from abc import ABC, abstractmethod

@@ -282,8 +282,7 @@ class RecurrentDecoder(nnx.Module):
         for n in range(self.count):
             fed = table if settings.feeds and n == 0 else 0
             context = width if settings.wiring == "before" else fed
-            inputs = width if n else table
-            cell = Cell(config, settings.cell, inputs, width, rngs, context)
+            cell = Cell(config, settings.cell, width if n else table, width, rngs, context)
             setattr(self, f"layer{n + 1}", cell)
         vectors = self.count * cell.kind.num_parts
         self.start = layers.Affine(config, {"embed": width}, {None: vectors * width}, rngs)

@@ -207,8 +207,7 @@ def continuations(
 
 def _picked(values: Array, index: Integer[Array, "B C"]) -> Array:
     """Pick entries along axis 1, with separate indices for each row."""
-    pick = jax.vmap(lambda row, chosen: row.at[chosen].get(mode="promise_in_bounds"))
-    return pick(values, index)
+    return jax.vmap(lambda row, at: row.at[at].get(mode="promise_in_bounds"))(values, index)
 
 
 def _best(found: Found, new: Found, beams: int) -> Found:

@@ -156,8 +156,7 @@ class TransformerNetwork(Network):
         if "type" in embeddings and "position" in embeddings:
             # A decoder has no token types: all its tokens count as the first type.
             embeddings["position"] = embeddings["position"] + embeddings["type"][0]
-        count = self.decoder.num_layers
-        layers = jax.tree.map(lambda leaf: leaf[:count], encoder["layers"])
+        layers = jax.tree.map(lambda leaf: leaf[: self.decoder.num_layers], encoder["layers"])
         return {
             "decoder": {**encoder, "embeddings": embeddings, "layers": layers},
             "output": {"decoder": embeddings["token"], **head},
@@ -188,8 +187,7 @@ class TransformerNetwork(Network):
         return with_params(params["decoder"], Decoder, self.decoder, self.tying != "all")
 
     def _table(self, params: Any) -> Array:
-        side = params["encoder" if self.tying == "all" else "decoder"]
-        return side["embeddings"]["token"]
+        return params["encoder" if self.tying == "all" else "decoder"]["embeddings"]["token"]
 
     def _looked_up(self, params: Any, tokens: Integer[Array, "B T"]) -> Float[Array, "B T E"]:
         return look_up(self.decoder, self._table(params), tokens)

@@ -126,8 +126,7 @@ def _int_of(key: str, text: str) -> int:
 def parse_text(text: str) -> Module:
     """Parse the text of a program; raise a ValueError if it has no ENTRY computation."""
     lines = iter(text.splitlines())
-    head = next(lines, "")
-    module = Module({}, "", _int_of("num_partitions", head) or 1, {})
+    module = Module({}, "", _int_of("num_partitions", next(lines, "")) or 1, {})
     table: dict[int, str] | None = None
     current: Computation | None = None
     pending = ""

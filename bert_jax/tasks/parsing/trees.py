@@ -150,11 +150,10 @@ class Sentence:
 def read_sentences(path: str | Path, *, labelled: bool = True) -> list[Sentence]:
     """Read CoNLL-U: ten tab-separated columns, a blank line after each sentence.
 
-    Ranges (`3-4`) and empty nodes (`5.1`) are skipped. If all heads are `_`, or `labelled` is
-    false, the sentences have no trees. Raise a UserError if the file is missing, is not UTF-8 or
-    has no words; a line does not have ten columns; ids are not 1, 2, 3, ...; a word is empty; or
-    heads and relations do not form a tree with a single root. The message lists the first faults
-    and counts all.
+    Ranges (`3-4`) and empty nodes (`5.1`) are skipped. If all heads are `_`, or not `labelled`,
+    sentences have no trees. Raise a UserError if the file is missing, is not UTF-8 or has no words;
+    a line does not have ten columns; ids are not 1, 2, ...; a word is empty; or heads and relations
+    do not form a tree with one root. The message lists the first faults and counts all.
     """
     path = Path(path)
     problems = Problems(str(path), "lines")

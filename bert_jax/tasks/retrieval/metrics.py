@@ -81,8 +81,7 @@ _BLOCK = 1024
 
 def unit(vectors: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "... D"]:
     """Scale vectors to length 1; a vector of zeros stays as it is."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.maximum(lengths, 1e-12)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def search_scores(
@@ -101,8 +100,7 @@ def search_scores(
     ranked: dict[int, list[int]] = {}
     for start in range(0, len(chosen), _BLOCK):
         block = chosen[start : start + _BLOCK]
-        products = queries[block] @ documents.T
-        for number, row in zip(block, products, strict=True):
+        for number, row in zip(block, queries[block] @ documents.T, strict=True):
             if hidden[number] >= 0:
                 row[hidden[number]] = -np.inf
             count = min(CUTOFF, len(row))

@@ -89,9 +89,8 @@ def score(
 ) -> dict[str, float]:
     """Score predicted texts by question id; the empty text means "no answer".
 
-    Predictions for other questions are ignored, as in the scripts. Raise a UserError if there are
-    no questions, none of them has a prediction, a question's answers are unknown or, under v1.1, a
-    question has no answer.
+    Predictions for other questions are ignored, as in the scripts. Raise a UserError if no question
+    has a prediction, a question's answers are unknown or, under v1.1, a question has no answer.
 
     The scores are named as in the script for version 2.0: exact and f1 in percent, and total, the
     number of scored questions. The prefix HasAns_ marks scores of questions with reference answers,

@@ -43,10 +43,9 @@ def read_squad(path: str | Path, *, misplaced: Misplaced = "fail") -> Data[Quest
     that lists no answers has `answers=None`: they are unknown, as in SQuAD's test set.
 
     `misplaced` says what happens to answers that are not at their offset. `fail`: an error. `skip`:
-    leave them out, and also questions with no other answer. `keep`: use them for scoring, which
-    needs no offsets; training leaves out questions without an answer at its offset. Raise a
-    UserError if the file cannot be read, has no questions, or has faults; the message counts the
-    faults and names the first few with their places.
+    leave them out, and questions with no other answer. `keep`: use them for scoring, which needs no
+    offsets; training leaves out questions without an answer at its offset. Raise a UserError if the
+    file is unreadable, has no questions or has faults (the message counts all).
     """
     found: list[Question] = []
     first: dict[str, int] = {}

@@ -221,9 +221,8 @@ def find_answers(
     for its first token, if the whole run is there. (BERT's `run_squad.py`, which combines only a
     window's best starts and ends, can miss a candidate, but never finds one with a higher score.)
 
-    Windows may be in any order. Each has a row of start logits and a row of end logits; entries
-    after the window's tokens are padding. Each question needs a window, and all logits are finite.
-    A question has at most `num_best` candidates.
+    Windows may be in any order. Each has finite start and end logits; entries after the window's
+    tokens are padding. Each question needs a window, and gets at most `num_best` candidates.
     """
     rows: list[list[_Row]] = [[] for _ in questions]
     for window, starts, ends in zip(windows, start_logits, end_logits, strict=True):

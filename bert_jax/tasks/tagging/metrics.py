@@ -9,8 +9,7 @@ Entities are read from tags in two ways, both as in seqeval:
   are read as E, S and I.
 - strict, as in seqeval's `mode="strict"` for IOB2: only B (or S, U) begins an entity.
 
-The two readings differ only on invalid tags, which a model may predict, so state which reading was
-used. Published CoNLL-2003 scores are lenient.
+They differ only on invalid tags; say which was used. Published CoNLL-2003 scores are lenient.
 """
 
 from collections import Counter

@@ -38,8 +38,7 @@ def _held_out(path: str, data: Data[TextExample], config: TableConfig) -> list[D
     if config.group:
         groups = joined(keys, [example.group for example in data.examples])
         kinds = strata([example.label for example in data.examples])
-        shares = (config.dev_rate, 1 - config.dev_rate)
-        held = (deal(kinds, groups, keys, shares) == 0).tolist()
+        held = (deal(kinds, groups, keys, (config.dev_rate, 1 - config.dev_rate)) == 0).tolist()
         if all(held) or not any(held):
             raise UserError(
                 f"{path}: rows of a group stay together, and with {len(set(groups.tolist()))} "

@@ -270,10 +270,9 @@ def predictions(
 ) -> np.ndarray | None:
     """Predict the labels of examples by words and pairs of words, without a neural network.
 
-    Texts become TF-IDF vectors. Logistic regression predicts classes, and ridge regression scores.
-    `labels` are the labels of the N examples `train`: (N,) classes or scores, or (N, K) bool.
-    Return the predictions, (M,) or (M, K), for the M examples in `examples`; None if scikit-learn
-    (the extra `baseline`) is not installed.
+    Texts become TF-IDF vectors. Logistic regression predicts classes, ridge regression scores.
+    `labels` of the N examples `train` are (N,) classes or scores, or (N, K) bool. Return
+    predictions, (M,) or (M, K), for the M `examples`; None without scikit-learn (extra `baseline`).
     """
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer

@@ -88,8 +88,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     learning_rate: bounds.NonNegative = 0.0
     """Peak learning rate. 0 means 3e-5 * (768 / model width)**2 or, with fewer than 3,000 rows, a
-    sweep over 1/3, 1 and 3 times this rate, unless the task has folds or `sweep` names learning
-    rates."""
+    sweep over 1/3, 1 and 3 times this rate, unless the task has folds or `sweep` names rates."""
     warmup_rate: bounds.Rate = 0.1
     layer_decay: bounds.Part = 1.0
     """Factor by which the learning rate falls from each layer to the layer below. The head has the

@@ -41,8 +41,7 @@ class Schedule:
     """Schedule of trials and steps: groups of trials (waves) train one after another."""
 
     waves: tuple[tuple[Trial, ...], ...]
-    """Groups of trials that train together. All groups have the same size: the last group is filled
-    up with copies of its last trial."""
+    """Groups of trials that train together; copies of the last trial fill up the last group."""
     num_steps: int
     """Number of steps in each wave."""
     epoch: int

@@ -332,9 +332,8 @@ def with_teacher(
 ) -> tuple[Distilled, SavedModel]:
     """Return a student's objective, and the teacher with only the parameters that a run needs.
 
-    These parameters are the encoder, the transform (if there is one) and the head. Outputs of the
-    head are in the order of the task's labels. Raise a UserError if the task allows no teacher, or
-    the teacher's tokenizer, head or size is wrong.
+    These are the encoder, any transform, and the head, in the order of the task's labels. Raise a
+    UserError if the task allows no teacher, or the teacher's tokenizer, head or size is wrong.
     """
     assert config.teacher
     if not isinstance(objective, TaskObjective) or objective.kind in _UNTAUGHT:

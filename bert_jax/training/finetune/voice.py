@@ -153,8 +153,7 @@ def goal_score(metric: str, constant_score: float, num_examples: int, num_labels
     The expected score of guesses is at most `constant_score`. (In macro F1, guesses that draw
     labels as often as they occur may reach 1 / `num_labels`.) The goal is the 95% quantile of the
     accuracy on `num_examples` examples if each guess is right with this probability: exact for
-    accuracy, perhaps too high for F1, which varies no more than accuracy. For correlations, the
-    goal comes from Student's t.
+    accuracy, perhaps too high for F1, which varies no more. For correlations, Student's t gives it.
 
     `metric` is a fraction or a correlation. If `constant_score` is NaN, the goal is minus infinity.
     `num_labels` is the number of labels of a single-label task.

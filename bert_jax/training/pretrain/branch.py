@@ -160,8 +160,7 @@ class Branch:
 def open_branch(name: str, work: WorkDir, there: There) -> Branch | None:
     """Find the checkpoint that a run branches from; return None if the run is not a branch.
 
-    All processes must call this function. Raise a UserError if the run or step is missing or
-    damaged, or the run in `work` began differently.
+    Collective. Raise a UserError if run or step is missing or damaged, or `work` began differently.
 
     Args:
         name: Value of --branch-from: WORKDIR@STEP, or WORKDIR for its newest checkpoint that was

@@ -43,9 +43,8 @@ class Corpus(NamedTuple):
 def open_corpus(path: str, data: DataConfig | None = None) -> Corpus:
     """Open a corpus: a directory with the stores `train` and `heldout`, or a single store.
 
-    Raise a UserError if the path is empty, has an unsupported scheme or contains no store; the two
-    stores have different tokenizers; or a window does not fit the cache. Raise a BucketAwayError if
-    the bucket is out of reach.
+    Raise a UserError if the path is empty, has an unsupported scheme or contains no store,
+    tokenizers differ, or a window exceeds the cache; a BucketAwayError if a bucket is out of reach.
 
     Args:
         path: Local directory, or gs:// or s3://BUCKET/DIRECTORY, read through a cache.

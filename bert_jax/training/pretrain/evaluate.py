@@ -184,8 +184,7 @@ def heldout_metrics(
     """Compute masked-LM loss (nats) and accuracy on packed held-out rows, at 15% masking.
 
     Model and corpus must have passed `check_measurable`. By default, rows have `LENGTH` tokens, or
-    fewer if the model takes fewer. Raise a UserError if the length is below 8 or above the number
-    of the model's positions.
+    fewer if the model takes fewer. Raise a UserError if `length` is below 8 or above the positions.
     """
     assert corpus.heldout is not None
     limit = saved.config.num_positions

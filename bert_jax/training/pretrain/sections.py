@@ -57,8 +57,7 @@ class TrainingConfig(Bounded, section="training"):
     micro-batch. step: once per step; gradients are then reduced at the end of the step. `step`
     needs memory for unsplit matrices in the compute type and unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which gradients are summed over devices at the end of a step. `bfloat16` sends half
-    the bytes, but the sums keep only 8 significant bits."""
+    """Type of gradient sums over devices; `bfloat16` halves the bytes, with 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000

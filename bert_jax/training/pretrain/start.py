@@ -29,9 +29,8 @@ def resolve_start(
     Once a run has saved, the initial model is not read again: it may have been deleted. A branch
     reads no initial model; `branches_from`, the other run's configuration, gives the architecture.
 
-    `fingerprint` identifies the corpus's tokenizer; if it is None, tokenizers are not checked.
-    `there` is the content of the work directory. Raise a UserError if a model and the corpus have
-    different tokenizers, or the teacher is unsuitable.
+    `fingerprint` identifies the corpus's tokenizer; None means no check. `there` is the content of
+    the work directory. Raise a UserError if tokenizers differ, or the teacher is unsuitable.
     """
     initial, before = None, there.config(PretrainConfig) if there.steps else branches_from
     if config.init and before is not None:

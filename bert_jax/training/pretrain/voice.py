@@ -55,8 +55,7 @@ class PretrainVoice:
 
     def about(self, step: int, restored: bool) -> tuple[list[str], str]:
         """Return lines that describe the run, and the message of the event `start`."""
-        goes_on = step and self.saves.newest()
-        continued = [f"continues from step {step:,}"] if goes_on else []
+        continued = [f"continues from step {step:,}"] if step and self.saves.newest() else []
         lines = [*self.summary, *continued, *self.origins]
         return lines, "; ".join([lines[0], *lines[-2:]])
 

@@ -33,8 +33,7 @@ class Events:
     def write(self, kind: str, message: str, *, step: int | None = None, **values: Any) -> None:
         """Add an event that happened after `step` steps; `message` describes it in words.
 
-        Errors are not raised, because a failure to log must never stop a run. Values that JSON
-        cannot represent are replaced by their `repr`.
+        No error is raised: logging must never stop a run. `repr` replaces values unfit for JSON.
         """
         event = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -104,8 +104,7 @@ def compute_again(
 ) -> Comparison:
     """Repeat the step that halted the run, and compare its metrics with the first result.
 
-    All processes must call this function. The halted step got `batch` and returned `state`, whose
-    buffers are donated, and the metrics `first`.
+    Collective. The halted step got `batch`, and returned `state` (now donated) and metrics `first`.
     """
     _, again = train_step(state._replace(guard=cleared(state.guard)), batch)
     devices = sorted(again["loss"].sharding.device_set, key=lambda device: device.id)

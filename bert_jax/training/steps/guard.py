@@ -111,9 +111,8 @@ def judge(
 ) -> Judgement:
     """Decide whether to take a step, from its loss (nats) and gradient norm.
 
-    The statistics are running averages in which the newest loss has the weight 1 / window. The
-    first `window` losses have equal weights, so that the initial mean of 0 has no influence. Losses
-    of steps that are not taken do not count.
+    The statistics are running averages over steps taken. The newest loss has the weight 1 / window,
+    but the first `window` losses have equal weights, so the initial mean of 0 has no influence.
     """
     std = jnp.sqrt(guard.variance)
     limit = jnp.float32(jnp.inf)

@@ -87,8 +87,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients. Parameters other than hidden matrices are trained
-    by AdamW, with `b1` and `b2`."""
+    """Decay rate of Muon's average of gradients. AdamW, with `b1` and `b2`, trains the rest."""
     clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None means no clipping."""
     bias_correction: bool = True
@@ -108,8 +107,7 @@ class PhaseRate:
     peak: float
     """Replacement for `OptimizerConfig.learning_rate`."""
     decay: str = ""
-    """Name, in `SCHEDULES`, of a decay from the first to the last step of the phase. If empty, the
-    schedule of the run goes on."""
+    """Name, in `SCHEDULES`, of a decay over the phase. If empty, the run's schedule goes on."""
     end: float = 0.0
     """Learning rate of the last step of `decay`."""
     start: int = 0
@@ -124,9 +122,8 @@ def learning_rate_schedule(
     """Build the function that maps the index of an update, counted from 0, to its learning rate.
 
     In the warm-up the rate rises linearly: update 0 has 1 / warmup_steps of the peak, and update
-    warmup_steps - 1 has the peak. Then the rate decays. It reaches its final value one step after
-    the last of `num_steps` updates. A `phase` may set its own rate, and a decay that ends at the
-    last step of the phase.
+    warmup_steps - 1 has the peak. Then the rate decays, and has its final value one step after the
+    last of `num_steps` updates. A `phase` may set a rate, and a decay that ends at its last step.
     """
     warmup = config.num_warmup_steps(num_steps)
     peak = config.learning_rate if phase is None else phase.peak

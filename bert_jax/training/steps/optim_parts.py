@@ -240,10 +240,9 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    Hidden matrices are the kernels of stacked layers and of the masked-LM head's dense layer. One
-    side is the axis `embed` or, unless exactly one axis has this name, the first axis after the
-    layer axis. All other axes form the other side. Examples: (embed, heads x head_dim),
-    (heads x head_dim, embed), (embed, mlp).
+    They are the kernels of stacked layers and of the masked-LM head's dense layer. One side is the
+    axis `embed` or, unless exactly one axis has this name, the first after the layer axis. Other
+    axes form the other side: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():

@@ -89,8 +89,7 @@ class Recheck:
         after, metrics = step(state, *inputs)
         found = jax.device_get((self._digests(after), metrics))
         again = step(before, *inputs)
-        second = jax.device_get((self._digests(again[0]), again[1]))
-        self._compare(number, found, second)
+        self._compare(number, found, jax.device_get((self._digests(again[0]), again[1])))
         self._agree(number, found[0])
         return after, metrics
 

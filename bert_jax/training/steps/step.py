@@ -1,7 +1,6 @@
 """The training step and the evaluation step: pure, jitted, and the same on any mesh.
 
-Both steps handle a single run. On a mesh with the axis `trial` they handle several runs at once,
-stacked on axis 0 of each array.
+Both handle one run or, on a mesh with the axis `trial`, several runs, stacked on axis 0 of arrays.
 """
 
 from collections.abc import Callable
@@ -262,9 +261,8 @@ def _summed(
 ) -> tuple[Any, Scalars]:
     """Add up the gradients and sums of all rows, part by part, in float32.
 
-    Gradients of unrolled layers are added as a list: each addition then fuses with the matrix
-    product that computes the gradient, and costs nothing. Additions of stacked layers would take
-    another pass over the memory for each part.
+    Gradients of unrolled layers are added as a list: each addition then fuses with the product that
+    computes the gradient. Adding stacked layers would take a pass over the memory per part.
     """
     unstacks = _is_unrolled(config) and config.accumulation > 1
 
@@ -300,8 +298,7 @@ def _cached(
     gradients. Then the gradient with respect to these arrays is computed for the whole batch, and a
     second pass propagates it back through the parts. Both passes have the same dropout.
 
-    `params` are the trained parameters; `used` adds frozen parameters that the objective needs.
-    `counts` are the denominators of the loss.
+    `used` adds frozen parameters to the trained `params`; `counts` are the loss's denominators.
     """
     objective = cast(CoupledObjective, config.objective)
 

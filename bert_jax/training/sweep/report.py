@@ -187,9 +187,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     """Draw the score of each run as a point, with box plots for each initialisation and rate.
 
     A box shows quartiles; its whiskers reach from the worst run to the best. Scores on test data
-    are diamonds to the right of the dev scores. Failed runs are crosses. Runs without a finite
-    score are crosses at the bottom. Quartiles without a finite value are drawn there too. `percent`
-    is as in `summary_lines`.
+    are diamonds, right of the dev scores. Failed runs are crosses. Runs without a finite score
+    (crosses) and such quartiles are at the bottom. `percent` is as in `summary_lines`.
     """
     scale = 1.0 if percent else 100.0
     inits, rates = summary.inits, summary.learning_rates

@@ -160,8 +160,7 @@ class Summary:
     """Largest number of evaluations in a run."""
     outcomes: tuple[Outcome, ...]
     groups: tuple[Group, ...]
-    """Groups of runs: for each initialisation, a group per learning rate and, if there are several
-    rates, a group over all rates."""
+    """Groups of runs of each initialisation: one per learning rate and, if several, one of all."""
     best_learning_rates: dict[str, float]
     """Best learning rate of each initialisation. The highest median decides, then the fewest lost
     runs, then the lowest rate. An initialisation without any median is left out."""

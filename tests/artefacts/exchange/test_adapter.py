@@ -243,6 +243,21 @@ def test_an_adapter_ignores_head_settings_of_its_base(written, tmp_path):
     assert read_model(tmp_path).outputs.thresholds == (0.7, 0.7, 0.7)
 
 
+def test_an_adapter_ignores_the_cross_encoder_of_its_base(written, tmp_path):
+    """Its function of the scores was chosen for the base's own head, too."""
+    base = tmp_path / "base"
+    shutil.copytree(written[1].parent / "base", base)
+    for name in (CONFIG, WEIGHTS, LABELS):
+        (tmp_path / name).write_bytes((written[1] / name).read_bytes())
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (base / "modules.json").write_text(json.dumps(modules))
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.Sigmoid"}
+    (base / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    assert read_model(base).outputs.objective == "multi_label"
+    assert read_model(tmp_path).outputs == written[0].outputs
+
+
 @pytest.mark.parametrize(
     ("kind", "pooling", "arguments"),
     [

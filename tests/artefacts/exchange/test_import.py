@@ -91,6 +91,20 @@ def test_a_roberta_becomes_a_bert_with_its_tokenizer(tmp_path):
     assert saved.origin.config["pad_token_id"] == saved.tokenizer.special_ids.pad == 1
 
 
+@pytest.mark.parametrize("pad", [0, 4, None])
+def test_positions_of_a_roberta_count_from_the_padding_of_its_tokenizer(tmp_path, pad):
+    write_roberta(tmp_path / "theirs")
+    path = tmp_path / "theirs/config.json"
+    config = json.loads(path.read_text())
+    del config["pad_token_id"]
+    path.write_text(json.dumps(config if pad is None else config | {"pad_token_id": pad}))
+    if pad is None:  # the class has the id of the tokenizer
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+        return
+    with pytest.raises(UserError, match=f"pad_token_id is {pad}, but the tokenizer's pad is 1"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
 def test_a_classifier_of_a_roberta(tmp_path):
     write_roberta(tmp_path / "theirs", "RobertaForSequenceClassification")
     from bert_jax.files.untrusted.safetensors_file import read_safetensors

@@ -402,6 +402,7 @@ def test_pairs_and_questions_are_asked_as_of_the_source(tmp_path, family):
     ("family", "kind"),
     [
         ("Roberta", "RobertaTokenizer"),
+        ("Roberta", "PreTrainedTokenizerFast"),  # with RobertaProcessing in tokenizer.json
         ("Bert", "XLMRobertaTokenizer"),  # Multilingual-MiniLM has this tokenizer
         ("Bert", "TokenizersBackend"),
         ("Bert", "DistilBertTokenizer"),

@@ -331,6 +331,17 @@ def test_the_relative_positions_of_a_deberta():
         assert read(written) == given
 
 
+def test_a_table_of_positions_in_a_file_of_a_deberta_is_not_read():
+    """Some files of DeBERTa-v3 have one, which their configurations do not use."""
+    config, params = small(DEBERTA)
+    arrays = to_tensors(params, config, FAMILIES["deberta-v2"].table(["mlm"]))
+    wanted = form_of(DEBERTA, arrays, where="config.json").params(None)
+    name = "deberta.embeddings.position_embeddings.weight"
+    form = form_of(DEBERTA, arrays | {name: np.ones((64, 32), np.float32)}, where="config.json")
+    assert (form.dropped, form.notes) == ((name,), ())
+    jax.tree.map(np.testing.assert_array_equal, form.params(None), wanted)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -10,6 +10,7 @@ import pytest
 from etils import epath
 from small_run import VOCAB_SIZE, small_config, snapshot, write_corpus
 
+from bert_jax.cli.inspection import diagnose
 from bert_jax.cli.inspection import status as status_module
 from bert_jax.cli.inspection.status import pretrain_status
 from bert_jax.cli.inspection.status_lines import pretrain_lines
@@ -177,7 +178,9 @@ def test_a_slow_step_is_no_silence(run):
 
 def test_a_run_that_ended_early_has_no_time_left_and_no_error(run):
     append(
-        run / "events.jsonl", event("early_stop", "3 were no better", step=80),
+        run / "events.jsonl", event("attention", "it is computed by a kernel"),
+        event("recovered", "the loss is as low as before", step=70),
+        event("early_stop", "3 were no better", step=80),
         event("finished", "step 80 of 120 reached", step=80),
     )  # fmt: skip
     status = pretrain_status(open_workdir(run), now=LAST + 5)
@@ -247,7 +250,10 @@ def test_the_corpus_says_its_entropy(run, tmp_path):
 
 
 def test_no_run(tmp_path):
-    with pytest.raises(UserError, match="so it is not a run"):
+    with pytest.raises(UserError, match="so it is not a run; give the work directory of a"):
+        pretrain_status(open_workdir(tmp_path))
+    (tmp_path / "fold-1").mkdir()
+    with pytest.raises(UserError, match=r"not a run; for one fold of this .*, give .*/fold-1$"):
         pretrain_status(open_workdir(tmp_path))
 
 
@@ -265,6 +271,14 @@ def test_command(run, tmp_path, capsys):
     assert main(["status", str(run), "--json", "--plot", str(picture)]) == 0
     assert json.loads(capsys.readouterr().out)["verified"] == [30, 60]
     assert picture.exists()
+
+
+def test_numbers_that_are_none_are_null_in_json(run, monkeypatch, capsys):
+    found = {"diagnosis": {"loss": math.nan, "step": 80}}
+    monkeypatch.setattr(diagnose, "diagnosis", lambda work: (found, []))
+    assert main(["status", str(run), "--diagnose", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (printed["diagnosis"], printed["step"]) == ({"loss": None, "step": 80}, 80)
 
 
 def test_a_picture_that_cannot_be_written_is_said(run, tmp_path, capsys):

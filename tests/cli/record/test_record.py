@@ -139,8 +139,9 @@ def test_a_recipe_cannot_make_the_evaluation_easier(track, tmp_path, monkeypatch
     for name, rate in (("whole", 1.0), ("kept", 0.0)):
         (tmp_path / name).mkdir()
         recipe = write_recipe(tmp_path / name)
-        masking = f'"masking": {{"mask_rate": {rate}, "random_rate": 0.0, "eval_rate": 0.5}},'
-        recipe.write_text(recipe.read_text().replace('"data"', masking + ' "data"'))
+        masking = f'"mask_rate": {rate}, "random_rate": 0.0, "eval_rate": 0.5'
+        masking = f'"masking": {{{masking}, "whole_word": {name == "whole"}}}, '
+        recipe.write_text(recipe.read_text().replace('"data"', masking + '"data"'))
         assert main(["record", *track, f"--recipe={recipe}"]) == 0
         losses.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
     assert losses[0] == losses[1]
@@ -207,6 +208,21 @@ def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch
     assert runs[0] == runs[1] != runs[2]
 
 
+def test_only_modules_beside_the_recipe_belong_to_it(track, tmp_path, monkeypatch, capsys):
+    """Other recipes may lie in directories below."""
+    runs = []
+    metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
+    result = SimpleNamespace(eval_metrics=metrics, train_metrics={}, stopped_by="")
+    monkeypatch.setattr(attempt, "step_seconds", lambda config, corpus: 10.0)
+    monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
+    recipe = write_recipe(tmp_path)
+    (recipe.parent / "other").mkdir()
+    for place in (recipe, recipe.parent / "other" / "recipe.py", recipe.parent / "module.py"):
+        place.write_text(recipe.read_text())
+        assert main(["record", *track, f"--recipe={recipe}"]) == 0
+    assert runs[0] == runs[1] != runs[2]
+
+
 def test_the_hours_are_those_of_all_starts_of_the_run(track, tmp_path, monkeypatch, capsys):
     """A run that was finished before takes no time now."""
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
@@ -239,13 +255,20 @@ def test_recipes_of_one_file_are_measured_apart(track, tmp_path, monkeypatch, ca
     assert found == [("start-2x64", 3), ("start-2x128", 6), ("mine", 15)]
 
 
-def test_a_signal_after_the_last_step_ends_the_command(track, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_after_the_last_step_ends_the_command(
+    track, tmp_path, monkeypatch, capsys, signal, code
+):
     """The next seed was trained, as if nobody had pressed Ctrl-C."""
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    runs, result = [], Result("", 3, True, eval_metrics=metrics, stopped_by="SIGINT")
+    runs, result = [], Result("", 3, True, eval_metrics=metrics, stopped_by=signal)
     monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
     recipe, out = write_recipe(tmp_path), tmp_path / "out.jsonl"
-    assert main(["record", *track, f"--recipe={recipe}", f"--out={out}", "--seeds=0,1"]) == 130
+    try:
+        ended = main(["record", *track, f"--recipe={recipe}", f"--out={out}", "--seeds=0,1"])
+    except SystemExit as stop:
+        ended = stop.code
+    assert ended == code
     assert (len(runs), out.exists()) == (1, False)
 
 

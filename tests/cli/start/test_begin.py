@@ -26,6 +26,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 
+MEASURED = begin._measured
 STEP = speed_of(SIZES[0]).seconds / 3600
 """Hours of a step of the smallest size."""
 SHORT, LONG = 50 * STEP, 20_000 * STEP
@@ -287,6 +288,15 @@ def test_a_slice_is_predicted_and_has_rows_for_each_chip(text, home, monkeypatch
         assert math.isfinite(promise.nats)
         assert promise.spread == pytest.approx(law.INTERVAL * law.SPREAD)
     assert not measured
+
+
+def test_each_device_of_this_machine_has_rows(text, home, monkeypatch):
+    """In the run, and in the steps that are timed for it."""
+    monkeypatch.setattr(begin.jax, "device_count", lambda: 3)
+    monkeypatch.setattr(begin, "step_seconds", lambda config, corpus: tokens_per_step(config))
+    assert MEASURED(None, SIZES[0]) == (3 * 2048, 3 * 2048)
+    begin.begin(Asked((text,), SHORT), home)
+    assert tokens_per_step(load_config(PretrainConfig, str(home / RECIPE))) == 3 * 2048
 
 
 @pytest.mark.parametrize(

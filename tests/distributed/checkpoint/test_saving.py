@@ -13,6 +13,7 @@ from gcs_emulator import make_bucket, running_emulator
 
 from bert_jax.distributed.checkpoint import manager, storage
 from bert_jax.distributed.checkpoint.manager import Checkpoints, SaveFailedError
+from bert_jax.distributed.checkpoint.record import RecordFaultError, read_record
 from bert_jax.distributed.checkpoint.retention import Retention
 from bert_jax.distributed.checkpoint.storage import saved_steps
 from bert_jax.distributed.checkpoint.verify import verified_steps, verify_checkpoint
@@ -82,19 +83,23 @@ def test_failures_in_a_row_end_the_run(tmp_path, monkeypatch):
     assert saved_steps(run.directory) == [1, 4]
 
 
-def test_the_last_save_is_tried_until_it_works(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", [0, 2])
+def test_the_last_save_is_tried_until_it_works(tmp_path, monkeypatch, before):
+    """As often after saves that have failed as without any."""
     run = Run(tmp_path, max_failed_saves=3)
     write_async, calls = manager.storage.write_async, []
 
     def twice(*arguments):
         calls.append(arguments)
-        wanted = write_async if len(calls) == 3 else failing("Input/output error")
+        wanted = write_async if len(calls) == before + 3 else failing("Input/output error")
         return wanted(*arguments)
 
     monkeypatch.setattr(manager.storage, "write_async", twice)
+    for step in range(before):
+        assert not run.save(step)
     run.checkpoints.save_last(9, make_state(9), read_back=True, config=CONFIG, extra={})
     run.checkpoints.close()
-    assert len(calls) == 3
+    assert len(calls) == before + 3
     assert verified_steps(run.directory) == [9]
 
 
@@ -311,15 +316,38 @@ def test_interrupted_deletion_and_marks_are_cleaned_up(tmp_path):
     assert sorted(p.name for p in directory.iterdir()) == ["2"]
 
 
-def test_the_best_are_kept_by_the_metrics_of_their_records(tmp_path):
-    run = Run(tmp_path, retention=Retention(keep=1, keep_best=1, best_metric="eval/mlm_loss"))
-    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 4.0)):
+def kept_of(workdir, *losses, lengths=(None,) * 4):
+    """Steps that stay of saves with these losses, on rows of these lengths."""
+    run = Run(workdir, retention=Retention(keep=1, keep_best=1, best_metric="eval/mlm_loss"))
+    for step, (loss, length) in enumerate(zip(losses, lengths, strict=True), 1):
         run.checkpoints.save_last(
-            step, make_state(step), read_back=True, config=CONFIG, extra={},
+            step, make_state(step), read_back=True, config=CONFIG,
+            extra={} if length is None else {"judged_on": [length, 0.15]},
             metrics={"eval/mlm_loss": loss},
         )  # fmt: skip
     run.checkpoints.close()
-    assert saved_steps(run.directory) == [2, 4]
+    return saved_steps(run.directory)
+
+
+def test_the_best_are_kept_by_the_metrics_of_their_records(tmp_path):
+    assert kept_of(tmp_path, 3.0, 2.0, 2.5, 4.0) == [2, 4]
+
+
+def test_the_best_are_kept_among_those_that_were_judged_on_the_same_rows(tmp_path):
+    assert kept_of(tmp_path, 1.0, 3.0, 2.0, 2.5, lengths=(128, 512, 512, 512)) == [3, 4]
+
+
+def test_a_record_that_could_not_be_read_is_read_again(tmp_path, monkeypatch):
+    reads = []
+
+    def away_once(path):
+        reads.append(path.name)
+        if path.name == "2" and reads.count("2") == 1:
+            raise RecordFaultError("its record cannot be read: the bucket is away")
+        return read_record(path)
+
+    monkeypatch.setattr(manager, "read_record", away_once)
+    assert kept_of(tmp_path, 3.0, 2.0, 2.5, 4.0) == [2, 4]
 
 
 def test_leftovers_that_cannot_be_removed_from_a_bucket_are_no_checkpoint(tmp_path, monkeypatch):

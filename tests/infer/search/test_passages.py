@@ -1,6 +1,7 @@
 """Passages: where documents are cut, and which files are read."""
 
 import json
+import unicodedata
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,8 @@ from modern_files import KINDS, write_modern
 from bert_jax.errors import UserError
 from bert_jax.infer.search.passages import found_sources, passages
 from bert_jax.tokenization.load import load_tokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 
 def cut(path, room):
@@ -43,6 +46,23 @@ def test_long_paragraphs_are_cut_at_sentences_and_long_sentences_at_words(tmp_pa
     text = "cats" * 5  # pieces of one word
     path.write_text(f"{text} the")
     assert "".join(each["text"] for each in cut(path, 3)).replace(" ", "") == f"{text}the"
+
+
+@pytest.mark.parametrize(
+    "text", ["กินข้าวที่บ้านดีกว่า", "re\u0301sume\u0301 cafe\u0301 de\u0301ja\u0300"]
+)
+@pytest.mark.parametrize("room", range(1, 7))
+def test_marks_without_a_token_stay_with_their_character(tmp_path, room, text):
+    """The tokenizer drops accents and vowel signs, which are lost where a part ends with them."""
+    letters = sorted({each for each in text if unicodedata.category(each)[0] == "L"})
+    tokenizer = WordPieceTokenizer([*SPECIAL_TOKENS, *letters, *(f"##{each}" for each in letters)])
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    (source,), _ = found_sources([f"{path}"], "text")
+    found = [each["text"] for each in passages(source, tokenizer, room)]
+    assert all(len(tokenizer.encode(each).ids) <= room for each in found)
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+    assert all(unicodedata.category(each[0])[0] == "L" for each in found)
 
 
 @pytest.mark.parametrize("room", range(3, 30))

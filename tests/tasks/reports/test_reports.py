@@ -206,6 +206,22 @@ def test_paired_differences_are_narrower():
     assert intervals(lost).missing == {"pearson": "the score is undefined in some resamples"}
 
 
+def test_the_mean_over_classes_is_the_metric():
+    """A class that never occurs is left out; a label that never occurs counts as 0."""
+    sets = [np.eye(5, dtype=bool)[each] for each in (TRUTH, GUESS)]
+    found = [of_classes([*"abcde"], TRUTH, GUESS), of_label_sets([*"abcde"], *sets)]
+    assert [each["classes"] for each in found] == [found[0]["classes"]] * 2
+    assert found[0]["classes"][4] == {
+        "label": "e", "precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0, "predicted": 0,
+    }  # fmt: skip
+    wanted = [METRICS["single_label"](TRUTH, GUESS), METRICS["multi_label"](*sets)]
+    assert [each["macro"]["f1"] for each in found] == pytest.approx(
+        [each["macro_f1"] for each in wanted]
+    )
+    of_four, of_five = (np.array([*each["macro"].values()]) for each in found)
+    np.testing.assert_allclose(of_five, 0.8 * of_four)
+
+
 @pytest.mark.parity
 @given(st.integers(0, 10_000))
 @settings(max_examples=20)

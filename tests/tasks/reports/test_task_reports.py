@@ -114,6 +114,19 @@ def test_of_scores(tmp_path):
     assert any("root mean square" in line for line in report_lines("dev", report))
 
 
+def test_of_small_scores(tmp_path):
+    """Their digits are not rounded away."""
+    values = 1e-7 * np.arange(30)
+    path = put(tmp_path / "a.csv", "text,label", *(f"t {n},{v}" for n, v in enumerate(values)))
+    task = table(train=path, dev=path, problem_type="regression")
+    [dev] = task.dev_splits()
+    predicted = values + 5e-7 * (np.arange(30) == 7)
+    report = dev.report(((predicted - task.spec.mean) / task.spec.deviation)[:, None])
+    np.testing.assert_allclose(report["points"], np.stack([values, predicted], 1), atol=1e-14)
+    first = report["mistakes"][0]
+    assert (first["id"], first["predicted"]) == ("7", pytest.approx(1.2e-6))
+
+
 WORDS = [
     ["John", "Smith", "lives", "in", "New", "York"], ["Rome", "is", "old"], ["Ann", "sleeps"],
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from small_finetuning import (
 from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
+from bert_jax.tasks.reports.lines import report_lines
 from bert_jax.tasks.text.task import TextSplit
 from bert_jax.training.finetune import report
 from bert_jax.training.finetune import train as train_module
@@ -159,6 +160,13 @@ def test_the_report_is_on_the_saved_model(files, sweep, tmp_path, capsys):
     assert lines_of(capsys.readouterr().out)["test/accuracy"] == pytest.approx(
         outcome["test"]["accuracy"], rel=1e-5
     )
+
+
+def test_a_file_with_the_name_of_dev_chose_nothing(files, sweep, tmp_path):
+    data = shutil.copy(files["test"], tmp_path / "dev")
+    found = evaluate_finetuned(sweep, f"{data}", columns={"format": "csv"}).reports
+    assert found["dev"]["chose"] is False
+    assert report_lines("dev", found["dev"])[0] == "## dev, not used for selection: 24 examples"
 
 
 def test_a_report_on_another_model_is_left_out(sweep, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from small_finetuning import small_config, write_config, write_files
 from small_saved import small_saved
 from squad_files import entry
-from task_examples import read_json_lines
+from task_examples import pointing_at, read_json_lines
 
 import bert_jax
 from bert_jax.cli.main import main
@@ -136,16 +136,23 @@ def test_contradicted_labels_are_listed(runs):
     assert f"The models contradict {len(rows)} labels" in (workdir / "report.md").read_text()
 
 
-def pooled(monkeypatch, home: Path, task: dict, model) -> dict:
-    """The scores of two folds, of a model that gives zeros and that nobody trains."""
-    monkeypatch.setattr(folds, "finetune", lambda *_, **__: Result(home, 1, finished=True))
+def zeros(_, split) -> list[np.ndarray]:
+    return [np.zeros((len(ids), 2), np.float32) for ids in split.rows.tokens]
+
+
+def pooled(monkeypatch, home: Path, task: dict, model, outputs=zeros, **ended) -> Result:
+    """The result of two folds, of a model that gives zeros and that nobody trains.
+
+    Args:
+        outputs: In place of `split_outputs`.
+        **ended: Fields of the result of each fold.
+    """
+    done = Result(home, 1, finished=True, **ended)
+    monkeypatch.setattr(folds, "finetune", lambda *_, **__: done)
     monkeypatch.setattr(folds, "read_finetuned", lambda _: model)
-    monkeypatch.setattr(
-        folds, "split_outputs",
-        lambda _, split: [np.zeros((len(ids), 2), np.float32) for ids in split.rows.tokens],
-    )  # fmt: skip
-    config = build(FinetuneConfig, {"init": f"{home}", "task": {**task, "folds": 2}})
-    return folds.finetune_folds(config, home / "run", echo=lambda _: None).eval_metrics
+    monkeypatch.setattr(folds, "split_outputs", outputs)
+    config = build(FinetuneConfig, {"init": f"{home}", "task": {"folds": 2, **task}})
+    return folds.finetune_folds(config, home / "run", echo=lambda _: None)
 
 
 def test_questions_without_a_target_are_scored_in_their_fold(monkeypatch, tmp_path):
@@ -157,7 +164,7 @@ def test_questions_without_a_target_are_scored_in_their_fold(monkeypatch, tmp_pa
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     task = {"kind": "squad", "train": f"{file}", "misplaced": "keep"}
-    found = pooled(monkeypatch, tmp_path, task, small_saved("span"))
+    found = pooled(monkeypatch, tmp_path, task, small_saved("span")).eval_metrics
     assert found == {"eval/exact": 0.0, "eval/f1": 0.0}
     assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 4
 
@@ -168,4 +175,20 @@ def test_folds_of_rows_longer_than_those_of_pretraining(monkeypatch, tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("a X\nb Y\n\nb Y\n\na X\n")
     task = {"kind": "tagging", "train": f"{file}", "max_length": 512}
-    assert pooled(monkeypatch, tmp_path, task, trained) == {"eval/accuracy": 0.5}
+    assert pooled(monkeypatch, tmp_path, task, trained).eval_metrics == {"eval/accuracy": 0.5}
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_was_learned_is_judged_by_all_examples(monkeypatch, tmp_path, right):
+    """Each fold has one example, for which a constant is always right."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\nthe cat,x\na cat,x\nthe dog,y\na dog,y\n")
+    task = {"kind": "table", "train": f"{file}", "max_length": 16, "folds": 4}
+    found = pooled(
+        monkeypatch, tmp_path, task, small_saved("classification"),
+        lambda _, split: pointing_at([y if right else 1 - y for y in split.truth()], 2),
+        unlearned="no better than a constant" if right else "",
+    )  # fmt: skip
+    assert found.eval_metrics["eval/accuracy"] == right
+    told = "accuracy of all folds is 0.0000, not above a constant's 0.5000"
+    assert found.unlearned == ("" if right else told)

@@ -96,6 +96,22 @@ def test_every_mesh_gives_the_losses_of_one_device(
     np.testing.assert_allclose(found["loss"], on_one_device[kind][:, :trials], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (MeshConfig(1, -1), (2, 1, 4, 1)),
+        (MeshConfig(1, 1, -1), (2, 1, 1, 4)),
+        (MeshConfig(1, -1, 2), (2, 1, 2, 2)),
+        (MeshConfig(fsdp=4, num_slices=2), (2, 1, 4, 1)),  # a slice each
+    ],
+)
+def test_a_trial_takes_all_its_devices(config, shape):
+    mesh = make_trial_mesh(config, 2)
+    assert tuple(mesh.shape.values()) == shape
+    ids = np.vectorize(lambda device: device.id)(mesh.devices).reshape(2, 4)
+    assert np.sort(ids).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def spoil_first_trial(step, batch):
     """One row of the first trial has an infinite weight in the second step."""
     if step == 1:
@@ -126,13 +142,20 @@ def test_a_trial_that_skips_a_batch_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "devices", "trials", "wrong", "named"),
-    [((-1, 1, 1), 1, 2, 1, "0"), ((-1, 2, 2), 8, 6, 9, "6, 7"), ((-1, 1, 1), 2, 6, 2, "0")],
+    ("gather", "sizes", "devices", "trials", "wrong", "named"),
+    [
+        ("layer", (-1, 1, 1), 1, 2, 1, "0"),
+        ("layer", (-1, 2, 2), 8, 6, 9, "4, 5, 6, 7"),
+        ("step", (-1, 2, 2), 8, 6, 9, "6, 7"),
+        ("layer", (-1, 1, 1), 2, 6, 2, "0"),
+    ],
 )
-def test_a_device_is_named_where_it_trains_several_trials(sizes, devices, trials, wrong, named):
+def test_a_device_is_named_where_it_trains_several_trials(
+    gather, sizes, devices, trials, wrong, named
+):
     """Digest `wrong` of all trials and parts of a batch differs when a step is computed again."""
     mesh = make_trial_mesh(MeshConfig(*sizes), trials, jax.devices()[:devices])
-    config = step_config("single_label", guard=GuardConfig(recheck_every=1))
+    config = step_config("single_label", gather=gather, guard=GuardConfig(recheck_every=1))
     state = init_trials(config, mesh, np.arange(trials), [{}], np.zeros(trials)).train
     digests = np.zeros((trials, mesh.shape["data"] * mesh.shape["fsdp"]), np.uint32)
     other = digests.copy()

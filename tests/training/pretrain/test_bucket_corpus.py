@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -28,6 +29,7 @@ from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
 from bert_jax.errors import UserError, exit_code
 from bert_jax.files import bucket as bucket_module
 from bert_jax.files.bucket import BucketAwayError, BucketFiles
+from bert_jax.files.checks import crc_of
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import open_corpus, phase_stores
 from bert_jax.training.pretrain.evaluate import heldout_rows
@@ -279,6 +281,27 @@ def test_a_file_of_the_cache_that_went_bad_is_fetched_again(url, corpus, tmp_pat
     path.write_bytes(data)
     again = getattr(open_corpus(url, config), part).shards[0]
     np.testing.assert_array_equal(getattr(again, array), expected)
+
+
+def test_a_small_file_of_the_cache_with_another_digest_is_fetched_again(tmp_path, monkeypatch):
+    """Two tokenizers with equal ids may have other files."""
+    fetched = []
+
+    def cat_file(path, timeout):
+        fetched.append(path)
+        return b"new"
+
+    there = SimpleNamespace(info=lambda path, timeout: {"size": 3}, cat_file=cat_file)
+    monkeypatch.setattr(bucket_module, "file_system", lambda url: there)
+    name, target = "tokenizer/vocab.txt", tmp_path / "vocab.txt"
+    target.write_bytes(b"old")
+    bucket = BucketFiles("gs://corpora/c", 1.0)
+    bucket.fetch_small(name, target)
+    bucket.fetch_small(name, target, crc_of([b"old"]))
+    assert (target.read_bytes(), fetched) == (b"old", [])
+    for _ in range(2):
+        bucket.fetch_small(name, target, crc_of([b"new"]))
+        assert (target.read_bytes(), fetched) == (b"new", [f"gs://corpora/c/{name}"])
 
 
 def test_a_cache_on_a_file_system_without_locks(url, corpus, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import step_config, with_architecture
 from bert_jax.training.pretrain.train import train
+from bert_jax.training.run.telemetry import read_metrics
 from bert_jax.training.start import initial_params
 from bert_jax.training.steps.state import jitted_init
 
@@ -66,6 +67,8 @@ def assert_close(found: Any, expected: Any) -> None:
 def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus, tmp_path):
     said: list[str] = []
     workdir = tmp_path / "work"
+    workdir.mkdir()  # by a start that evaluated the model and was killed before it saved
+    (workdir / "metrics.jsonl").write_text('{"step": 0, "eval/mlm_loss": 9.0}\n')
     train(STARTED, workdir, corpus=corpus, read=lambda _: initial, echo=said.append)
     assert "starts from the model of a test" in said
     loaded = pretrained_checkpoint(workdir)
@@ -83,6 +86,7 @@ def test_a_run_starts_from_the_model_and_does_not_need_it_again(initial, corpus,
     result = train(STARTED, workdir, corpus=corpus, read=gone, echo=said.append)
     assert (result.step, result.finished) == (2, True)
     assert "continues from step 2" in said
+    assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [1, 2]
 
 
 def test_what_the_model_lacks_begins_at_random(initial, corpus, tmp_path):

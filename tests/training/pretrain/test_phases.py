@@ -6,7 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from one_shard import StoreWriter
 from small_run import (
     small_config,
     write_corpus,
@@ -23,6 +25,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import open_workdir
 from bert_jax.objectives.objective import num_params
 from bert_jax.planning.compile import row_flops
+from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, phase_stores
 from bert_jax.training.pretrain.saves import check_workdir, prepare_workdir, read_config
@@ -306,6 +310,29 @@ def test_evaluations_mask_their_own_share():
         assert [step.objective.masking.rate for step in steps] == rates
     # The head's work at half of the positions and at three in ten.
     assert row_flops(config, 0) > row_flops(config, 1)
+
+
+def test_a_limit_of_predictions_is_for_training_alone():
+    config = config_of({}, masking={"max_predictions": 8}).with_vocabulary(64)
+    steps = [step_config(config, None, evaluates=evaluates) for evaluates in (False, True)]
+    assert [step.objective.masking.num_predictions(128) for step in steps] == [8, 20]
+
+
+def test_whole_words_of_many_tokens_are_refused(tmp_path):
+    """SentencePiece takes a text without spaces for one word."""
+    tokenizer = WordPieceTokenizer([*SPECIAL_TOKENS, "a", "##b"])
+
+    def step_of(num_tokens):
+        words = np.tile([5, *[6] * (num_tokens - 1)], 3)
+        with StoreWriter(tmp_path / f"{num_tokens}", tokenizer) as writer:
+            writer.append(words, np.array([len(words)]), np.array([1]))
+            store = writer.store()
+        config = config_of({}, masking={"whole_word": True}, data__corpus="here")
+        return step_config(config.with_vocabulary(store.vocab_size), Corpus(store, None))
+
+    assert step_of(8).objective.continues_word.tolist() == [False] * 6 + [True]
+    with pytest.raises(UserError, match=r"whole_word: in here, a word has more than 8 tokens on a"):
+        step_of(9)
 
 
 def test_the_shipped_recipe_has_three_phases():

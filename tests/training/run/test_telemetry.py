@@ -53,11 +53,13 @@ def test_log_drops_rows_beyond_the_restored_step_and_a_torn_line(tmp_path):
         {"step": 6, "train/loss": 2.0},
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    for _ in range(2):  # a run that has saved nothing begins anew
-        log = MetricsLog(path, 0)
-        assert path.read_bytes() == b""
-        log.add(0, {"eval/loss": 3.0})
-        log.close()
+    log = MetricsLog(path, 0)
+    assert path.read_bytes() == b""
+    for step in (0, 2):
+        log.add(step, {"eval/loss": 3.0})
+    log.close()
+    MetricsLog(path, 0).close()  # a save from before the first step was restored
+    assert read_metrics(path) == [{"step": 0, "eval/loss": 3.0}]
 
 
 def test_rows_that_are_none_are_left_out(tmp_path):

@@ -6,9 +6,17 @@ import pytest
 from bit_flips import Flip, Flipping, hashes, random_flips
 from small_run import small_config, write_corpus
 
+from bert_jax.distributed.parallel.sharding import MeshConfig, make_mesh
+from bert_jax.training.pretrain.settings import step_config
 from bert_jax.training.pretrain.train import train
 from bert_jax.training.steps.bad_step import BadStepError
-from bert_jax.training.steps.recheck import SilentCorruptionError, digest, minority
+from bert_jax.training.steps.recheck import (
+    GRADIENT_DIGESTS,
+    Recheck,
+    SilentCorruptionError,
+    digest,
+    minority,
+)
 
 EVERY, STEPS = 3, 9
 
@@ -47,6 +55,28 @@ def test_exchanged_words_change_the_digest():
 )
 def test_the_minority_is_marked(values, axes, marked):
     assert minority(np.array(values, np.uint32), axes).tolist() == np.array(marked, bool).tolist()
+
+
+@pytest.mark.parametrize(
+    ("gather", "sizes", "named"),
+    [
+        ("step", (2, 4, 1), "6"),
+        ("layer", (2, 4, 1), "4, 5, 6, 7"),
+        ("layer", (8, 1, 1), "6"),
+        ("step", (2, 2, 2), "4, 5"),
+        ("layer", (2, 2, 2), "4, 5, 6, 7"),
+    ],
+)
+def test_devices_whose_gradients_were_added_up_before_the_digest_are_named(gather, sizes, named):
+    """Gathers of single layers add up the gradients of a row along fsdp on the way back."""
+    mesh, config = make_mesh(MeshConfig(*sizes)), small_config(training__gather=gather)
+    right = np.zeros(sizes[0] * sizes[1], np.uint32)
+    wrong = right.copy()
+    wrong[-2] = 1
+    same = np.zeros((*sizes, 1), np.uint32)  # of the states, which were not updated yet
+    recheck = Recheck(step_config(config.with_vocabulary(64), None), mesh, lambda: "")
+    with pytest.raises(SilentCorruptionError, match=rf"\(cpu, device ids {named} of process 0"):
+        recheck._compare(3, *((same, {GRADIENT_DIGESTS: each}) for each in (right, wrong)))
 
 
 def config_with(corpus_dir, every=EVERY, **changes):

@@ -185,8 +185,7 @@ class Graph:
             queries = self.op("Unsqueeze", self.places(), self.weight("axis_1", [1]))
             distance = self.op("Abs", self.op("Sub", queries, self.places()))
             window = self.weight("window", float(self.config.local_window))
-            near = self.op("LessOrEqual", distance, window)
-            masks["L"] = self.op("And", masks["G"], near)
+            masks["L"] = self.op("And", masks["G"], self.op("LessOrEqual", distance, window))
         return masks
 
     def rotations(self) -> dict[str, tuple[str, str]]:
@@ -234,8 +233,7 @@ class Graph:
         scores = self.op("MatMul", heads("query", 0, 2, 1, 3), heads("key", 0, 2, 3, 1))
         scores = self.op("Mul", scores, scale)
         scores = self.op("Where", mask, scores, self.weight("masked_score", MASKED_SCORE))
-        weights = self.op("Softmax", scores, axis=-1)
-        y = self.op("MatMul", weights, heads("value", 0, 2, 1, 3))
+        y = self.op("MatMul", self.op("Softmax", scores, axis=-1), heads("value", 0, 2, 1, 3))
         y = self.shape(self.op("Transpose", y, perm=[0, 2, 1, 3]), 0, 0, config.hidden_dim)
         return self.affine(y, f"{path}.attention.output", params["output"], num_inputs=2)
 
@@ -360,8 +358,7 @@ class Graph:
             return self.op("LeakyRelu", self.affine(x, part, params[part]), alpha=SLOPE)
 
         def compared(words: str, part: str) -> str:
-            heads = self.op("Transpose", vectors(part), perm=[0, 2, 1])
-            return self.op("MatMul", words, heads)
+            return self.op("MatMul", words, self.op("Transpose", vectors(part), perm=[0, 2, 1]))
 
         arcs = self.affine(vectors("arc_word"), "arc", params["arc"])
         arcs = self.op("Unsqueeze", compared(arcs, "arc_head"), self.weight("last_axis", [-1]))

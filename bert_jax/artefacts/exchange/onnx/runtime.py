@@ -130,9 +130,8 @@ def quantize(saved: SavedModel, out: Path, rows: Sequence[Sequence[int]]) -> dic
     ONNX Runtime's quantizer gives each matrix one scale; activations are quantized when the graph
     runs (dynamic quantization). The new graph replaces the proven graph in `out`.
 
-    Return `kind`, the graph file's `bytes` before and after quantization, and the entries of
-    `cost`. Raise a UserError if the weights of the graph are in a second file, and a
-    ProofFailedError if an output is not finite.
+    Return `kind`, the graph's `bytes` before and after, and the entries of `cost`. Raise a
+    UserError if weights are in a second file, and a ProofFailedError if an output is not finite.
     """
     from onnxruntime import quantization
 
@@ -215,8 +214,7 @@ def said_of(found: Mapping[str, Any]) -> str:
 
 
 def _share(pairs: Any) -> float:
-    equal = [np.ravel(first == second) for first, second in pairs]
-    return float(np.concatenate(equal).mean())
+    return float(np.concatenate([np.ravel(first == second) for first, second in pairs]).mean())
 
 
 def _nearest(vectors: np.ndarray) -> np.ndarray:

@@ -49,8 +49,7 @@ _EMPHASIS = re.compile(r"(?<![\w*])\*{1,2}(?=[\w(])([^*]+?)(?<=[\w).,!?])\*{1,2}
 _SPACE = re.compile(r"\s+")
 
 _WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*|\d+(?:\.\d+)?(?:-?D|th|st|nd)?|--?|–")
-# A sentence that matches is left out. Names from code (`my_name`, `f(x)`, `axis=0`) do not match;
-# `is_prose` counts them as words that are not plain.
+# A sentence that matches is left out. Names from code (`my_name`, `f(x)`) are left to `is_prose`.
 _NOISE = re.compile(
     r"https?:|www\.|@\w|[{}<>|\\^~$#]|(?<!\S)=|=(?!\S)|__|->|\[\w*[,:\]]|\.\.\.|\w/\w+/|::|\d\.\d+\.\d"
     r"|(?i:copyright|all rights reserved|licen[sc]e|warrant(?:y|ies)|redistribut)|XXX|TODO|FIXME"
@@ -203,9 +202,8 @@ _LEFT_OUT = {"test", "tests", "testing", "_vendor", "vendor", "site-packages", "
 _LEFT_OUT |= {"__pycache__", "lib2to3", "pydoc_data", "ensurepip"}
 _CHUNK_BYTES = 1 << 20
 
-# Finds comments of several lines: the group matches consecutive lines that hold only a comment. The
-# other alternatives skip strings, where a # begins no comment, and comments that follow code on the
-# same line. (The module `tokenize` would take a minute.)
+# Finds comments of several lines (the group). The other alternatives skip strings, where a # begins
+# no comment, and comments after code. (The module `tokenize` would take a minute.)
 _COMMENTS = re.compile(
     r"""
     \"{3} (?: [^"\\]++ | \\[\s\S] | "(?!"") )*+ \"{3}

@@ -141,8 +141,7 @@ def _check_once(what: str, columns: Sequence[str], names: Iterable[str]) -> None
     """Raise a BadRecord if one of `names` occurs several times in `columns`."""
     for name in names:
         if (count := columns.count(name)) > 1:
-            told = f"{what} has {name!r} {count} times; rename all but one"
-            raise BadRecord(told, "no-text")
+            raise BadRecord(f"{what} has {name!r} {count} times; rename all but one", "no-text")
 
 
 def _fields(line: str | BadRecord) -> list[str] | BadRecord:

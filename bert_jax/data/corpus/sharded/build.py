@@ -169,9 +169,8 @@ def find_drops(
 ) -> None:
     """Read the sources of all tasks once, and decide which duplicates to drop.
 
-    All worker processes must have access to `space`, where the decisions are written (see
-    `find_duplicates`). Complete scans in it are reused. Raise a UserError if the input is bad, or
-    the disk is full.
+    All workers must have access to `space`, which gets the decisions (see `find_duplicates`).
+    Complete scans in it are reused. Raise a UserError if the input is bad, or the disk is full.
     """
     if space.local is not None:
         space.local.mkdir(parents=True, exist_ok=True)
@@ -286,9 +285,8 @@ def estimate_corpus(
 ) -> Estimate:  # fmt: skip
     """Estimate the sizes of a corpus and the cost of building it.
 
-    A sample, evenly spread over the sources, is built in a temporary directory, and its sizes are
-    scaled up. A file that cannot be divided is sampled at its beginning. Raise a UserError if the
-    input is bad, or the sample contains no tokens.
+    A sample, evenly spread over the sources, is built and scaled up. A file that cannot be divided
+    is sampled at its beginning. Raise a UserError if the input is bad, or the sample has no tokens.
     """
     tasks = plan_tasks(sources, shard_bytes)
     # Each source of examples has its own scale: one source's examples are larger than another's.

@@ -101,14 +101,12 @@ class Engine:
 class RayEngine(Engine):
     """Engine that runs tasks on a Ray cluster, each in one process with one core.
 
-    If a process or node is killed, its task is run again in another process. Raise a UserError if
-    Ray is not installed, or the cluster cannot be reached.
+    The tasks of killed processes run again. Raise a UserError if Ray is missing or unreachable.
 
     Args:
         address: HOST:PORT of the head node, `auto` for this machine's cluster, or
             `ray://HOST:PORT`; None starts a cluster of only this machine, which `close` ends.
-        num_workers: number of processes of a cluster that is started here, and of local processes
-            for work that is not divided into tasks.
+        num_workers: number of processes of a cluster started here, and for undivided local work.
     """
 
     is_local = False

@@ -97,11 +97,10 @@ def reduce(
 ) -> dict[str, list[Run]]:  # fmt: skip
     """Call a reducer for each range of units, and return the runs of its rows by kind.
 
-    `runs` hold the rows to reduce, of `width` words each, with keys of `num_units` units. The new
-    runs are in the directory `name` of `space`. `kinds` has the kinds of rows that the reducer
-    yields, each with the number of units of its keys. `weights` (num_units,) has the bytes that a
-    reducer reads for each unit besides the rows. `map_` is called only with functions and items
-    that can be pickled.
+    `runs` hold the rows, of `width` words each, with keys of `num_units` units. The new runs are in
+    directory `name` of `space`. `kinds` has the kinds of rows that the reducer yields, each with
+    the number of units of its keys. `weights` (num_units,) has the bytes that a reducer reads per
+    unit besides the rows. `map_` gets only functions and items that can be pickled.
     """
     total = None if weights is None else np.concatenate([[0], np.cumsum(weights)])
     stage = functools.partial(_run, space, width, RANGE_BYTES)

@@ -71,6 +71,57 @@ def test_damaged_web_archives(tmp_path):
         read(path)
 
 
+TEXT = "Köln liegt am Rhein."
+RAW = TEXT.encode()
+
+
+def response(headers: str, body: bytes, end: str = "\r\n") -> bytes:
+    head = end.join(["HTTP/1.1 200 OK", *headers.splitlines(), "", ""])
+    text = (head.encode() + body).decode("latin-1")
+    return record("response", "application/http", text, "latin-1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ("Content-Type: text/plain; charset=ISO-8859-1", TEXT.encode("latin-1")),
+        ('Content-Type: Text/Plain;Charset="utf-16"', TEXT.encode("utf-16")),
+        ("Content-Type: text/plain; charset=x-none", RAW),
+        ("Content-Type: text/plain; charset=hex", RAW),
+        (
+            "Content-Type: text/plain\nTransfer-Encoding: Chunked",
+            b"%x\r\n%s\r\n0\r\n\r\n" % (len(RAW), RAW),
+        ),
+    ],
+)
+def test_an_answer_is_read_as_its_headers_say(tmp_path, headers, body):
+    pytest.importorskip("warcio", reason="warcio is not installed")
+    path = tmp_path / "a.warc"
+    path.write_bytes(response(headers, body))
+    assert [text for text, _ in read(path)] == [TEXT]
+
+
+def test_a_long_answer_whose_headers_end_in_bare_line_feeds(tmp_path):
+    pytest.importorskip("warcio", reason="warcio is not installed")
+    path, count = tmp_path / "a.warc", archives.MOST_HEADERS // len(RAW) + 1
+    path.write_bytes(response("Content-Type: text/plain", (RAW + b"\n") * count, "\n"))
+    ((text, _),) = read(path)
+    assert text == "\n".join([TEXT] * count)
+
+
+@pytest.mark.parametrize(
+    ("header", "lang"),
+    [(b"eng,deu", "eng"), (b"deu", "deu"), (b"", "unknown"), (None, "unknown")],
+)
+def test_the_language_of_a_record_is_the_most_frequent(tmp_path, header, lang):
+    pytest.importorskip("warcio", reason="warcio is not installed")
+    path, name = tmp_path / "a.wet", b"WARC-Identified-Content-Language: "
+    line = b"" if header is None else name + header + b"\r\n"
+    content = record("conversion", "text/plain", TEXT)
+    path.write_bytes(content.replace(name + b"deu\r\n", line))
+    assert [fields["lang"] for _, fields in read(path)] == [lang]
+
+
 PAGE = """
   <page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{more}
     <revision><id>99</id><text xml:space="preserve">{text}</text></revision>

@@ -114,12 +114,12 @@ def test_files_are_listed_with_one_request_for_each_directory(tmp_path):
     assert len([each for each in hub.requests if "/resolve/" not in each]) < 8
 
 
-def names(monkeypatch, spec: str, configs: list[dict] | None) -> list[str]:
+def names(monkeypatch, spec: str, configs: list[dict] | None, present=FILES) -> list[str]:
     """Paths that a specification stands for, of a data set whose card has `configs`."""
 
     info = SimpleNamespace(
         sha=MAIN,
-        siblings=[SimpleNamespace(rfilename=name) for name in FILES],
+        siblings=[SimpleNamespace(rfilename=name) for name in present],
         card_data=SimpleNamespace(to_dict=lambda: {"configs": configs}),
     )
     monkeypatch.setattr(hub_module, "_info", lambda *_: info)
@@ -141,3 +141,19 @@ def test_the_card_names_files(monkeypatch):
             names(monkeypatch, spec, CONFIGS)
     with pytest.raises(UserError, match="several configurations; name one of english, gone"):
         names(monkeypatch, "hf:me/sets", CONFIGS[1:])
+
+
+@pytest.mark.parametrize(
+    ("path", "covered"),
+    [
+        ("*.jsonl", ["a.jsonl"]),
+        ("sub/*", ["sub/c.jsonl", "sub/d.parquet"]),
+        ("**/*.parquet", ["b.parquet", "sub/d.parquet", "sub/deep/e.parquet"]),
+        ("sub/**/*.parquet", ["sub/d.parquet", "sub/deep/e.parquet"]),
+        ("sub/**", ["sub/c.jsonl", "sub/d.parquet", "sub/deep/e.parquet"]),
+    ],
+)
+def test_a_star_stays_in_its_directory_and_two_stand_for_any(monkeypatch, path, covered):
+    present = ["a.jsonl", "b.parquet", "sub/c.jsonl", "sub/d.parquet", "sub/deep/e.parquet"]
+    configs = [{"config_name": "default", "data_files": path}]
+    assert names(monkeypatch, "hf:me/sets", configs, present) == covered

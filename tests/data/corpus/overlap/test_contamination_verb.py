@@ -134,6 +134,31 @@ def test_the_most_similar_document_is_named_and_the_most_similar_pair_comes_firs
     assert "held-out 0  train 1" in second
 
 
+UNKNOWN = [[[*letters] * 3] * 4 for letters in ("αβγδεζηθ", "бвгдежзи", "אבגדהוזח")]
+"""Sentences of words of one letter that the tokenizer does not know."""
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_unknown_tokens_make_no_near_duplicates(tmp_path, known):
+    pytest.importorskip("rensa")
+    write_store(tmp_path / "train", [UNKNOWN[0], DOCUMENTS[0]])
+    write_store(tmp_path / "heldout", [*UNKNOWN[1:], *DOCUMENTS[:known]])
+    report = heldout.heldout_twins("corpus", store_openers(f"{tmp_path}"), Engine(1))
+    assert [(twin.document, twin.train_document) for twin in report.twins] == [(2, 1)][:known]
+    assert (report.documents, report.of) == (known, 2 + known)
+    assert f"corpus: {known} of {known} held-out documents" in report.lines()[0]
+
+
+def test_unknown_tokens_are_no_evidence(tmp_path):
+    write_store(tmp_path / "train", [UNKNOWN[0], DOCUMENTS[0]])
+    texts = [" ".join(UNKNOWN[1][0]), " ".join(DOCUMENTS[0][0])]
+    spec = put(tmp_path / "eval.txt", *texts)
+    assert main(["contamination", f"{tmp_path}", "--against", spec, "--num-workers=1"]) == 0
+    (report,) = reports_of(tmp_path / "train")
+    (shares,) = report.shares().values()
+    np.testing.assert_array_equal(shares, [np.nan, 1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

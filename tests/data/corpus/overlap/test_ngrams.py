@@ -38,6 +38,20 @@ def test_words_are_normalised():
     assert normalised_words("東京へ go") == ["東", "京", "へ", "go"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("काल, कील, कुल", ["काल", "कील", "कुल"]),
+        ("लड़का खाता है।", ["लड़का", "खाता", "है"]),
+        ("café X̂Y", ["café", "x̂y"]),
+        ("ที่นี่ กา 10", ["ที่", "นี่", "ก", "า", "10"]),
+        ("東京・へ", ["東", "京", "へ"]),
+    ],
+)
+def test_marks_stay_with_their_letters(text: str, words: list[str]):
+    assert normalised_words(text) == words
+
+
 def test_hashes_of_ngrams_tell_them_apart():
     words = words_of(0, 500) + words_of(0, 20)
     for size in (1, 5, 13):

@@ -25,6 +25,8 @@ from bert_jax.errors import UserError
 from bert_jax.files import lease
 from bert_jax.files.claims import BucketClaims
 from bert_jax.files.lease import Lease, Times
+from bert_jax.tokenization.tokenizer import CONFIG_NAME, KIND_FILES
+from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
 RECIPE = Recipe(WordTokenizer(), heldout_rate=0.1)
 TEXTS = [make_text(size, seed=size) for size in (10, 80, 30)]
@@ -135,6 +137,15 @@ def test_a_build_removes_only_its_own_files(bucket):
         assert mine < there
         assert {name.split("/")[0] for name in there - mine} == {"train", "heldout", "CORPUS.md"}
         assert ("train/shards/00001/tokens.bin" in there) == several
+
+
+@pytest.mark.parametrize("name", sorted({CONFIG_NAME, MAP_NAME, *sum(KIND_FILES.values(), ())}))
+def test_the_tokenizer_of_a_replaced_build_does_not_stay(name):
+    """Files of two kinds of tokenizers in one directory could not be read."""
+    for place in ("train", "heldout", "web-1/train"):
+        assert workspace._OWN.fullmatch(f"{place}/tokenizer/{name}")
+    for place in ("tokenizer", "web/tokenizer", "train/tokenizer/mine", "a/b/train/tokenizer"):
+        assert not workspace._OWN.fullmatch(f"{place}/{name}")
 
 
 def test_bad_records_of_a_replaced_build_do_not_stay(bucket):

@@ -1,13 +1,16 @@
 """Sources in parts: together they are the whole, whatever the size of a part."""
 
 import gzip
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_texts import make_text
 
 from bert_jax.data.corpus.documents import ReadOptions
+from bert_jax.data.corpus.kinds import text as text_module
 from bert_jax.data.corpus.sharded.engine import plan_tasks
 from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
@@ -91,6 +94,28 @@ def test_one_large_document_is_not_cut(tmp_path):
     path.write_text("word " * 10_000 + "\n\nsmall")
     (source,) = resolve_sources([str(path)])
     assert [len(list(part.texts())) for part in source.divided(1000)] == [1, 1]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_cut_many_blocks_away_is_found_and_no_block_is_searched_twice(tmp_path, monkeypatch, end):
+    path, blank = tmp_path / "a.txt", f"{end}{' ' * 60}{end}"
+    documents = [f"{'word ' * number}{end}a line" for number in (40, 3, 90, 61)]
+    data = f"{blank.join(documents)}{2 * end}last".encode()
+    path.write_bytes(data)
+    (source,) = resolve_sources([str(path)])
+    ends, sizes = text_module._BLANK_LINE, []
+
+    def search(seen: bytes, *where: int):
+        sizes.append(len(seen))
+        return ends.search(seen, *where)
+
+    monkeypatch.setattr(text_module, "_CUT_BLOCK", 50)
+    monkeypatch.setattr(text_module, "_BLANK_LINE", SimpleNamespace(search=search))
+    for position in range(len(data)):
+        found = ends.search(data, position, len(data) - 1)
+        wanted = found.end() if found else len(data)
+        assert source._cut(io.BytesIO(data), position, len(data)) == wanted
+    assert max(sizes) <= 50 + text_module._LONGEST_BLANK
 
 
 def test_errors_in_a_part_name_the_line_of_the_file(tmp_path):
