@@ -50,8 +50,9 @@ class Answerer(Predictor[Question]):
             length = min(length, self.max_length or 384)
             question = min(64, length // 4)
             reading = Reading(max(1, min(128, (length - question - MAX_SPECIAL) // 2)), question)
-        stride = max(1, min(reading.stride, length - reading.max_question - MAX_SPECIAL))
-        self._windows = WindowOptions(length, stride, reading.max_question)
+        question = min(reading.max_question, length - MAX_SPECIAL - 1)
+        stride = min(reading.stride, length - MAX_SPECIAL - question)
+        self._windows = WindowOptions(length, stride, question)
         self._max_tokens = min(self.max_answer_tokens or reading.max_answer_tokens, length)
         self._threshold = reading.null_threshold if isinstance(given, str) else given
 

@@ -204,7 +204,7 @@ def _names(
             new = f"{family.prefix}{new}"
         inside = new.startswith(family.prefix) or (family is BERT and not new.startswith(_HEADS))
         spare = family.like_bert and new.startswith(f"{family.prefix}pooler.")
-        if _BUFFER.fullmatch(name) or not (new in known or (inside and not spare)):
+        if _BUFFER.fullmatch(new) or not (new in known or (inside and not spare)):
             dropped.append(name)
         elif new in origins:
             raise UserError(

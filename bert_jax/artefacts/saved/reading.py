@@ -297,8 +297,8 @@ def saved_from(
     limit = scoring.pop("max_seq_length", None) or model_max_length(files) or config.num_positions
     form = dataclasses.replace(form, config=form.config | scoring)
     _check_vocabulary(tokenizer, config.vocab_size, files)
-    given = form.config.get("pad_token_id", pad := tokenizer.special_ids.pad)
-    if form.family.first_position is not None and given != pad:
+    pad, found = tokenizer.special_ids.pad, {**form.family.defaults, **form.config}
+    if form.family.first_position is not None and (given := found["pad_token_id"]) != pad:
         raise UserError(f"{files}: pad_token_id is {given!r:.80}, but the tokenizer's pad is {pad}")
     try:
         outputs = None if encoder_only else form.outputs()

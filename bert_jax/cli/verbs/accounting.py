@@ -124,11 +124,11 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
+        if self.out is not None and scheme(self.out) is not None:
+            raise UserError(f"{self.out} is in a bucket; name a local file, then upload it")
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")
-        if self.out is not None and scheme(self.out) is not None:
-            raise UserError(f"{self.out} is in a bucket; name a local file, then upload it")
         name, opens = Path(corpus).resolve().name, store_openers(corpus)
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs and not opens:

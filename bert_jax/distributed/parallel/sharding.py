@@ -128,6 +128,7 @@ def make_trial_mesh(
             f"{config.fields} take {math.prod(sizes)} devices per trial, but with {num_trials} "
             f"trials on {len(devices)} devices, each trial has {size}; leave mesh.data at -1"
         )
+    _slices(devices, config.num_slices)  # refuses a number that does not divide all devices
     config = replace(config, num_slices=-(-config.num_slices // trials))
     parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))

@@ -154,9 +154,9 @@ def _cut(sentence: str, tokenizer: Tokenizer, room: int) -> Iterator[tuple[str, 
         if end < len(encoding.ids):
             words = begin + 1 + whole[begin + 1 : end + 1].nonzero()[0]
             end = int(words[-1]) if len(words) else end
-        # A part ends where the next begins: accents after a token may belong to no token.
+        # A part ends where the next begins: characters between two tokens may have no token.
         after = encoding.offsets[end, 0] if end < len(encoding.ids) else len(sentence)
-        text = sentence[encoding.offsets[begin, 0] : after].strip()
+        text = sentence[encoding.offsets[begin, 0] if begin else 0 : after].strip()
         count = len(tokenizer.encode(text).ids)  # may be larger than inside the sentence
         if count > room and most > 1:
             most -= 1

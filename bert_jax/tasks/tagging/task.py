@@ -148,7 +148,7 @@ class TaggingTask(Task[TaggingConfig]):
                 )
         is_plain = (
             config.scheme == "plain"
-            or _format(config.train, config) == "conllu"
+            or _format(config.train, config, with_tags=True) == "conllu"
             or (not config.lenient and schemes.detect_scheme(read[0]) == "plain")
         )
         scheme: Literal["iob2", "plain"] = "plain" if is_plain else "iob2"
@@ -181,17 +181,17 @@ class TaggingTask(Task[TaggingConfig]):
         return Data(file_name(source), examples, warnings=notes)
 
 
-def _format(source: str, config: TaggingConfig) -> str:
+def _format(source: str, config: TaggingConfig, with_tags: bool) -> str:
     # The default column of words is the first, where CoNLL-U has numbers.
     if config.format == "columns" and config.token_column == 1 and sources.is_conllu(source):
-        if config.tag_column != TaggingConfig.tag_column:
+        if with_tags and config.tag_column != TaggingConfig.tag_column:
             raise UserError(f"{source} is CoNLL-U: set task.conllu_column, not task.tag_column")
         return "conllu"
     return config.format
 
 
 def _read(source: str, config: TaggingConfig, *, with_tags: bool = True) -> list[TaggedExample]:
-    match _format(source, config):
+    match _format(source, config, with_tags):
         case "rows":
             tags = config.tags if with_tags else None
             return sources.read_token_lists(source, config.tokens, tags, config.tag_names)

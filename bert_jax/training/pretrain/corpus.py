@@ -237,7 +237,7 @@ class BucketCorpus:
         """
         prefix = f"{part}/" if part else ""
         header = self.files.read(f"{prefix}corpus.json")
-        directory, digests = self._directory(header, prefix), json.loads(header).get("crc32c", {})
+        directory, digests = self._directory(header, prefix), json.loads(header).get("crc32c") or {}
         for name in [f"tokenizer/{each}" for each in self.files.names(f"{prefix}tokenizer")]:
             self.files.fetch_small(prefix + name, directory / name, digests.get(name))
         self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")

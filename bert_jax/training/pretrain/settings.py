@@ -51,7 +51,7 @@ def step_config(
     An evaluation step masks at `masking.eval_rate`; the objective has no parts that only training
     needs, such as a teacher. `config` must have a vocabulary size. Without a corpus, special tokens
     are placeholders and there is no baseline. Raise a UserError if whole words are to be masked in
-    a corpus in memory, without a tokenizer.
+    a corpus in memory, without a tokenizer, or in training on text without spaces.
     """
     masking = config.masking_of(phase)
     if evaluates:
@@ -65,9 +65,10 @@ def step_config(
             if store.path is None:
                 raise UserError("masking.whole_word needs a corpus on disk, with a tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-            if store.num_tokens > _LONG_WORD * store.unigram_counts[~continues_word].sum():
+            num_words = store.unigram_counts[~continues_word].sum()
+            if store.num_tokens > _LONG_WORD * num_words and not evaluates:
                 raise UserError(
-                    f"masking.whole_word: in {config.data.corpus}, a word has more than "
+                    f"masking.whole_word: in {store.path}, a word has more than "
                     f"{_LONG_WORD} tokens on average; text without spaces needs WordPiece"
                 )
     model, pairs, training = config.model_of(phase), config.has_pairs, config.training

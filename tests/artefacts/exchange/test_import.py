@@ -100,6 +100,10 @@ def test_positions_of_a_roberta_count_from_the_padding_of_its_tokenizer(tmp_path
     path.write_text(json.dumps(config if pad is None else config | {"pad_token_id": pad}))
     if pad is None:  # the class has the id of the tokenizer
         import_model(tmp_path / "theirs", tmp_path / "ours")
+        special = {"pad_token": "<mask>", "mask_token": "<pad>"}
+        (tmp_path / "theirs/special_tokens_map.json").write_text(json.dumps(special))
+        with pytest.raises(UserError, match="pad_token_id is 1, but the tokenizer's pad is 4"):
+            import_model(tmp_path / "theirs", tmp_path / "other")
         return
     with pytest.raises(UserError, match=f"pad_token_id is {pad}, but the tokenizer's pad is 1"):
         import_model(tmp_path / "theirs", tmp_path / "ours")

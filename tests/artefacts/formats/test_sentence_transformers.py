@@ -196,6 +196,12 @@ def scoring(tmp_path):
     return directory
 
 
+def test_a_cross_encoder_has_the_length_of_its_module(scoring):
+    change(scoring / "sentence_bert_config.json", max_seq_length=16)
+    assert read_model(scoring).max_length == 16
+    assert read_model(scoring, encoder_only=True).max_length > 16
+
+
 @pytest.mark.parametrize(
     ("place", "fields", "objective"),
     [

@@ -25,6 +25,7 @@ from bert_jax.data.corpus.sources import resolve_sources
 from bert_jax.errors import UserError
 from bert_jax.tokenization.load import load_tokenizer
 from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import open_corpus
 
 MEASURED = begin._measured
 STEP = speed_of(SIZES[0]).seconds / 3600
@@ -294,7 +295,8 @@ def test_each_device_of_this_machine_has_rows(text, home, monkeypatch):
     """In the run, and in the steps that are timed for it."""
     monkeypatch.setattr(begin.jax, "device_count", lambda: 3)
     monkeypatch.setattr(begin, "step_seconds", lambda config, corpus: tokens_per_step(config))
-    assert MEASURED(None, SIZES[0]) == (3 * 2048, 3 * 2048)
+    corpus = open_corpus(str(home / "corpus"))
+    assert MEASURED(corpus, SIZES[0]) == (3 * 2048, 3 * 2048)
     begin.begin(Asked((text,), SHORT), home)
     assert tokens_per_step(load_config(PretrainConfig, str(home / RECIPE))) == 3 * 2048
 

@@ -46,6 +46,7 @@ def test_a_text_and_a_table_become_a_classifier_with_proofs_and_a_page(
 ):
     pretend_speeds(monkeypatch)
     use_devices(monkeypatch, 1)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     monkeypatch.setattr(
         pretrain_module, "make_mesh", lambda mesh: make_mesh(mesh, jax.devices()[:1])
     )

@@ -91,4 +91,4 @@ def test_a_file_with_the_name_of_a_split_is_other_data(tmp_path, monkeypatch):
         columns = {"format": "csv", "separator": ";"}
         found.append(evaluate_finetuned(out, name, columns=columns))
     assert found[0].scores == found[1].scores
-    assert "chose" not in found[0].reports["dev"]
+    assert found[0].reports["dev"]["chose"] is False

@@ -18,6 +18,7 @@ from bert_jax.data.corpus.intake import MOST_HEADERS, MOST_PAGE, PARSE_BYTES, PA
 from bert_jax.data.corpus.kinds.text import FileSource
 from bert_jax.data.corpus.workers import Guard
 from bert_jax.errors import BadRecord, needs_package
+from bert_jax.tokenization.tokenizer import replace_surrogates
 
 _HEADERS = {
     "url": "WARC-Target-URI",
@@ -166,11 +167,11 @@ class WarcSource(_Archive):
             told = f"{self.name} is not a valid WARC file: {why} ({self._place(number)})."
             again.extendleft(reversed(more))
             raise BadRecord(f"{told} Fetch it again.", data=head + body) from error
-        charset = re.search(r"charset=[\"']?([\w.:-]+)", kind or "", re.I)
         try:
-            text = data.decode(charset[1] if charset else "utf-8", "replace").replace("\0", " ")
-        except LookupError:  # no such encoding
-            text = data.decode("utf-8", "replace").replace("\0", " ")
+            text = data.decode(_charset(kind or ""), "replace")
+        except (LookupError, UnicodeError):  # no such encoding, or no encoding of texts
+            text = data.decode("utf-8", "replace")
+        text = replace_surrogates(text.replace("\0", " "))
         found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
         found["lang"] = (found["lang"] or "unknown").partition(",")[0]  # the most frequent first
         return paragraphs(text), {k: value for k, value in found.items() if value}
@@ -179,6 +180,12 @@ class WarcSource(_Archive):
         if len(data) > MOST_HEADERS and not re.search(rb"\n\r?\n", data[:MOST_HEADERS]):
             told = f"headers: more than the limit of {MOST_HEADERS:,} bytes."
             raise self._bad(number, told, "too-long", data)
+
+
+def _charset(kind: str) -> str:
+    """Return the encoding that a content type names; UTF-8 if none, or Python's slow punycode."""
+    found = re.search(r"charset=[\"']?([\w.:-]+)", kind, re.I)
+    return "utf-8" if found is None or "punycode" in found[1].lower() else found[1]
 
 
 class WikipediaSource(_Archive):

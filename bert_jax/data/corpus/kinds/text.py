@@ -135,7 +135,7 @@ class FileSource(Source):
         while data := file.read(min(_CUT_BLOCK, end - file.tell())):
             seen = seen[-_LONGEST_BLANK:] + data
             # A byte must follow: a \r at the end may be the first half of a \r\n.
-            if found := ends.search(seen, 0, len(seen) - 1):
+            if (found := ends.search(seen)) and found.end() < len(seen):
                 return int(file.tell()) - len(seen) + found.end()
         return end
 

@@ -21,7 +21,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Id, Tokenizer
 
 DIRECTORY = "contamination"  # directory of a token store, with the reports
 HELDOUT = "heldout.json"  # file with the report on held-out documents (see `heldout`)
@@ -245,7 +245,7 @@ def store_spans(store: TokenStore) -> list[Span]:
     return spans
 
 
-def _known(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+def _known(tokenizer: Tokenizer, ids: Iterable[Id]) -> str:
     """Decode the known tokens: texts are not equal because their characters are unknown."""
     return tokenizer.decode([id for id in ids if id != tokenizer.special_ids.unk])
 

@@ -87,7 +87,10 @@ def response(headers: str, body: bytes, end: str = "\r\n") -> bytes:
         ("Content-Type: text/plain; charset=ISO-8859-1", TEXT.encode("latin-1")),
         ('Content-Type: Text/Plain;Charset="utf-16"', TEXT.encode("utf-16")),
         ("Content-Type: text/plain; charset=x-none", RAW),
-        ("Content-Type: text/plain; charset=hex", RAW),
+        *(
+            (f"Content-Type: text/plain; charset={name}", RAW)
+            for name in ("hex", "undefined", "idna", "punycode")
+        ),
         (
             "Content-Type: text/plain\nTransfer-Encoding: Chunked",
             b"%x\r\n%s\r\n0\r\n\r\n" % (len(RAW), RAW),
