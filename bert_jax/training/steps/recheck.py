@@ -20,7 +20,8 @@ from bert_jax.training.steps.state import StepConfig, state_shardings
 
 GRADIENT_DIGESTS = "gradient_digests"
 """Name of a metric of a step, if steps are rechecked: a digest of each device's gradients before
-devices add them up. Shape (data * fsdp,); on a mesh of trials, trials come first."""
+devices add them up (with gather=layer, those along fsdp have). Shape (data * fsdp,); on a mesh of
+trials, trials come first."""
 _ROWS = ("data", "fsdp")
 
 
