@@ -470,7 +470,7 @@ def test_a_bucket_out_of_reach_is_no_bug_and_a_broken_pipe_is(error, code, capsy
 
 
 def test_a_run_whose_output_nobody_reads_has_failed(run: Run, tmp_path, monkeypatch):
-    """Other verbs end with 0, as after `| head`."""
+    """Other verbs end with 0 when their reader stops, as in `| head`."""
 
     def trained(verb, config, **options):
         raise BrokenPipeError(32, "Broken pipe")

@@ -140,10 +140,10 @@ def test_what_is_refused(tmp_path):
         config(path, folds=2, fold=3)
     for count, scores in ((4, (1, 2, 3, 4)), (2, (1, 1, 1, 2))):
         lines = [f"text {n},{score}" for n, score in enumerate(scores)]
-        file = put(tmp_path / "d.csv", "text,label", *lines)
+        file = put(tmp_path / f"{count}.csv", "text,label", *lines)
         with pytest.raises(UserError, match=r"fold \d has equal scores, so their correlation is"):
             opened(config(file, folds=count, fold=1, problem_type="regression"))
-    opened(config(file, folds=2, fold=1))  # as classes
+    opened(config(f"{tmp_path}/2.csv", folds=2, fold=1))  # as classes
     pairs = {"kind": "embedding", "folds": 2, "fold": 1, "train": path}
     with pytest.raises(UserError, match=r"task.folds cannot divide embeddings"):
         opened(build(TaskConfig, pairs))

@@ -317,7 +317,6 @@ def test_files_that_do_not_name_the_type_of_their_model(made, tmp_path, kind):
         np.testing.assert_array_equal(found.encode(text).ids, made[kind].encode(text).ids)
 
 
-@pytest.mark.parametrize("name", ["RobertaTokenizer", "RobertaTokenizerFast"])
 @pytest.mark.parametrize(
     ("whole", "config", "said"),
     [
@@ -332,11 +331,11 @@ def test_files_that_do_not_name_the_type_of_their_model(made, tmp_path, kind):
     ],
 )
 def test_a_class_that_sets_the_space_before_a_text_agrees_with_the_file(
-    tmp_path, name, whole, config, said
+    tmp_path, whole, config, said
 ):
     """Transformers makes the pre-tokenizer of these classes from `tokenizer_config.json`."""
     place = tmp_path / "tokenizer_config.json"
-    place.write_text(json.dumps(config | {"tokenizer_class": name}))
+    place.write_text(json.dumps(config | {"tokenizer_class": "RobertaTokenizerFast"}))
     other = changed("bpe", ["pre_tokenizer", "add_prefix_space"], whole)
     path = write_fast(tmp_path, "bpe", **other)
     if said:
@@ -344,7 +343,7 @@ def test_a_class_that_sets_the_space_before_a_text_agrees_with_the_file(
             load_tokenizer(path)
         place.write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}))
     found = load_tokenizer(path)
-    assert found.pipeline.adds_space == bool(whole)
+    assert found.pipeline.adds_space == (whole is not False)
     found.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == found.fingerprint
 

@@ -244,7 +244,7 @@ def test_an_adapter_ignores_head_settings_of_its_base(written, tmp_path):
 
 
 def test_an_adapter_ignores_the_cross_encoder_of_its_base(written, tmp_path):
-    """Its function of the scores was chosen for the base's own head, too."""
+    """The activation of its scores was chosen for the base's own head, too."""
     base = tmp_path / "base"
     shutil.copytree(written[1].parent / "base", base)
     for name in (CONFIG, WEIGHTS, LABELS):

@@ -91,22 +91,26 @@ def test_a_roberta_becomes_a_bert_with_its_tokenizer(tmp_path):
     assert saved.origin.config["pad_token_id"] == saved.tokenizer.special_ids.pad == 1
 
 
-@pytest.mark.parametrize("pad", [0, 4, None])
+@pytest.mark.parametrize("pad", [0, 4])
 def test_positions_of_a_roberta_count_from_the_padding_of_its_tokenizer(tmp_path, pad):
+    write_roberta(tmp_path / "theirs")
+    path = tmp_path / "theirs/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": pad}))
+    with pytest.raises(UserError, match=f"pad_token_id is {pad}, but the tokenizer's pad is 1"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_without_a_field_the_padding_is_that_of_the_class(tmp_path):
     write_roberta(tmp_path / "theirs")
     path = tmp_path / "theirs/config.json"
     config = json.loads(path.read_text())
     del config["pad_token_id"]
-    path.write_text(json.dumps(config if pad is None else config | {"pad_token_id": pad}))
-    if pad is None:  # the class has the id of the tokenizer
-        import_model(tmp_path / "theirs", tmp_path / "ours")
-        special = {"pad_token": "<mask>", "mask_token": "<pad>"}
-        (tmp_path / "theirs/special_tokens_map.json").write_text(json.dumps(special))
-        with pytest.raises(UserError, match="pad_token_id is 1, but the tokenizer's pad is 4"):
-            import_model(tmp_path / "theirs", tmp_path / "other")
-        return
-    with pytest.raises(UserError, match=f"pad_token_id is {pad}, but the tokenizer's pad is 1"):
-        import_model(tmp_path / "theirs", tmp_path / "ours")
+    path.write_text(json.dumps(config))
+    import_model(tmp_path / "theirs", tmp_path / "ours")  # 1, as the tokenizer's
+    special = {"pad_token": "<mask>", "mask_token": "<pad>"}
+    (tmp_path / "theirs/special_tokens_map.json").write_text(json.dumps(special))
+    with pytest.raises(UserError, match="pad_token_id is 1, but the tokenizer's pad is 4"):
+        import_model(tmp_path / "theirs", tmp_path / "other")
 
 
 def test_a_classifier_of_a_roberta(tmp_path):

@@ -255,21 +255,21 @@ def test_recipes_of_one_file_are_measured_apart(track, tmp_path, monkeypatch, ca
     assert found == [("start-2x64", 3), ("start-2x128", 6), ("mine", 15)]
 
 
-@pytest.mark.parametrize(("signal", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_after_the_last_step_ends_the_command(
-    track, tmp_path, monkeypatch, capsys, signal, code
-):
+def test_a_signal_after_the_last_step_ends_the_command(track, tmp_path, monkeypatch, capsys):
     """The next seed was trained, as if nobody had pressed Ctrl-C."""
     metrics = dict.fromkeys((attempt.LOSS, "eval/nats_below_unigram"), 1.0)
-    runs, result = [], Result("", 3, True, eval_metrics=metrics, stopped_by=signal)
-    monkeypatch.setattr(attempt, "train", lambda config, run: runs.append(run) or result)
-    recipe, out = write_recipe(tmp_path), tmp_path / "out.jsonl"
-    try:
-        ended = main(["record", *track, f"--recipe={recipe}", f"--out={out}", "--seeds=0,1"])
-    except SystemExit as stop:
-        ended = stop.code
-    assert ended == code
-    assert (len(runs), out.exists()) == (1, False)
+    runs, recipe, out = [], write_recipe(tmp_path), tmp_path / "out.jsonl"
+    for signal, code in (("SIGINT", 130), ("SIGTERM", 143)):
+        result = Result("", 3, True, eval_metrics=metrics, stopped_by=signal)
+        monkeypatch.setattr(
+            attempt, "train", lambda config, run, result=result: runs.append(run) or result
+        )
+        try:
+            ended = main(["record", *track, f"--recipe={recipe}", f"--out={out}", "--seeds=0,1"])
+        except SystemExit as stop:
+            ended = stop.code
+        assert ended == code
+    assert (len(runs), out.exists()) == (2, False)
 
 
 def test_a_recipe_in_the_current_directory_has_its_name(track, tmp_path, monkeypatch, capsys):

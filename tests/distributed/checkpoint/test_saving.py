@@ -85,16 +85,16 @@ def test_failures_in_a_row_end_the_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("before", [0, 2])
 def test_the_last_save_is_tried_until_it_works(tmp_path, monkeypatch, before):
-    """As often after saves that have failed as without any."""
+    """Earlier failures do not use up its tries."""
     run = Run(tmp_path, max_failed_saves=3)
     write_async, calls = manager.storage.write_async, []
 
-    def twice(*arguments):
+    def write(*arguments):
         calls.append(arguments)
         wanted = write_async if len(calls) == before + 3 else failing("Input/output error")
         return wanted(*arguments)
 
-    monkeypatch.setattr(manager.storage, "write_async", twice)
+    monkeypatch.setattr(manager.storage, "write_async", write)
     for step in range(before):
         assert not run.save(step)
     run.checkpoints.save_last(9, make_state(9), read_back=True, config=CONFIG, extra={})

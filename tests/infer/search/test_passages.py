@@ -53,11 +53,11 @@ def test_long_paragraphs_are_cut_at_sentences_and_long_sentences_at_words(tmp_pa
 )
 @pytest.mark.parametrize("room", range(1, 7))
 def test_marks_without_a_token_stay_with_their_character(tmp_path, room, text):
-    """The tokenizer drops accents and vowel signs, which are lost where a part ends with them."""
+    """The tokenizer drops accents and vowel signs; the end of a part must not lose them."""
     letters = sorted({each for each in text if unicodedata.category(each)[0] == "L"})
     tokenizer = WordPieceTokenizer([*SPECIAL_TOKENS, *letters, *(f"##{each}" for each in letters)])
     path = tmp_path / "a.txt"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     (source,), _ = found_sources([f"{path}"], "text")
     found = [each["text"] for each in passages(source, tokenizer, room)]
     assert all(len(tokenizer.encode(each).ids) <= room for each in found)

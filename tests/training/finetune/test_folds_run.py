@@ -141,10 +141,10 @@ def zeros(_, split) -> list[np.ndarray]:
 
 
 def pooled(monkeypatch, home: Path, task: dict, model, outputs=zeros, **ended) -> Result:
-    """The result of two folds, of a model that gives zeros and that nobody trains.
+    """The result of a cross-validation (two folds by default) whose models nobody trains.
 
     Args:
-        outputs: In place of `split_outputs`.
+        outputs: In place of `split_outputs`; zeros by default.
         **ended: Fields of the result of each fold.
     """
     done = Result(home, 1, finished=True, **ended)

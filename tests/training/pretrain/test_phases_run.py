@@ -23,6 +23,7 @@ from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.inspection.replay import replay_batch
 from bert_jax.config.mapping import build, to_dict
 from bert_jax.distributed.checkpoint.manager import Checkpoints
+from bert_jax.distributed.checkpoint.record import read_record
 from bert_jax.distributed.parallel.sharding import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.training.pretrain.config import PretrainConfig
@@ -97,6 +98,8 @@ def test_each_phase_has_its_learning_rate_and_moments_go_on(run):
     rates = [row["train/learning_rate"] for row in rows if "train/learning_rate" in row]
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 3e-4, 3e-4, 3e-4, 3e-6], rtol=1e-5)
     assert [row["step"] for row in rows if "eval/mlm_loss" in row] == [2, 4, 6]
+    records = [read_record(run.workdir / "checkpoints" / f"{step}") for step in (2, 4, 6)]
+    assert [record.extra["judged_on"][0] for record in records] == [32, 64, 64]
     state = state_of(run.workdir, run.config, run.corpus)
     assert int(state.opt_state.num_updates) == 6
     assert all(np.any(leaf) for leaf in jax.tree.leaves(state.opt_state.nu))

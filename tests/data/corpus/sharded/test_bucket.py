@@ -140,7 +140,7 @@ def test_a_build_removes_only_its_own_files(bucket):
 
 
 @pytest.mark.parametrize("name", sorted({CONFIG_NAME, MAP_NAME, *sum(KIND_FILES.values(), ())}))
-def test_the_tokenizer_of_a_replaced_build_does_not_stay(name):
+def test_a_build_may_remove_the_files_of_its_tokenizer(name):
     """Files of two kinds of tokenizers in one directory could not be read."""
     for place in ("train", "heldout", "web-1/train"):
         assert workspace._OWN.fullmatch(f"{place}/tokenizer/{name}")
