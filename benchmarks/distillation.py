@@ -60,8 +60,9 @@ def main() -> None:
     file = arguments.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     sizes = {n: v for n, v in vars(arguments).items() if n not in ("out", "arms", "seeds")}
-    if results.setdefault("sizes", sizes) != sizes:
-        parser.error(f"{file} has results of {results['sizes']}; choose another --out")
+    if results and results.get("sizes") != sizes:
+        parser.error(f"{file} has results of {results.get('sizes')}; choose another --out")
+    results["sizes"] = sizes
     if "teacher" not in results:
         config = configured(arguments, arguments.layers, arguments.teacher_steps, {}, seed=100)
         values = train(config, arguments.out / "teacher").eval_metrics

@@ -2,7 +2,7 @@
 
 Exit codes:
     0    done, or SIGTERM stopped a run after everything was saved
-    1    a check failed, or a plan does not fit
+    1    a check failed, a plan does not fit, or nobody reads a run's output
     2    the input is wrong, and the user can correct it
     3    several saves failed in a row
     4    the loss is not finite or has a spike

@@ -173,7 +173,7 @@ def deal(
 
     `kinds` (n,) has the kind of each piece, such as its length; `histogram` counts each kind.
     `patterns` are items (number of rows, kinds of the pieces in each), with equal kinds adjacent.
-    Return the indices of the pieces, (n,) row by row, and their numbers per row, (num_rows,).
+    Return the indices of the pieces, (n,) row by row, and how many each row has, (num_rows,).
     """
     # Sort by kind and, within a kind, by hash. Pieces of a kind are assigned in this order.
     width = np.uint64(max(16, (histogram.size - 1).bit_length()))

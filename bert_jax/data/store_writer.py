@@ -43,8 +43,9 @@ def check_ids(tokens: np.ndarray, tokenizer: StoreTokenizer) -> None:
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Writer of a shard, block by block, with constant memory; a context manager.
 
-    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard; else
-    it is removed. Raise a UserError if `path` holds anything else, or is not writable.
+    The shard is built in `path.tmp-<process>`. `finish` renames it, replacing an older shard;
+    without `finish`, it is removed. Raise a UserError if `path` holds anything else, or is
+    read-only.
     """
 
     def __init__(self, path: str | Path, tokenizer: StoreTokenizer) -> None:

@@ -53,7 +53,10 @@ class BucketFiles:
             raise damaged(self, name, "the file is missing") from error
 
     def fetch_small(self, name: str, target: Path, digest: str | None = None) -> None:
-        """Download a file, unless `target` exists with this CRC; raise a UserError if too large."""
+        """Download a file, unless `target` exists (with the CRC `digest`, if given).
+
+        Raise a UserError if the file is missing or too large.
+        """
         if target.is_file() and digest in (None, digest_of(target, DIGESTS)):
             return
         if (size := self.size(name)) > _SMALL:

@@ -215,7 +215,7 @@ def _weights(saved: SavedModel, row: TokenRow) -> Float[np.ndarray, "N H L L"]:
 
 
 def _fills(saved: SavedModel, row: TokenRow) -> dict[int, str]:
-    """Return the page's text for each mask position: candidates, or that no head fills masks."""
+    """Return the page's text for each mask position: candidates, or a remark without a head."""
     at = np.flatnonzero(row.ids == saved.tokenizer.special_ids.mask)
     if not len(at):
         return {}

@@ -68,7 +68,7 @@ class Classifier(RowPredictor):
     @override
     def lines(self, example: TextExample, answer: Answer) -> list[str]:
         if "score" in answer:
-            return [f"{answer['score']:.5g}"]
+            return [f"{answer['score']:.7g}"]
         shares = [f"{label} {share:.3f}" for label, share in answer["probabilities"].items()]
         if "labels" in answer:
             return [", ".join(answer["labels"]) or "(none)", "   ".join(shares)]

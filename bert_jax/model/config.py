@@ -133,7 +133,7 @@ class ModelConfig(Bounded, section="model"):
     attention_impl: Literal["auto", "xla", "splash", "cudnn", "fused", "triton"] = "auto"
     """Implementation of attention; `auto` picks one for the device and the sizes."""
     scan_unroll: Count = 24
-    """Number of layers in one iteration of the scan; from `num_layers` on, there is no scan."""
+    """Number of layers in one iteration of the scan. With `num_layers` or more, there is none."""
     remat: Literal["none", "dots", "full"] = "none"
     """Rematerialisation of forward operations in the backward pass, to save memory: `none`, `dots`
     (all except products with weight matrices) or `full` (all). Recurrent networks ignore it."""

@@ -38,7 +38,7 @@ class MaskingConfig(Bounded, section="masking"):
     rate: Part = 0.15
     """Share of a row's tokens that are predicted in training."""
     max_predictions: Count | None = None
-    """Largest number of predicted positions per row (P). None means 4 * ceil(rate * length / 4)."""
+    """Predicted positions per row (P) in training, at most. None: 4 * ceil(rate * length / 4)."""
     mask_rate: Fraction = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_rate: Fraction = 0.1

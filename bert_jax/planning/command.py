@@ -31,7 +31,7 @@ def run_plan(
 
     `phase` is the index of a phase or "all". `batch` is a number of rows per chip, "fit", "fast",
     or "" for the configured batch. `plot` is a PNG file. `cache` is passed to `compile_step`.
-    Return 0 if the configured steps fit, else 1; the output then proposes any settings that fit.
+    Return 0 if the configured steps fit, else 1; the output then proposes settings, if any fit.
     Raise a UserError if an argument is out of range, or `train` would reject `config`.
     """
     parsed = [parse_topology(name) for name in topologies]

@@ -66,8 +66,8 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
     for fold in range(1, count + 1):
         if are_scores and len(set(np.array(labels)[parts == fold])) < 2:
             raise UserError(
-                f"fold {fold} has equal scores, so their correlation is undefined; set task.folds "
-                "to less"
+                f"fold {fold} has equal scores, so their correlation is undefined; use fewer "
+                "folds, or add rows with other scores"
             )
     return parts
 

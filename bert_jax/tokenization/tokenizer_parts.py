@@ -237,7 +237,8 @@ class Reading:
     def marks_second(self) -> bool:
         """Return true if the post-processor gives the second of two texts token type 1."""
         makers = self.parts("post_processor", "processors")
-        pieces = [piece for maker in makers for piece in maker.get("pair") or []]
+        pairs = [maker.get("pair") or [] for maker in makers]
+        pieces = [each for p in pairs for each in self.listing("post_processor.pair", p, _MAX_PAIR)]
         second = {"Sequence": {"id": "B", "type_id": 0}}
         return second not in pieces and "RobertaProcessing" not in [m.get("type") for m in makers]
 

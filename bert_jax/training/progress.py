@@ -201,8 +201,8 @@ def failure_reason(
 ) -> str:
     """Return the reason why a run has failed at the end of training; "" if it has not failed.
 
-    The score `last` must exceed `goal` (see `goal_score`), but not `best`: of many evaluations of a
-    model that learned nothing, the best may exceed `goal` by chance. A score is None if not finite.
+    The score `last` must exceed `goal` (see `goal_score`). `best` is not compared: the best of many
+    evaluations may exceed `goal` by chance, if nothing was learned. A score is None if not finite.
     `finite` says whether all logits were finite, `halted` whether the guard stopped the run.
     """
     if best is None:

@@ -154,7 +154,7 @@ def proof_rows(saved: SavedModel) -> list[list[int]]:
 def batch_of(saved: SavedModel, rows: Sequence[Sequence[int]], length: int | None = None) -> Batch:
     """Pad rows of token ids to `length`, by default the length of the longest row.
 
-    Tokens after the first separator have type 1 if the model has two types; all others have type 0.
+    Tokens after the first separator have type 1 if the model has types; all others have type 0.
     """
     special = saved.tokenizer.special_ids
     length = length or max(map(len, rows))

@@ -114,9 +114,10 @@ class Average(groups.IntoDirectory, groups.StoreRows):
 
 
 class Import(groups.IntoDirectory, groups.Tolerance):
-    """Import a published model, such as BERT, ModernBERT, DeBERTa or Marian, and check it.
+    """Import a published model, and check it.
 
-    If Transformers is installed, the outputs and token ids of both implementations are compared.
+    The families are BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, DeBERTa, Marian and others. If
+    Transformers is installed, the outputs and token ids of both implementations are compared.
 
     $ bert-jax import bert-base-cased --out work/cased
     $ bert-jax import uncased_L-12_H-768_A-12 --out work/uncased --add-tokens domain.txt

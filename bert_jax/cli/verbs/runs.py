@@ -133,7 +133,7 @@ class Run(Configured):
                 if (code := report_error(error, f"{name}, {label}")) is None:
                     traceback.print_exc()
                 processes.leave(1 if code is None else code)
-            if isinstance(error, BrokenPipeError):  # `main` would end with 0
+            if isinstance(error, BrokenPipeError) and not self.dry_run:  # `main` would end with 0
                 return 1
             raise
         if result.finished:

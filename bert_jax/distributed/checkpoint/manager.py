@@ -224,7 +224,7 @@ class Checkpoints:
             return
         newest = read_record(self._directory / str(verified[-1])).extra
         on = newest.get("judged_on")
-        metrics = {n: scores for n, (rows, scores) in self._judged.items() if rows == on}
+        metrics = {n: found for n, (rows, found) in self._judged.items() if rows in (None, on)}
         lowest_at = newest.get("lowest_at")
         for step in self._retention.superfluous(saved, verified, metrics, lowest_at):
             if step not in kept_steps(self._directory):  # a branch may have just begun

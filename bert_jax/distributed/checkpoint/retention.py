@@ -35,7 +35,7 @@ class Retention(Bounded, section="checkpoint"):
     keep_every_steps: Natural = 0
     """Interval in steps between checkpoints that are never deleted. 0 means that there are none."""
     keep_best: Natural = 0
-    """Number of checkpoints to keep that have the best evaluations."""
+    """Number of checkpoints to keep that have the best evaluations on the rows of the newest."""
     best_metric: str = ""
     """Evaluation metric for keep_best, such as eval/loss. Lower is better if its name ends in loss,
     otherwise higher. If empty, the first metric of the objective is used."""

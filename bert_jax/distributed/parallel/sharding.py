@@ -128,8 +128,12 @@ def make_trial_mesh(
             f"{config.fields} take {math.prod(sizes)} devices per trial, but with {num_trials} "
             f"trials on {len(devices)} devices, each trial has {size}; leave mesh.data at -1"
         )
-    _slices(devices, config.num_slices)  # refuses a number that does not divide all devices
-    config = replace(config, num_slices=-(-config.num_slices // trials))
+    if (slices := config.num_slices) % trials and trials % slices:
+        raise UserError(
+            f"mesh.num_slices is {slices}, but {trials} trials train at a time; one of the two "
+            "numbers must divide the other"
+        )
+    config = replace(config, num_slices=-(-slices // trials))
     parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
 

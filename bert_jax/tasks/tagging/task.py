@@ -185,7 +185,10 @@ def _format(source: str, config: TaggingConfig, with_tags: bool) -> str:
     # The default column of words is the first, where CoNLL-U has numbers.
     if config.format == "columns" and config.token_column == 1 and sources.is_conllu(source):
         if with_tags and config.tag_column != TaggingConfig.tag_column:
-            raise UserError(f"{source} is CoNLL-U: set task.conllu_column, not task.tag_column")
+            raise UserError(
+                f"{source} is CoNLL-U, but task.tag_column is {config.tag_column}; set "
+                f"task.conllu_column, and task.tag_column to {TaggingConfig.tag_column}"
+            )
         return "conllu"
     return config.format
 

@@ -149,8 +149,8 @@ def _of_scores(
     step = -(-len(truth) // _MOST_POINTS)
     quantiles = zip(_SHARES, np.quantile(errors, _SHARES), strict=True)
     mistakes = [
-        _mistake(examples[n], float(truth[n]), float(f"{predicted[n]:.5g}"))
-        | {"error": float(f"{errors[n]:.5g}")}
+        _mistake(examples[n], float(truth[n]), float(f"{predicted[n]:.7g}"))
+        | {"error": float(f"{errors[n]:.7g}")}
         for n in classes.most_confident(errors != 0, np.abs(errors))
     ]
     return {

@@ -82,9 +82,9 @@ def finetune_folds(
     for line in report_lines(_SPLIT, report, mistakes=False):
         say(line)
     scores = {f"eval/{name}": value for name, value in report["scores"].items()}
-    score, constant = report["scores"][whole.metric], whole.train_split().constant_score
-    none = f"{whole.metric} of all folds is {score:.4f}, not above a constant's {constant:.4f}"
-    told = "" if score > constant else none
+    score, constant, told = report["scores"][whole.metric], report.get("constant"), ""
+    if score is not None and constant is not None and score <= constant:
+        told = f"{whole.metric} of all folds is {score:.4f}, not above a constant's {constant:.4f}"
     return dataclasses.replace(result, workdir=workdir, eval_metrics=scores, unlearned=told)
 
 

@@ -67,7 +67,7 @@ class PretrainConfig(Bounded):
     """Distillation: a teacher from which the run learns, in addition to the text."""
     init: str = ""
     """Directory of a model to start from, made by `bert-jax import` or by another run. The model's
-    architecture replaces the fields of section `model`. If empty, parameters are random."""
+    architecture replaces the one in section `model`. If empty, parameters are random."""
     seed: Annotated[int, AtLeast(0), Below(2**32)] = 0
     """Seed for the initial parameters, the order and pairing of examples, masks and dropout."""
 

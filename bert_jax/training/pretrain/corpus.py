@@ -16,6 +16,7 @@ from bert_jax.data.store import ARRAYS, ShardEntry, TokenStore, is_store, open_s
 from bert_jax.errors import UserError
 from bert_jax.files.bucket import BucketFiles, FileCache
 from bert_jax.files.caches import cache_directory
+from bert_jax.files.checks import DIGESTS
 from bert_jax.files.staging import replace_file
 from bert_jax.files.urls import BUCKETS, scheme
 
@@ -236,8 +237,7 @@ class BucketCorpus:
         damaged or its window exceeds the cache, a BucketAwayError if the bucket is out of reach.
         """
         prefix = f"{part}/" if part else ""
-        header = self.files.read(f"{prefix}corpus.json")
-        directory, digests = self._directory(header, prefix), json.loads(header).get("crc32c") or {}
+        directory, digests = self._directory(self.files.read(f"{prefix}corpus.json"), prefix)
         for name in [f"tokenizer/{each}" for each in self.files.names(f"{prefix}tokenizer")]:
             self.files.fetch_small(prefix + name, directory / name, digests.get(name))
         self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
@@ -257,10 +257,11 @@ class BucketCorpus:
             directory, background=True, fetch=fetch, num_open=2 * self._data.window + 1
         )
 
-    def _directory(self, header: bytes, prefix: str) -> Path:
-        """Write the `corpus.json` of a store to the cache; return the cached store's directory."""
+    def _directory(self, header: bytes, prefix: str) -> tuple[Path, dict[str, str]]:
+        """Write the `corpus.json` of a store to the cache; return the directory and all digests."""
         try:
-            fingerprint = json.loads(header)["fingerprint"]
+            found = json.loads(header)
+            fingerprint, digests = found["fingerprint"], found.get(DIGESTS)
             if not re.fullmatch("[0-9a-f]{64}", fingerprint):
                 raise ValueError(fingerprint)
         except (KeyError, TypeError, ValueError) as error:
@@ -269,7 +270,7 @@ class BucketCorpus:
             ) from error
         directory: Path = self._root / fingerprint
         replace_file(directory / "corpus.json", header)
-        return directory
+        return directory, digests if isinstance(digests, dict) else {}
 
     def _check_window(self, sizes: list[int]) -> None:
         """Raise a UserError if the cache cannot hold two windows of `data.window` shards."""

@@ -232,17 +232,15 @@ class PretrainSaves(Saves):
     def save(self, at: Moment, *, last: bool, finished: bool) -> None:
         """Save the state. The last save of a finished run is read back and checked."""
         assert at.monitor is not None
-        training = self.config.training
-        length = training.phases[training.phase_of(max(at.step - 1, 0))].length
+        # After an early stop, `at.stage` is the last stage, in which no step was done.
+        phase = self.config.training.phase_of(max(at.step - 1, 0))
         extra = {
             "means": at.means.state(), "plateau": at.monitor.state(),
             "lowest_at": at.monitor.lowest_at, "judged_by": self.judged_by,
-            "judged_on": [length, *self.judged_by[1:]],
+            "judged_on": [self.config.training.phases[phase].length, *self.judged_by[1:]],
         }  # fmt: skip
         if self.config.training.patience:
             extra["progress"] = dataclasses.asdict(at.progress[0])
-        # After an early stop, `at.stage` is the last stage, in which no step was done.
-        phase = self.config.training.phase_of(max(at.step - 1, 0))
         checkpoints = self.checkpoints
         save = partial(checkpoints.save_last, read_back=finished) if last else checkpoints.save
         save(

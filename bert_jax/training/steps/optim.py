@@ -87,7 +87,7 @@ class OptimizerConfig(Bounded, section="optimizer"):
     b2: Rate = 0.999
     eps: Positive = 1e-6
     momentum: Rate = 0.95
-    """Decay rate of Muon's average of gradients. AdamW, with `b1` and `b2`, trains the rest."""
+    """Decay rate of Muon's average of gradients. AdamW trains all but hidden matrices."""
     clip_norm: Positive | None = 1.0
     """Largest global norm of the averaged gradient of a batch; None means no clipping."""
     bias_correction: bool = True

@@ -333,8 +333,10 @@ def test_the_best_are_kept_by_the_metrics_of_their_records(tmp_path):
     assert kept_of(tmp_path, 3.0, 2.0, 2.5, 4.0) == [2, 4]
 
 
-def test_the_best_are_kept_among_those_that_were_judged_on_the_same_rows(tmp_path):
-    assert kept_of(tmp_path, 1.0, 3.0, 2.0, 2.5, lengths=(128, 512, 512, 512)) == [3, 4]
+@pytest.mark.parametrize(("first", "best"), [(128, 3), (None, 1)])  # older records have none
+def test_the_best_are_kept_among_those_that_were_judged_on_the_same_rows(tmp_path, first, best):
+    lengths = first, 512, 512, 512
+    assert kept_of(tmp_path, 1.0, 3.0, 2.0, 2.5, lengths=lengths) == [best, 4]
 
 
 def test_a_record_that_could_not_be_read_is_read_again(tmp_path, monkeypatch):

@@ -173,8 +173,8 @@ class WarcSource(_Archive):
             text = data.decode("utf-8", "replace")
         text = replace_surrogates(text.replace("\0", " "))
         found = {name: headers.get_header(header) for name, header in _HEADERS.items()}
-        found["lang"] = (found["lang"] or "unknown").partition(",")[0]  # the most frequent first
-        return paragraphs(text), {k: value for k, value in found.items() if value}
+        found["lang"] = (found["lang"] or "").partition(",")[0] or None  # the most frequent first
+        return paragraphs(text), {k: v for k, v in found.items() if v or k == "lang"}
 
     def _check_headers(self, data: bytes, number: int) -> None:
         if len(data) > MOST_HEADERS and not re.search(rb"\n\r?\n", data[:MOST_HEADERS]):
@@ -183,7 +183,7 @@ class WarcSource(_Archive):
 
 
 def _charset(kind: str) -> str:
-    """Return the encoding that a content type names; UTF-8 if none, or Python's slow punycode."""
+    """Return the encoding that a content type names; UTF-8 if none, or punycode, which is slow."""
     found = re.search(r"charset=[\"']?([\w.:-]+)", kind, re.I)
     return "utf-8" if found is None or "punycode" in found[1].lower() else found[1]
 

@@ -258,7 +258,7 @@ class PythonDocs(Source):
 
 
 def _unseen(document: _Paragraphs, seen: set[bytes]) -> str:
-    """Add paragraphs to `seen`; return the new ones, "" below `MIN_SENTENCES` sentences."""
+    """Add paragraphs to `seen`; return the new ones as text, "" if they are too short."""
     kept, count = [], 0
     for paragraph in document:
         text = " ".join(paragraph)

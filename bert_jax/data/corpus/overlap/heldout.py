@@ -54,7 +54,7 @@ class HeldoutReport:
             f"({share:.2%}) are near-duplicates of a training document (their word "
             f"{SHINGLE}-shingles have a Jaccard similarity of at least {self.threshold:g})"
         ]
-        if self.documents < self.of:
+        if self.of > MAX_DOCUMENTS:
             lines.append(f"compared: an evenly spread sample of the {self.of:,} held-out documents")
         best = sorted(self.twins, key=lambda twin: (-twin.similarity, twin.document))[:_SHOWN]
         return lines + [
@@ -113,7 +113,7 @@ index of the document (n,) that has each key; the sketch of each document; and t
 
 
 def _texts(store: TokenStore, tokenizer: Tokenizer) -> dict[int, str]:
-    """Return {index: text} of at most `MAX_DOCUMENTS` documents, evenly spread over the store."""
+    """Return {index: text} of up to `MAX_DOCUMENTS` documents with text, evenly spread."""
     total = store.num_documents
     chosen = set(np.linspace(0, total - 1, min(total, MAX_DOCUMENTS)).astype(int).tolist())
     spans = search.store_spans(store)

@@ -30,9 +30,10 @@ _SPACELESS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
 )
 # Vowel signs and accents belong to the letter before them, but `\w` does not match them.
-_MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M")
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M")
+_LETTER = rf"[^\W{_SPACELESS}]"
 _ASCII_WORD = re.compile(r"\w+")
-WORD = re.compile(rf"(?=\w)[{_SPACELESS}][{_MARKS}]*|(?:[^\W{_SPACELESS}]+[{_MARKS}]*)+")
+WORD = re.compile(rf"{_LETTER}+(?:[{_MARKS}]+{_LETTER}*)*|(?=\w)[{_SPACELESS}][{_MARKS}]*")
 _MAX_CACHED = 1 << 18
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the multiplication loses no bit
 _MIX = np.uint64(0xD6E8FEB86659FD93)

@@ -21,7 +21,7 @@ from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.terminal import table_lines
 from bert_jax.tokenization.load import load_tokenizer
-from bert_jax.tokenization.tokenizer import Id, Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 DIRECTORY = "contamination"  # directory of a token store, with the reports
 HELDOUT = "heldout.json"  # file with the report on held-out documents (see `heldout`)
@@ -245,9 +245,9 @@ def store_spans(store: TokenStore) -> list[Span]:
     return spans
 
 
-def _known(tokenizer: Tokenizer, ids: Iterable[Id]) -> str:
-    """Decode the known tokens: texts are not equal because their characters are unknown."""
-    return tokenizer.decode([id for id in ids if id != tokenizer.special_ids.unk])
+def _known(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Decode without unknown tokens, which would make different texts equal."""
+    return tokenizer.decode(ids[ids != tokenizer.special_ids.unk].tolist())
 
 
 def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str]:
@@ -255,7 +255,7 @@ def decoded(store: TokenStore, tokenizer: Tokenizer, span: Span) -> Iterator[str
     shard = store.shards[span[0]]
     sentences = shard.document_offsets[span[1] : span[2] + 1]
     for begin, end in itertools.pairwise(shard.sentence_offsets[sentences].tolist()):
-        yield _known(tokenizer, shard.tokens[begin:end].tolist())
+        yield _known(tokenizer, shard.tokens[begin:end])
 
 
 def with_texts(
