@@ -163,7 +163,7 @@ def test_conllu(tmp_path):
     assert written.read_text() == "a DT DT\ndog _ DT\nis VBZ VBZ\n"
     with pytest.raises(UserError, match=r"a\.conllu: the column deprel is _ in every line"):
         opened(tagging(train=path, dev=path, conllu_column="deprel"))
-    with pytest.raises(UserError, match=r"a\.conllu is CoNLL-U: set task\.conllu_column, not task"):
+    with pytest.raises(UserError, match=r"a\.conllu is CoNLL-U, but task\.tag_column is 5"):
         opened(tagging(train=path, dev=path, tag_column=5))
     # Another name does no harm, nor do columns.
     moved = put(tmp_path / "a.txt", *lines)

@@ -114,7 +114,7 @@ def test_a_long_answer_whose_headers_end_in_bare_line_feeds(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "lang"),
-    [(b"eng,deu", "eng"), (b"deu", "deu"), (b"", "unknown"), (None, "unknown")],
+    [(b"eng,deu", "eng"), (b"deu", "deu"), (b"", None), (None, None)],  # None is unknown
 )
 def test_the_language_of_a_record_is_the_most_frequent(tmp_path, header, lang):
     pytest.importorskip("warcio", reason="warcio is not installed")
