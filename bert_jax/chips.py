@@ -74,7 +74,7 @@ class Chip(Accelerator):
 
     @property
     def ici_wraps_at(self) -> int:
-        """Number of which every torus dimension that wraps is a multiple: 16 in 2-D, 4 in 3-D."""
+        """Number that divides each torus dimension that wraps around: 16 in 2-D, 4 in 3-D."""
         return 16 if self.ici_links == 4 else 4
 
     @property

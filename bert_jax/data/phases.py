@@ -141,6 +141,14 @@ class Phase:
         """Number of rows in all steps."""
         return sum(steps * rows for steps, rows in self.stages)
 
+    def steps_for(self, num_rows: float) -> int:
+        """Return the number of steps that read about `num_rows` rows from the phase's beginning."""
+        done = 0.0
+        for steps, rows in self.stages:
+            part = min(steps, num_rows / rows)
+            done, num_rows = done + part, num_rows - part * rows
+        return round(done)
+
     def rows_of(self, step: int) -> tuple[int, int]:
         """Return the index in the phase of a step's first row, and the step's number of rows."""
         first = 0

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.errors import UserError
 from bert_jax.files.urls import scheme
@@ -53,6 +53,12 @@ def write_synced(path: Path, data: bytes) -> None:
     sync(path)
 
 
+def check_local(path: str | Path, kind: Literal["file", "directory"]) -> None:
+    """Raise a UserError if a path is in a bucket."""
+    if scheme(path) is not None:
+        raise UserError(f"{path} is in a bucket; name a local {kind}, then upload it")
+
+
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[Any]:
     """Open a temporary binary file, which replaces `path` when the body succeeds.
@@ -60,8 +66,7 @@ def staged_file(path: Path) -> Iterator[Any]:
     If the body fails, nothing is left. Create parents; remove temporary files of dead processes.
     Raise a UserError if the disk is full, or the directory is in a bucket or cannot be written.
     """
-    if scheme(path) is not None:
-        raise UserError(f"{path} is in a bucket; name a local file, then upload it")
+    check_local(path, "file")
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +144,7 @@ class StagedDirectory(contextlib.AbstractContextManager["StagedDirectory"]):
         self, target: str | Path, replaceable: Callable[[Path], bool], *, overwrite: bool = False,
         resume: bool = False,
     ) -> None:  # fmt: skip
-        if scheme(target) is not None:
-            raise UserError(f"{target} is in a bucket; name a local directory, then upload it")
+        check_local(target, "directory")
         self.target = Path(os.path.realpath(target))  # a link may lead to another disk
         self._replaceable, self._resume = replaceable, resume
         self._overwrite = overwrite

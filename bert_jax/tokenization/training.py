@@ -237,7 +237,7 @@ class _Alphabet:
         return sum(self.counts[:size]) / sum(self.counts)
 
     def choose(self, vocab_size: int, limit: int | None, coverage: float | None) -> int:
-        """Return how many characters get tokens; raise UserError if `vocab_size` is too small."""
+        """Count the characters that get tokens; raise a UserError if `vocab_size` is too small."""
         costs = [(char in self.first) + (char in self.rest) for char in self.characters]
         used = [len(SPECIAL_TOKENS), *(len(SPECIAL_TOKENS) + n for n in accumulate(costs))]
         room = bisect_right(used, vocab_size) - 1

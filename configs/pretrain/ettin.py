@@ -35,6 +35,8 @@ The vocabulary size comes from the corpus; the published one has 50,368 tokens.
 
 from ml_collections import ConfigDict
 
+from bert_jax.data.phases import Phase
+
 # layers, width, heads, feed-forward; peak rate, decay; tokens of the warm-ups of rate and batch
 _SIZES = {
     "17m": (7, 256, 4, 384, 3e-3, 0.1, 4e9, 125e9),
@@ -46,15 +48,6 @@ _SIZES = {
 }
 
 
-def _rate_steps(tokens: float, rows: int, growing: int) -> int:
-    """Return the number of steps for `tokens`, with few rows in the first `growing` steps."""
-    steps, left = 0.0, tokens / 1024
-    for part in (8, 4, 2):
-        stage = min(growing / 3, left * part / rows)
-        steps, left = steps + stage, left - stage * rows / part
-    return round(steps + left / rows)
-
-
 def get_config(size: str = "150m") -> ConfigDict:
     """Return the recipe; any field of `PretrainConfig` may be set."""
     if size not in _SIZES:
@@ -63,13 +56,13 @@ def get_config(size: str = "150m") -> ConfigDict:
     rows, part = 4608, 1 / 3 if size == "1b" else 1
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
     growing = round(batch_warmup / (rows * 1024 * 7 / 24))
-    warming = _rate_steps(rate_warmup, rows, growing)
     steps = (
         growing + round((1.7e12 - batch_warmup) / (rows * 1024)),
         round(part * 250e9 / (rows * 8192)),
         round(part * 50e9 / (rows * 8192)),
     )
     shares = [count / sum(steps) for count in steps]
+    warming = Phase(1024, rows, steps[0], growing).steps_for(rate_warmup / 1024)
     longer = {"length": 8192, "batch_size": rows, "rope_theta": 160_000.0}
     return ConfigDict(
         {

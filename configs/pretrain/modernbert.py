@@ -29,21 +29,14 @@ The vocabulary size comes from the corpus; the published one has 50,368 tokens.
 
 from ml_collections import ConfigDict
 
+from bert_jax.data.phases import Phase
+
 # layers, width, heads, feed-forward; rates and rows of the first and the long phases; tokens of the
 # warm-ups of rate and batch
 _SIZES = {
     "base": (22, 768, 12, 1152, 8e-4, 3e-4, 4608, 512, 3e9, 50e9),
     "large": (28, 1024, 16, 2624, 5e-4, 5e-5, 4608, 640, 2e9, 10e9),
 }
-
-
-def _rate_steps(tokens: float, rows: int, growing: int) -> int:
-    """Return the number of steps for `tokens`, with few rows in the first `growing` steps."""
-    steps, left = 0.0, tokens / 1024
-    for part in (8, 4, 2):
-        stage = min(growing / 3, left * part / rows)
-        steps, left = steps + stage, left - stage * rows / part
-    return round(steps + left / rows)
 
 
 def get_config(size: str = "base") -> ConfigDict:
@@ -53,13 +46,13 @@ def get_config(size: str = "base") -> ConfigDict:
     layers, width, heads, mlp, peak, late, rows, long_rows, rate_warmup, batch_warmup = _SIZES[size]
     # The batch warm-up has an eighth, a quarter and half of the rows, for as many steps each.
     growing = round(batch_warmup / (rows * 1024 * 7 / 24))
-    warming = _rate_steps(rate_warmup, rows, growing)
     steps = (
         growing + round((1.719e12 - batch_warmup) / (rows * 1024)),
         round(250e9 / (long_rows * 8192)),
         round(50e9 / (long_rows * 8192)),
     )
     shares = [count / sum(steps) for count in steps]
+    warming = Phase(1024, rows, steps[0], growing).steps_for(rate_warmup / 1024)
     longer = {
         "length": 8192,
         "batch_size": long_rows,

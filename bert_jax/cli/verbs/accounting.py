@@ -10,7 +10,7 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import CorpusPlace, Directory, Given
 from bert_jax.config.bounds import AtLeast, AtMost, Count
 from bert_jax.errors import UserError
-from bert_jax.files.urls import is_url, scheme
+from bert_jax.files.urls import is_url
 from bert_jax.terminal import progress_bar
 
 _HELDOUT = "heldout"
@@ -115,6 +115,7 @@ class Contamination(groups.OnEngine, groups.Json):
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
         from bert_jax.data.corpus.overlap.heldout import heldout_twins
         from bert_jax.data.corpus.sources import resolve_sources
+        from bert_jax.files.staging import check_local
         from bert_jax.training.pretrain.corpus import store_openers
 
         specs = self.against
@@ -124,8 +125,8 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
-        if self.out is not None and scheme(self.out) is not None:
-            raise UserError(f"{self.out} is in a bucket; name a local file, then upload it")
+        if self.out is not None:
+            check_local(self.out, "file")
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")

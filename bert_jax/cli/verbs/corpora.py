@@ -9,7 +9,6 @@ from bert_jax.cli.verbs import groups
 from bert_jax.cli.verbs.options import Commas, Directory, Given, Verb
 from bert_jax.config.bounds import Above
 from bert_jax.errors import UserError
-from bert_jax.files.urls import scheme
 
 if TYPE_CHECKING:
     from bert_jax.data.corpus.cleaning.clean import CleaningConfig
@@ -102,13 +101,13 @@ class Tokenizer(Sources, groups.IntoDirectory, groups.OnEngine):
 
     def __call__(self) -> int:
         from bert_jax.data.corpus.build import counted_texts, iter_texts
+        from bert_jax.files.staging import check_local
         from bert_jax.tokenization.sentencepiece import train_sentencepiece
         from bert_jax.tokenization.tokenizer import Tokenizer
         from bert_jax.tokenization.training import MEMORY, train_bytelevel, train_wordpiece
         from bert_jax.tokenization.wordpiece import WordPieceOptions
 
-        if scheme(self.out) is not None:
-            raise UserError(f"{self.out} is in a bucket; name a local directory, then upload it")
+        check_local(self.out, "directory")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(f"{self.out} exists and is not empty; choose another --out")
         if not (self.input or self.pairs):
