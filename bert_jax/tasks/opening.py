@@ -62,13 +62,14 @@ def fold_parts(split: Split, count: int) -> np.ndarray:
         )
     keys = [example_key(texts) for texts in split.texts()]
     parts, labels = 1 + deal(split.strata(), groups, keys, [1 / count] * count), split.truth()
-    are_scores = all(isinstance(label, float) for label in labels)
-    for fold in range(1, count + 1):
-        if are_scores and len(set(np.array(labels)[parts == fold])) < 2:
-            raise UserError(
-                f"fold {fold} has equal scores, so their correlation is undefined; use fewer "
-                "folds, or add rows with other scores"
-            )
+    if all(isinstance(label, float) for label in labels):
+        scores = np.array(labels)
+        for fold in range(1, count + 1):
+            if len(np.unique(scores[parts == fold])) < 2:
+                raise UserError(
+                    f"fold {fold} has equal scores, so their correlation is undefined; use fewer "
+                    "folds, or add rows with other scores"
+                )
     return parts
 
 
