@@ -271,10 +271,14 @@ def plot(rows: Sequence[dict[str, Any]], names: Sequence[str], file: Path) -> No
         for row in own:
             found = [row[part][bucket] for part, bucket in columns]
             middle = np.array([each[score] for each in found])
-            ends = np.array([each[f"{score}_interval"] for each in found]).T
-            color = f"C{SYSTEMS.index(row['system'])}"
-            axes.plot(middle, marker="o", label=row["system"], color=color)
-            axes.fill_between(range(len(columns)), *ends, color=color, alpha=0.15)
+            lower, upper = np.array([each[f"{score}_interval"] for each in found]).T
+            number = SYSTEMS.index(row["system"])
+            # Lines lie side by side: intervals of seven systems hide each other otherwise.
+            places = np.arange(len(columns)) + 0.06 * (number - (len(SYSTEMS) - 1) / 2)
+            reach = [middle - lower, upper - middle]
+            axes.errorbar(
+                places, middle, reach, marker="o", color=f"C{number}", label=row["system"]
+            )
         ticks = [f"{bucket}\n{part}" for part, bucket in columns]
         axes.set_xticks(range(len(columns)), ticks, size=8)
         axes.set_title(TITLES[name])
