@@ -104,6 +104,7 @@ def plan(config: "Recipe | PretrainConfig", topology: str, **fields: Any) -> "li
     >>> fits = all(phase.fits for phase in bert_jax.plan("bert_base", "v5e:4x4"))
 
     For `config`, `fields` and errors, see `pretrain`. Only the configured settings are tried.
+    JAX then uses only the CPU in this process, so train in another process.
     """
     from bert_jax.config.command_line import config_from
     from bert_jax.planning.command import plans

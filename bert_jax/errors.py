@@ -67,7 +67,7 @@ def first_few(items: Sequence[str], most: int = 5) -> str:
 
 # Errors of the disk (full, broken, no permission). They are not bugs, so no traceback is printed.
 _NOT_OURS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
-             errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
+             errno.EISDIR, errno.ENAMETOOLONG, errno.EIO}  # fmt: skip
 
 
 def exit_code(error: BaseException) -> int | None:

@@ -53,6 +53,8 @@ SCRIPT
   declare -f newest_step insisted
   cat <<SCRIPT
 newest() { newest_step $(quoted "$@"); }
+# Since Slurm 22.05, srun takes this from no other place.
+[[ -z \${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=\$SLURM_CPUS_PER_TASK
 count=\${SLURM_RESTART_COUNT:-0}
 # File with two numbers: the restart count at the newest checkpoint, and the step of that checkpoint.
 kept=.bert_jax-\$SLURM_JOB_ID

@@ -6,6 +6,9 @@ die() {
   exit "${2:-2}"
 }
 
+# Before 4.4, an empty array counts as a variable that is not set. The bash of macOS is 3.2.
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || die "bash is $BASH_VERSION; 4.4 or newer is needed"
+
 # The arguments as one line that a shell reads back as the same arguments.
 quoted() {
   local word text=''

@@ -479,6 +479,18 @@ def test_a_run_whose_output_nobody_reads_has_failed(run: Run, tmp_path, monkeypa
     assert run("pretrain", "--config=pretrain/demo", f"--workdir={tmp_path / 'w'}").code == 1
 
 
+@pytest.mark.parametrize(("verb", "code"), [("Start", 1), ("Demo", 1), ("Lineage", 0)])
+def test_training_of_other_verbs_fails_with_its_reader_too(run: Run, monkeypatch, verb, code):
+    def trained(verb):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    name = verb.lower()
+    monkeypatch.setattr(cli.verb_class(name), "__call__", trained)
+    monkeypatch.setattr(cli.os, "dup2", lambda *ends: None)  # pytest's own output stays
+    given = {"start": ["a.txt"], "demo": [], "lineage": ["work"]}
+    assert run(name, *given[name]).code == code
+
+
 @pytest.mark.parametrize(
     "argv",
     [

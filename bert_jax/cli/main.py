@@ -98,7 +98,7 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's start-up notes
     keep_programs()
-    before, code = None, 0
+    before, code = None, int(name in ("start", "demo", "record"))  # see BrokenPipeError
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:

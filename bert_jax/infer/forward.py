@@ -49,8 +49,11 @@ def on_device(
                 f"{saved.config.num_positions} tokens, including special tokens"
             )
         saved = dataclasses.replace(saved, max_length=max_length)
-    if saved.network is not None:
-        return dataclasses.replace(saved, params=jax.device_put(saved.params, chosen))
+    config, network = _config_on(chosen, saved.config), saved.network
+    if network is not None:
+        network = dataclasses.replace(network, model=_config_on(chosen, network.model))
+        params = jax.device_put(saved.params, chosen)
+        return dataclasses.replace(saved, config=config, network=network, params=params)
     encoder = saved.params["encoder"]
     layers = [
         jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], encoder["layers"])
@@ -59,7 +62,7 @@ def on_device(
     params = {**saved.params, "encoder": {**encoder, "layers": layers}}
     return dataclasses.replace(
         saved,
-        config=dataclasses.replace(saved.config, remat="none"),  # there is no backward pass
+        config=dataclasses.replace(config, remat="none"),  # there is no backward pass
         params=jax.device_put(params, chosen),
     )
 
@@ -73,6 +76,14 @@ def layers_stacked(model: SavedModel) -> SavedModel:
     return dataclasses.replace(
         model, params={**model.params, "encoder": {**encoder, "layers": layers}}
     )
+
+
+def _config_on(device: jax.Device, config: ModelConfig) -> ModelConfig:
+    """Return the configuration for a device; `auto` would mean the default device."""
+    if device.platform != "cpu" or jax.default_backend() == "cpu":
+        return config
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    return dataclasses.replace(config, attention_impl="xla", dtype=dtype)
 
 
 def _device(name: str | None) -> jax.Device:

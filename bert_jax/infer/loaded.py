@@ -25,7 +25,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 Texts = str | Sequence[str]
 """One text, or several. The answer is a list in either case."""
 TextsOrPairs = str | Sequence[str | tuple[str, ...]]
-"""One text, or several. A tuple (first, second) is a pair of texts."""
+"""One text, or several. In a list, a tuple (first, second) is a pair of texts."""
 Pairs = str | Sequence[str | None]
 """One second text, or several. None stands for a text without a second text."""
 

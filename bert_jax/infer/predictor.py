@@ -246,7 +246,7 @@ def answer_records(
 
     def refuse(record: Record, problem: str) -> None:
         nonlocal skipped
-        record.problem = problem
+        record.problem = problem.encode(errors="replace").decode()  # with a path, may not be UTF-8
         skipped += on_error == "skip"
         if on_error == "skip" and skipped <= SHOWN:
             say(f"Skipped: {problem}")

@@ -5,7 +5,7 @@ import json
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -104,12 +104,14 @@ def write_answers(
             file.writelines(write_line(record).encode() for record in chunk)
 
 
-def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
+def check_out(
+    path: Path | None, *, vectors: bool, plain: bool = False, sources: Sequence[str] = ()
+) -> None:
     """Check that an output file can hold the answers.
 
     `vectors` means that answers are vectors. `plain` means that answers are lines of text, for
     which every suffix is allowed except .npy and .parquet. Raise a UserError if the suffix does not
-    fit, or the path is in a bucket, or is a directory, a device or a pipe.
+    fit, or the path is one of `sources`, is in a bucket, or is a directory, a device or a pipe.
     """
     if path is None:
         return
@@ -125,6 +127,8 @@ def check_out(path: Path | None, *, vectors: bool, plain: bool = False) -> None:
     if path.exists() and not path.is_file():
         what = "directory" if path.is_dir() else "device or a pipe"
         raise UserError(f"--out {path} is a {what}; name a file")
+    if path.exists() and any(Path(each).exists() and path.samefile(each) for each in sources):
+        raise UserError(f"--out {path} is also an input; name another file")
 
 
 def json_line(predictor: Predictor[Any], record: Record) -> str:

@@ -154,8 +154,8 @@ class Distilled(Objective):
             self.config.heads_of_relations(self.model, self.teacher.model)
 
     def for_evaluation(self) -> Objective:
-        """Return the student's objective, without the teacher."""
-        return self.student
+        """Return the student's objective for evaluation, without the teacher."""
+        return self.student.for_evaluation()
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -4,7 +4,7 @@ Each kind of head is an entry of `HEADS`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -242,6 +242,10 @@ class TaskObjective(Adapted, Teachable):
     def token_weights(self, rows: Batch) -> Float[Array, "B L"]:
         """Return the weight of each token: the weight of its row, or 0 for padding."""
         return super().token_weights(rows) * rows["weights"][:, None]
+
+    def for_evaluation(self) -> "TaskObjective":
+        """Return the objective with a plain loss of classes."""
+        return replace(self, classes=ClassLoss(lists=self.classes.lists))
 
     def has_dropout(self) -> bool:
         """Tell whether training uses dropout, in the model or in the head."""

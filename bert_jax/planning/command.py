@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,7 +142,7 @@ def _as_configured(planner: Planner) -> _Answer:
         for settings, guess, how in found.tried
     ]
     head = "the fastest settings found that fit, with the same rows per step; add to the command:"
-    added = "  " + " ".join(overrides)
+    added = "  " + shlex.join(overrides)
     before = [output.as_text(plan), "", head, added, "tried on the way:", *tried, ""]
     return _Answer(planner.plan(found.settings), {**record, "overrides": overrides}, before)
 
@@ -178,7 +179,7 @@ def _fit(planner: Planner) -> _Answer:
         "",
         f"largest batch that fits: {largest:g} rows per chip; highest MFU among the "
         f"compiled batches: {fastest:g} rows per chip",
-        "  " + " ".join(overrides),
+        "  " + shlex.join(overrides),
         "MFU by rows per chip, predicted from two compilations with fewer layers:",
         *(f"  {rows:>6}  {mfu:6.1%}  {'█' * round(mfu * 40)}" for rows, mfu in mfus.items()),
     ]
@@ -187,11 +188,9 @@ def _fit(planner: Planner) -> _Answer:
         unit = planner.rows(settings, 1)  # one row on each shard in each micro-batch
         counts = range(math.ceil(configured / least), configured + 1)
         if parts := next((n for n in counts if configured % (n * unit) == 0), None):
-            after.append(
-                f"to keep the configured {configured:,} rows per step: "
-                f"--config.{accumulation_field(planner.config, planner.phase)}="
-                f"{parts * settings.accumulation}"
-            )
+            field = accumulation_field(planner.config, planner.phase)
+            added = shlex.quote(f"--config.{field}={parts * settings.accumulation}")
+            after.append(f"to keep the configured {configured:,} rows per step: {added}")
     return _Answer(planner.plan(best), record, after=after)
 
 
@@ -262,7 +261,7 @@ def _batch_lines(batches: Sequence[dict[str, Any]]) -> list[str]:
             time = f"{b['step_seconds'] * 1e3:10.1f}  {b['mfu']:6.1%}"
         lines.append(f"{b['name']:18} {b['batch_size']:13,} {b['tokens']:10,}  {split:>19} {time}")
         if b["overrides"]:
-            lines.append("  " + " ".join(b["overrides"]))
+            lines.append("  " + shlex.join(b["overrides"]))
     said = "the last batch is predicted from 1 and 2 layers; the report is on the first batch:"
     return [*lines, said, ""]
 

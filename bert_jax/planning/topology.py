@@ -139,12 +139,11 @@ def prepare_environment() -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # on a TPU machine, another process may use the chips
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(_NO_LIBTPU)
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # if jax was imported earlier, it read the old value
+    jax.config.update("jax_platforms", "cpu")  # on a TPU machine, another process may use the chips
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def grouped_rows(
     pairs = [replace(each, text_pair=text) for each, texts in groups for text in texts]
     found = text_rows(pairs, tokenizer, length, None)
     made = iter(zip(found.rows.tokens, found.rows.second_start, strict=True))
-    size = max(len(texts) for _, texts in groups)
+    size = max(2, *(len(texts) for _, texts in groups))  # `Rows` has no groups of one
     rows = [
         next(made) if number < len(texts) else (np.zeros(0, np.int32), 0)
         for _, texts in groups

@@ -235,6 +235,7 @@ class EmbeddingSplit(Split):
     _task: "EmbeddingTask"
     _data: GroupData
     LABELS = "scores"
+    baseline = "a random ranking"
 
     def __init__(self, task: "EmbeddingTask", data: GroupData) -> None:
         self._task, self._data, self.is_collection = task, data, data.kind != "scores"

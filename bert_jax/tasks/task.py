@@ -162,6 +162,7 @@ class Split(ABC):
             "no_intervals": {name: why for name, why in found.missing.items() if name in scores},
             "units": [self.unit_names[0], len(set(self.units.tolist()))],
             "constant": _null(self.constant_score),
+            "baseline": self.baseline,
             **details(),
         }
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -312,7 +313,7 @@ class _Run:
     def _bad_step(self, batch: int, metrics: dict[str, Any]) -> None:
         """Report trials that skipped a batch or halted; raise if the only trial halted."""
         now, session, alone = self.now, self.session, self.plan.num_trials < 2
-        look = f"bert-jax replay {self.plan.name} --step {batch}"
+        look = f"bert-jax replay {shlex.quote(str(self.plan.name))} --step {batch}"
         for number, each in enumerate(now.progress):
             if each.halted or each.stopped:
                 continue

@@ -312,15 +312,22 @@ def test_one_document_is_refused_under_nsp():
 
 
 @pytest.mark.parametrize(
-    ("shards", "advice"),
-    [(1, "Separate documents in the text by blank"), (4, "a larger --shard-mb or --held")],
+    ("shards", "own", "advice"),
+    [
+        (1, "00000", "Separate documents in the text by blank"),
+        (4, "00000", "a larger --shard-mb or --held"),
+        (0, "00003", "a larger --shard-mb or --held"),
+    ],
 )
-def test_what_helps_a_shard_of_one_document_depends_on_others(tmp_path, shards, advice):
-    """Every corpus on disk has shards; blank lines help only if the whole text is one document."""
+def test_what_helps_a_shard_of_one_document_depends_on_others(tmp_path, shards, own, advice):
+    """Every corpus on disk has shards; blank lines help only if the whole text is one document.
+
+    Shards of a corpus in a bucket come one after another.
+    """
     for number in range(shards):
         (tmp_path / "shards" / f"{number:05}").mkdir(parents=True)
-    shard = dataclasses.replace(make_shard([[5, 6, 7]]), path=tmp_path / "shards" / "00000")
-    with pytest.raises(UserError, match=rf"shards/00000 has 1 document.*{advice}.*, or set data"):
+    shard = dataclasses.replace(make_shard([[5, 6, 7]]), path=tmp_path / "shards" / own)
+    with pytest.raises(UserError, match=rf"shards/{own} has 1 document.*{advice}.*, or set data"):
         plan_pairs(shard, 32)
 
 

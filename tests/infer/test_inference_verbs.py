@@ -112,6 +112,23 @@ def test_names_that_are_not_utf8(home, run, tmp_path):
     texts.write_text("the cat\n")
     code, _, err = run("classify", home / "work" / "reviews", "--input", texts, "--out", out)
     assert (code, len(out.read_text().splitlines())) == (0, 1), err
+    lines = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    lines.write_text('{"text": "the cat"}\n{"text": 5}\n')
+    for out in (tmp_path / "skipped.jsonl", tmp_path / "skipped.parquet"):
+        given = "--input", lines, "--out", out, "--on-error=skip"
+        code, _, err = run("embed", home / "work" / "reviews", *given)
+        assert (code, out.exists()) == (0, True), err
+
+
+@pytest.mark.parametrize("verb", ["classify", "embed"])
+def test_an_input_is_not_replaced(home, run, tmp_path, verb):
+    texts = tmp_path / "a.jsonl"
+    texts.write_text('{"text": "the cat"}\n')
+    (tmp_path / "link.jsonl").symlink_to(texts)
+    given = "--input", tmp_path / "link.jsonl", "--out", texts
+    code, _, err = run(verb, home / "work" / "reviews", *given)
+    assert (code, "is also an input" in err) == (2, True), err
+    assert texts.read_text() == '{"text": "the cat"}\n'
 
 
 def test_embed_to_npy(home, run, tmp_path):

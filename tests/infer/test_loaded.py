@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from applied_task import apply_task
 from asked_models import HEADS, TOKENIZER, WORDS, random_model
+from translators import translator_of
 from vector_models import vector_model
 
 from bert_jax.artefacts.formats.huggingface_files import Reading
@@ -279,6 +280,21 @@ def test_limits_of_length_batch_and_device(classifying, monkeypatch):
     )
     short.classify(["the cat"] * 5)
     assert shapes == [(2, 8), (2, 8), (1, 8)]
+
+
+@pytest.mark.parametrize("make", [lambda: random_model("class"), translator_of])
+def test_a_cpu_beside_a_gpu_computes_as_a_cpu_alone(monkeypatch, make):
+    """`auto` follows the default backend, which is the GPU then."""
+    saved = make()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for dtype, wanted in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        config = dataclasses.replace(saved.config, dtype=dtype)
+        found = forward.on_device(dataclasses.replace(saved, config=config), "cpu")
+        assert (found.config.dtype, found.config.attention_impl) == (wanted, "xla")
+        if found.network is not None:
+            assert (found.network.model.dtype, found.network.model.attention_impl) == (
+                "float32", "xla",
+            )  # fmt: skip
 
 
 def test_attention_of_a_loaded_model(tmp_path, monkeypatch):

@@ -30,3 +30,13 @@ def test_scripts_run_and_explain_themselves(script):
     assert "--dry-run" in done.stdout
     if script.suffix == ".sh":
         assert "\nset -euo pipefail\n" in script.read_text()
+
+
+@pytest.mark.parametrize(("version", "code"), [((3, 2), 2), ((4, 3), 2), ((4, 4), 0), ((5, 0), 0)])
+def test_an_old_bash_is_refused(version, code):
+    text = (LAUNCH / "words.bash").read_text()
+    for at, number in enumerate(version):
+        text = text.replace(f"BASH_VERSINFO[{at}]", str(number))
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("4.4 or newer is needed" in done.stderr) == bool(code)

@@ -43,6 +43,14 @@ def run_job(stubs, code, **variables):
     return done.returncode, stubs.calls
 
 
+def test_processes_have_the_cores_that_the_job_has(stubs):
+    stubs.add("srun", 'echo "${SRUN_CPUS_PER_TASK-none}" >"$STUBS/cores"')
+    submit(stubs, "--cpus-per-task=16")
+    for given, wanted in ({"SLURM_CPUS_PER_TASK": "16"}, "16"), ({}, "none"):
+        assert run_job(stubs, 0, **given)[0] == 0
+        assert (stubs.directory / "cores").read_text() == f"{wanted}\n"
+
+
 def test_one_process_a_gpu(stubs):
     call = submit(stubs, "--nodes=2", "--gpus-per-node=4", "--partition=long", "--time=2:00:00",
                   "--sbatch-flag=--constraint=a b", "--name=base")  # fmt: skip

@@ -167,3 +167,12 @@ def test_losses_and_gradients_are_torchs(kind, weights, smoothing):
     found, gradient = mean_loss(kind, ClassLoss(weights, label_smoothing=smoothing))
     np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
     np.testing.assert_allclose(gradient[:2], logits.grad.numpy(), atol=1e-6)
+
+
+def test_an_evaluation_has_the_plain_loss():
+    """Runs with different weights, focal losses and smoothing compare by `eval/loss`."""
+    options = ClassLoss((1.0, 3.0), focal_gamma=2.0, label_smoothing=0.1, lists="margin_mse")
+    model = ModelConfig(vocab_size=30, num_positions=8, hidden_dim=8, num_layers=1, num_heads=2)
+    objective = TaskObjective(model, TaskHeadConfig("classification"), "single_label", options)
+    plain = TaskObjective(model, objective.config, "single_label", ClassLoss(lists="margin_mse"))
+    assert objective.for_evaluation() == plain

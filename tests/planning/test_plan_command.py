@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -131,7 +132,7 @@ def test_what_does_not_fit_and_what_does(run: Run):
     assert again.code == 1
     assert "does not fit" in again.out
     assert "more than the usable" in again.out
-    assert " ".join(plan["overrides"]) in again.out
+    assert shlex.join(plan["overrides"]) in again.out
 
 
 def test_the_overrides_fit_when_given(run: Run):
@@ -180,7 +181,7 @@ def test_the_accumulation_for_the_configured_rows_divides_them(run: Run):
     rows, parts = (f"--config.training.phases[0].{name}" for name in ("batch_size", "accumulation"))
     given = ["--topology=v5e:2x4", "--config.model.num_layers=400", f"{rows}=1120"]
     answer = run(*given, f"{parts}=4", "--batch-per-chip=fit")
-    assert f"to keep the configured 1,120 rows per step: {parts}=20\n" in answer.out
+    assert f"to keep the configured 1,120 rows per step: '{parts}=20'\n" in answer.out
     assert run(*given, f"{parts}=20").code == 0
 
 
@@ -219,7 +220,7 @@ def test_fast_leads_with_the_configured_batch_and_half_a_million_tokens(run: Run
         "MFU by rows per chip and micro-batches",
     )]  # fmt: skip
     assert order == sorted(order)
-    assert " ".join(usual["overrides"]) in said
+    assert shlex.join(usual["overrides"]) in said
 
 
 def test_a_batch_that_does_not_fit_has_no_numbers(run: Run):

@@ -66,10 +66,11 @@ def test_without_libtpu(monkeypatch):
     for name in topology._ENVIRONMENT:
         monkeypatch.setenv(name, "")  # so that the variable is gone again after the test
         monkeypatch.delenv(name)
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[plan\]'"):
         topology.prepare_environment()
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"  # set before anything is loaded
+    assert os.environ["JAX_PLATFORMS"] == "cuda,cpu"  # child processes may use the GPU
 
 
 def test_quiet_drops_what_libraries_write(capfd):

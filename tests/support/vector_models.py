@@ -33,7 +33,6 @@ def vector_model(
         width = kernel.shape[1]
     if fields.get("static_queries"):
         weight = np.random.default_rng(2).random(saved.config.vocab_size).astype(np.float32)
-        weight[[*vars(saved.tokenizer.special_ids).values()]] = 0
         params["queries"] = weight
     if pooling == "weighted":
         score = np.random.default_rng(1).normal(size=saved.config.hidden_dim).astype(np.float32)

@@ -117,6 +117,14 @@ def test_each_fold_is_held_out_once(tmp_path):
     assert np.bincount(parts).tolist()[1:] == [Counter(parts.tolist())[n] for n in range(1, 5)]
 
 
+def test_held_out_rows_that_share_texts_are_named(tmp_path):
+    lines = [f"text number {n // 10},{'dog' if n % 2 else 'cat'}" for n in range(40)]
+    task = opened(config(put(tmp_path / "a.csv", "text,label", *lines), folds=4, fold=1))
+    (dev,) = task.dev_splits()
+    assert "rows share" in " ".join(dev.warnings)
+    assert "rows share" not in " ".join(task.train_split().warnings)
+
+
 def test_folds_of_other_kinds_of_tasks(tmp_path):
     """Tagged sentences, of which no dev file is needed."""
     lines = [line for n in range(6) for line in (f"w{n} {'BA'[n % 2]}", f"v{n} A", "")]

@@ -335,7 +335,7 @@ def write_tokenizer(saved: SavedModel, directory: Path) -> None:
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     """Write an indented JSON file."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(f"{text}\n", "utf-8", "replace")  # a path in it may not be UTF-8
 
 
 _TOKENIZE = """\

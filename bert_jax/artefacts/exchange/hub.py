@@ -17,6 +17,8 @@ FILES = (
     "generation_config.json", "modules.json", "config_sentence_transformers.json",
     "sentence_*_config.json", "router_config.json", "[1-9]_*/config.json", "query_0_*/config.json",
     "document_1_*/config.json", "[1-9]_Dense/model.safetensors", "query_0_*/model.safetensors",
+    "document_0_*/*.json", "document_0_*/vocab.txt", "document_0_*/merges.txt",
+    "document_0_*/model*.safetensors", "adapter_config.json",
 )  # fmt: skip
 """Files to fetch: the top directory's, and sentence-transformers' modules beside the encoder."""
 _ELSEWHERE = ["model-*/*", "*/*.model", "*/*/*"]
@@ -75,7 +77,7 @@ def fetch(name: str, cache: Path | None = None) -> Path:
 
 def _has_safetensors(name: str, files: list[str]) -> bool:
     """Return true for safetensors, false for Flax's weights; raise UserError without either."""
-    safe = any(re.fullmatch(r"model(-.*)?\.safetensors", file) for file in files)
+    safe = any(re.fullmatch(r"(document_0_\w+/)?model(-.*)?\.safetensors", file) for file in files)
     if safe or FLAX_WEIGHTS in files:
         return safe
     pickled = next((file for file in files if _PICKLED.fullmatch(file)), None)

@@ -31,7 +31,7 @@ from bert_jax.artefacts.formats.families import family_to_import
 from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS
 from bert_jax.artefacts.formats.form import form_of
 from bert_jax.artefacts.formats.huggingface_files import PRETRAINING_HEADS
-from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
+from bert_jax.artefacts.formats.peft import refuse_beside
 from bert_jax.artefacts.formats.sentence_transformers import is_sentence_model, read_sentence_files
 from bert_jax.artefacts.formats.tf_checkpoint import is_tf_checkpoint, read_tf_checkpoint
 from bert_jax.artefacts.formats.translators import FAMILIES as TRANSLATORS
@@ -153,11 +153,7 @@ def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = Non
                 "activation (hidden_act); omit --gelu"
             )
         directory = path if path.is_dir() else _fetched(source)
-        if (directory / ADAPTER).is_file():
-            raise UserError(
-                f"{directory} has {ADAPTER}: Transformers would apply this adapter, but import "
-                "cannot. Move the adapter's files to another directory"
-            )
+        refuse_beside(directory)
         with checked(directory):
             return _from_directory(directory)
     form = read_tf_checkpoint(path, gelu=gelu or "tanh")

@@ -76,6 +76,15 @@ class Adapter:
         return found | {_name_in(arrays, name): array for name, array in self.tensors.items()}
 
 
+def refuse_beside(directory: Path) -> None:
+    """Raise a UserError if a model's directory has an adapter, which Transformers would apply."""
+    if (directory / CONFIG).is_file():
+        raise UserError(
+            f"{directory} has {CONFIG}: Transformers would apply this adapter to the model, but "
+            "bert_jax cannot. Move the adapter's files to another directory"
+        )
+
+
 def read_adapter(directory: Path, base: Path | None = None) -> Adapter:
     """Read an adapter that PEFT, or `bert-jax export --to peft`, has written.
 

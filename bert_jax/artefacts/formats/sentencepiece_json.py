@@ -7,6 +7,7 @@ writes "▁" for each space. Unlike `tokenizers`, it never encodes text as a con
 
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import sentencepiece
@@ -140,6 +141,7 @@ def _table(table: bytes, normalize: Callable[[str], str]) -> list[normalizers.No
     ]
 
 
+@cache
 def _uncomposed() -> str:
     """Return a pattern for positions between two marks where NFC would differ from the table.
 

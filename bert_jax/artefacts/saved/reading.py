@@ -215,6 +215,8 @@ def _from_huggingface(
     directory: Path, found: dict[str, Any], encoder_only: bool, adapter: peft.Adapter | None = None
 ) -> SavedModel:
     where, made_by = f"{directory / 'config.json'}", model_class(found)
+    if adapter is None:
+        peft.refuse_beside(directory)
     if found.get("model_type") in TRANSLATORS:
         return read_translator(directory, found, made_by, where)
     if not is_read(found):
@@ -246,6 +248,8 @@ def with_vectors(saved: SavedModel, form: sentence_transformers.SentenceForm) ->
                 f"{config.vocab_size:,} tokens"
             )
         params["queries"] = weight.astype(np.float32)
+        ids = saved.tokenizer.special_ids
+        params["queries"][[ids.cls, ids.sep]] = 0  # such queries are read without these tokens
     length = min(form.max_length or config.num_positions, config.num_positions)
     saved = dataclasses.replace(saved, params=params, embedding=form.embedding, max_length=length)
     form.embedding.check_width(saved.vector_width())

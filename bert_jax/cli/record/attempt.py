@@ -58,7 +58,6 @@ def attempt(
     name = path.stem if path.stem != "recipe" else path.absolute().parent.name
     if argument:
         name += f"-{argument}"
-    told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     packages = {name: metadata.version(name) for name in _PACKAGES}
     package = Path(__file__).parents[2]  # in a clone, the shipped recipes lie beside the package
     origin = {  # what the loss depends on, so that another origin means another run
@@ -69,6 +68,9 @@ def attempt(
     run = runs / f"{name}-{json_crc(origin):08x}"
     fields = [f"--config.{field}" for field in (*track.fields(home / "corpus"), f"seed={seed}")]
     config = load_config(PretrainConfig, recipe, fields)
+    told = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    if config.init or config.distil.teacher:
+        raise UserError(f"{recipe} sets init or distil.teacher; a recipe of a record sets neither")
     timed = {"steps": steps, "step_seconds": None} if steps else _timed(track, config, corpus, run)
     config = overridden(config, [f"--config.training.num_steps={timed['steps']}"])
     place = run / f"seed{seed}-{timed['steps']}"

@@ -100,7 +100,7 @@ def check_files(asked: Asking) -> TableFormat:
         _format(asked, source)
     reads = asked.texts in ((), (STDIN,))
     asked.only_with("--input or standard input", reads, "--columns", "--format")
-    check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN)
+    check_out(asked.out, vectors=asked.VECTORS, plain=asked.PLAIN, sources=asked.input)
     return TableFormat(**asked.named()[1])
 
 

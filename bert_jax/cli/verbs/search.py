@@ -225,7 +225,7 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
         from bert_jax.infer.search.passages import found_sources
         from bert_jax.infer.writers import check_out
 
-        check_out(self.out, vectors=False)
+        check_out(self.out, vectors=False, sources=(self.pairs, *self.input))
         ranks = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", self.ranks)
         first, last = map(int, ranks.groups()) if ranks else (0, 0)
         if not 1 <= first <= last:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.build import DEFAULT_LENGTH, is_corpus, rate_line
+from bert_jax.data.corpus.build import DEFAULT_LENGTH, rate_line
 from bert_jax.data.corpus.datasheet import Provenance, Tally, account, write_datasheet
 from bert_jax.data.corpus.encode import EncodedPairs, PairBlock, encode_pairs, start_worker
 from bert_jax.data.corpus.pairs import PairSource
 from bert_jax.data.corpus.passes import BLOCK_BYTES, check_rate
+from bert_jax.data.corpus.sharded.workspace import is_corpora
 from bert_jax.data.corpus.workers import grouped, map_ordered, worker_count
 from bert_jax.data.pair_packing import plan_translations
 from bert_jax.data.store import TokenStore, entropy, is_store, open_store
@@ -131,7 +132,7 @@ def build_pairs(
     check_rate(heldout_rate)
     workers, begin = worker_count(num_workers), time.perf_counter()
     with contextlib.ExitStack() as stack:
-        staged = stack.enter_context(StagedDirectory(out, is_corpus, overwrite=overwrite))
+        staged = stack.enter_context(StagedDirectory(out, is_corpora, overwrite=overwrite))
         train = _Part(staged.path / "train", tokenizer, drop_duplicates)
         stack.enter_context(train.writer)
         held = _Part(staged.path / "heldout", tokenizer, drop_duplicates and not heldout)

@@ -58,6 +58,7 @@ def text_script(text: str) -> str:
     return next((script for char in text if (script := script_of(char))), OTHER)
 
 
+@cache
 def _counts_of(tokenizer: Tokenizer) -> Callable[[int], dict[str, int]]:
     """Return a function that returns the counts of a token, given its id."""
 
@@ -114,7 +115,7 @@ DATASHEET = "CORPUS.md"
 FIELDS = {"languages": ("language", "lang"), "licences": ("licence", "license")}
 """Fields of a document that name its language or its licence."""
 _SAMPLE, _OF_SOURCE = 1 << 18, 1 << 16
-"""Largest numbers of characters on which coverage is measured: in total, and for each source."""
+"""Largest numbers of characters on which a task measures coverage: per corpus, and per source."""
 _MOST_ROWS = 100
 _PACKAGES = ("bert_jax", "numpy", "tokenizers", "sentencepiece")
 

@@ -83,7 +83,8 @@ def _by_card(
     spec: str, configs: Sequence[Mapping[str, Any]], config: str, split: str, present: Sequence[str]
 ) -> list[str] | None:
     """Return the files that the card lists for a configuration and split; None if it lists none."""
-    by_name = {str(each.get("config_name")): each for each in configs if "data_files" in each}
+    lists = [each for each in configs if each.keys() & {"data_files", "data_dir"}]
+    by_name = {str(each.get("config_name")): each for each in lists}
     if not by_name:
         return None
     entry = by_name.get(config)
@@ -97,13 +98,17 @@ def _by_card(
             )
     if entry is None:
         raise UserError(_unknown(spec, "configuration", config, sorted(by_name)))
-    files = entry["data_files"]
+    folder = str(entry.get("data_dir") or "").removeprefix("./").strip("/")
+    base = f"{folder}/" if folder else ""
+    if (files := entry.get("data_files")) is None:
+        return _by_name(spec, "", split, [name for name in present if name.startswith(base)])
     splits: dict[str, list[str]] = defaultdict(list)
     for each in files if isinstance(files, list) else [files]:
         if isinstance(each, str):
             each = {"split": "train", "path": each}
         paths = each.get("path", [])
-        splits[str(each.get("split"))] += [paths] if isinstance(paths, str) else paths
+        paths = [paths] if isinstance(paths, str) else paths
+        splits[str(each.get("split"))] += [f"{base}{path}" for path in paths]
     if split not in splits:
         raise UserError(_unknown(spec, "split", split, sorted(splits)))
     found = [name for name in present if any(_covers(path, name) for path in splits[split])]
@@ -248,4 +253,5 @@ def _open(name: str, options: ReadOptions, state: FileState | None) -> Source:
     is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options, state)
+    kind = "".join(Path(name).suffixes[-2:]) or kind  # .gz alone says nothing
     raise UserError(f"{name}: {kind} files are not supported. Sources are {_SUPPORTED}.")

@@ -31,9 +31,9 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Mesh axes that split each logical axis. All sharding in the package follows this table."""
 
-_SIZE_FIELDS = {
-    "embed": "model.hidden_dim", "heads": "the number of (key) heads", "mlp": "model.mlp_dim",
-    "vocab": "the padded model.vocab_size",
+_SIZES = {
+    "embed": "the hidden width", "heads": "the number of (key) heads", "mlp": "the MLP's width",
+    "vocab": "the padded vocabulary",
 }  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def param_shardings(logical_axes: Any, shapes: Any, mesh: Mesh) -> Any:
             parts = math.prod(mesh.shape[name] for name in names)
             if size % parts:
                 assert axis is not None
-                field = _SIZE_FIELDS.get(axis, f"axis {axis} of {where}")
+                field = _SIZES.get(axis, f"axis {axis} of {where}")
                 mesh_field = " x ".join(f"mesh.{name}" for name in names)
                 raise UserError(
                     f"{field} is {size}, not a multiple of {mesh_field} = {parts} (parameter "

@@ -69,7 +69,8 @@ def write_index(
     passage, a column has several types, lancedb is missing, or the directory cannot be written.
     """
     lancedb, pa = _lancedb()
-    by = IndexedBy(f"{Path(place).resolve()}", model_digest(model))
+    model_path = Path(place).resolve()  # may not be UTF-8
+    by = IndexedBy(f"{model_path}".encode(errors="replace").decode(), model_digest(model))
     rest, cuts, count = iter(passages), Cuts(), 0
     with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
         text, width = pa.string(), dimensions or model.vector_width()
@@ -97,7 +98,7 @@ def write_index(
         crcs = {name: c for name, c in digests_of(staged.path).items() if ".json" not in name}
         (staged.path / RECORD).write_text(json.dumps(asdict(by) | {DIGESTS: crcs}))
         with contextlib.suppress(OSError):  # if links are impossible, `search` asks for --model
-            (staged.path / LINK).symlink_to(by.model)
+            (staged.path / LINK).symlink_to(model_path)
         staged.commit()
     return count, cuts.warning()
 

@@ -61,9 +61,12 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def weights(count: int) -> Iterator[np.ndarray]:
-    """Yield blocks (d, count) of d resamples: how often each resample contains each unit."""
-    key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // count)
+def weights(count: int, size: int = 0) -> Iterator[np.ndarray]:
+    """Yield blocks (d, count) of d resamples: how often each resample contains each unit.
+
+    A block suits `size` examples in place of `count`, if there are more examples than units.
+    """
+    key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // max(count, size))
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
         counters = np.arange(first * count, (first + size) * count).reshape(size, count)
@@ -102,7 +105,7 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
         less = dict.fromkeys(mine, np.zeros(1)) if theirs is None else theirs.score(w)
         return {name: values - less[name] for name, values in mine.items() if name in less}
 
-    blocks = [score(drawn[:, unit]) for drawn in weights(count)]
+    blocks = [score(drawn[:, unit]) for drawn in weights(count, len(unit))]
     few, what, are_shares = count, "units", False
     if theirs is not None:
         if ours.right is not None and theirs.right is not None:

@@ -93,7 +93,8 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
     ]
     lines = _table(["score", "value", over], rows)
     if report.get("constant") is not None:
-        lines += ["", f"The best constant prediction scores {_number(report['constant'])}."]
+        name = report.get("baseline", "the baseline")
+        lines += ["", f"{name[0].upper()}{name[1:]} scores {_number(report['constant'])}."]
     return lines
 
 

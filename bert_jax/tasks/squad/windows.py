@@ -151,11 +151,13 @@ def most_context(num_tokens: int, begins: Sequence[int], room: int) -> np.ndarra
     The chosen window is the one with the largest sum of min(tokens to the left, tokens to the
     right) and a hundredth of the window's length. The first window wins ties.
     """
-    at = np.arange(num_tokens)
-    first = np.array(begins)[:, None]
-    end = np.minimum(first + room, num_tokens)
-    context = np.minimum(at - first, end - 1 - at)
-    return np.where(context >= 0, context + 0.01 * (end - first), -1.0).argmax(axis=0)
+    best, found = np.full(num_tokens, -1.0), np.zeros(num_tokens, int)
+    for number, begin in enumerate(begins):
+        at = np.arange(begin, end := min(begin + room, num_tokens))
+        score = np.minimum(at - begin, end - 1 - at) + 0.01 * (end - begin)
+        better = at[score > best[at]]
+        best[better], found[better] = score[better - begin], number
+    return found
 
 
 class Candidate(NamedTuple):

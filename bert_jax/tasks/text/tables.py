@@ -139,7 +139,8 @@ def read_labelled(
     data: Data[TextExample] = read(source, table, labels, **options)
     if data.examples[0].label is None:
         raise UserError(
-            f"{source} has no labels in column {table.label!r}; name another column or file"
+            f"{source} has no labels in column {', '.join(table.label_columns) or table.label!r}; "
+            "name another column or file"
         )
     return data
 

@@ -42,7 +42,7 @@ class TextSplit(Split):
         room = length - num_special(task.tokenizer, examples[0].text_pair is not None)
         cut = found.warnings(examples, room, task.long)
         count = len({each.text for each in examples})
-        grouped = isinstance(task.config, GlueConfig) or task.config.group or data.name == "train"
+        grouped = isinstance(task.config, GlueConfig) or task.config.group or data.trains
         if not grouped and 5 * count < 4 * len(examples):
             cut += (f"{data.name}: {len(examples):,} rows share {count:,} texts; {_NAME_GROUPS}",)
         names = [*task.metrics, *Decisions.score_names(task.spec.labels, **task.fits)]
@@ -284,7 +284,10 @@ def predictions(
     linear: Any = Ridge() if objective == "regression" else LogisticRegression(C=10, max_iter=1000)
     if objective == "multi_label":
         linear = OneVsRestClassifier(linear)
-    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), linear)
+    classes = int(labels.max()) + 1 if objective == "single_label" else 1
+    most = max(1000, 2_000_000 // classes)  # the solver keeps about 25 copies of its parameters
+    terms = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most)
+    model = make_pipeline(terms, linear)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that never occur, and convergence
         found = model.fit([*map(_text, train)], labels).predict([*map(_text, examples)])

@@ -88,7 +88,7 @@ def splits_of(workdir: Path | str, model: SavedModel, data: str | None) -> list[
     """
     config = task_of(model).config
     own = {"dev", *config.dev_sources, *config.test_sources}
-    if data is None or (data in own and config.kind != "glue" and not Path(data).exists()):
+    if data is None or (data in own and config.kind != "glue" and not Path(data).is_file()):
         return _run_splits(workdir, model, data)
     return [other_split(workdir, model, data)]
 
@@ -134,7 +134,7 @@ def other_split(
     Raise a UserError if the data do not exist or cannot be read.
     """
     task = task_of(model)
-    if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).exists():
+    if data in ("dev", "test") and task.config.kind != "glue" and not Path(data).is_file():
         raise UserError(f"{workdir} names no {data} data, and there is no file {data}; name a file")
     split = task.open_split(data, labelled=labelled)
     _warn(*split.warnings)

@@ -149,7 +149,7 @@ def evaluate_finetuned(
     model = read_scored(workdir, columns)
     texts = merged([read_report(path) for path in reports] or reports_on_ancestors(workdir))
     splits = splits_of(workdir, model, data)
-    own = data is None or not Path(data).exists()  # a file may have the name of a split
+    own = data is None or not Path(data).is_file()  # a file may have the name of a split
     dev = (task_of(model).config.dev_sources or {"dev": ""}) if own else {}
 
     def scored(place: Path | str) -> dict[str, Scored]:

@@ -49,7 +49,10 @@ def finetune_folds(
     all folds. Raise a UserError if the configuration asks for several runs per fold, the directory
     belongs to another run or lies in a bucket, or a fold cannot be trained (see `train.finetune`).
     """
+    begun = (Path(workdir) / "config.json").exists()
     if not config.task.folds or config.task.fold:
+        if not begun and (Path(workdir) / "fold-1").exists():
+            raise UserError(f"--workdir {workdir} contains folds of a run; give another directory")
         return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)
     if profiler:
         raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
@@ -60,7 +63,7 @@ def finetune_folds(
         )
     if scheme(workdir) is not None:
         raise UserError(f"--workdir is {workdir}; with task.folds, give a local directory")
-    if (Path(workdir) / "config.json").exists():
+    if begun:
         raise UserError(
             f"--workdir {workdir} contains a run without task.folds; give another directory"
         )

@@ -57,7 +57,8 @@ class TrainingConfig(Bounded, section="training"):
     micro-batch. step: once per step; gradients are then reduced at the end of the step. `step`
     needs memory for unsplit matrices in the compute type and unsplit gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of gradient sums over devices; `bfloat16` halves the bytes, with 8 significant bits."""
+    """Type of gradient sums over mesh.data and, with gather=step, over mesh.fsdp. `bfloat16` halves
+    the bytes, with 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000

@@ -120,7 +120,7 @@ def mixed_corpora(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> PretrainConfig:
-    """Return the configuration with a batch unit that makes each batch divisible by `shards`.
+    """Return the configuration with a batch unit that divides batch warm-ups evenly over `shards`.
 
     `kept`, the unit of a run that has begun (else 0), stays if the configured unit divides `kept`.
     """
@@ -128,9 +128,10 @@ def with_batch_unit(config: PretrainConfig, shards: int, kept: int = 0) -> Pretr
     if kept:
         unit = unit if kept % unit else kept
     else:
-        needed = [shards * config.accumulation_of(n) for n in range(len(config.phases))]
-        if any(rows % needed[number] for number, rows in stages_from(config.phases, 0)):
-            unit = math.lcm(unit, *needed)
+        warming = [n for n, phase in enumerate(config.phases) if phase.batch_warmup_steps]
+        needed = {n: shards * config.accumulation_of(n) for n in warming}
+        if any(rows % needed.get(n, 1) for n, rows in stages_from(config.phases, 0)):
+            unit = math.lcm(unit, *needed.values())
     return replace(config, training=replace(config.training, batch_unit=unit))
 
 

@@ -101,8 +101,8 @@ def make_train_step(config: StepConfig, mesh: Mesh) -> Callable[..., tuple[Train
                 updates,
             )
         metrics = {
-            "loss": objective.loss(sums, counts),
             **measure(objective.metrics, sums),
+            "loss": objective.loss(sums, counts),  # a metric `loss` may lack some terms
             "grad_norm": optax.tree.norm(grads),
             # The rate follows the number of updates, which a skipped step does not raise.
             "learning_rate": settings.rate * learning_rate(state.opt_state.num_updates),

@@ -191,8 +191,9 @@ def check_memory(config: StepConfig, mesh: Mesh, num_trials: int) -> None:
     if limit is not None and needed > limit:
         raise UserError(
             f"{num_trials:,} runs at once need {needed / 2**30:,.1f} GiB on each device for "
-            f"weights and optimizers; a device has {limit / 2**30:,.1f} GiB. Set sweep.at_once "
-            f"to {max(1, limit // one * groups):,} or less, or mesh.fsdp above {mesh.shape['fsdp']}"
+            f"weights and optimizers; a device has {limit / 2**30:,.1f} GiB. Set "
+            + f"sweep.at_once to {limit // one * groups:,}, or " * (limit >= one)
+            + f"mesh.fsdp above {mesh.shape['fsdp']}, or training.freeze or lora.rank"
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hub_server import MAIN, OTHER, Hub, running
 
-from bert_jax.artefacts.exchange.hub import FILES, fetch, is_hub_name
+from bert_jax.artefacts.exchange.hub import FILES, _has_safetensors, fetch, is_hub_name
 from bert_jax.artefacts.formats.huggingface_files import WEIGHTS
 from bert_jax.artefacts.formats.sentence_transformers import QUERIES, sentence_files
 from bert_jax.errors import UserError
@@ -20,6 +20,7 @@ from bert_jax.model.embedding import EmbeddingConfig
 
 SOUND = {
     "config.json": b'{"model_type": "bert"}',
+    "adapter_config.json": b"{}",
     "model.safetensors": b"weights",
     "tokenizer.json": b"{}",
     "vocab.txt": b"[PAD]\n",
@@ -147,6 +148,16 @@ def test_what_an_export_writes_is_fetched() -> None:
         written |= sentence_files(each, 4, 8, {} if each.is_sparse else maps).keys()
     assert {"router_config.json", "2_Dense/model.safetensors", "modules.json"} <= written
     assert [name for name in written if not any(fnmatch(name, each) for each in FILES)] == []
+
+
+def test_what_a_router_of_theirs_writes_is_fetched() -> None:
+    """sentence-transformers puts the encoder of documents into a directory."""
+    names = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "merges.txt")
+    encoder = [f"document_0_MLMTransformer/{name}" for name in names]
+    assert [name for name in encoder if not any(fnmatch(name, each) for each in FILES)] == []
+    assert _has_safetensors("me/router", ["modules.json", *encoder])
+    with pytest.raises(UserError, match="has neither"):
+        _has_safetensors("me/other", ["other/model.safetensors"])
 
 
 def test_names() -> None:

@@ -1,6 +1,7 @@
 """bert-jax import, without Transformers: what is written, what is refused, what is left behind."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,16 @@ def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* another directory"):
         import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+    with pytest.raises(UserError, match=r"theirs has adapter_config\.json: .* another directory"):
+        read_model(tmp_path / "theirs")
+
+
+def test_a_path_need_not_be_utf8(tmp_path):
+    theirs = tmp_path / os.fsdecode(b"caf\xe9")
+    write_huggingface(theirs)
+    import_model(theirs, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours/import.json").read_text())["source"].endswith("caf?")
+    assert read_model(tmp_path / "ours").params
 
 
 def test_a_roberta_becomes_a_bert_with_its_tokenizer(tmp_path):

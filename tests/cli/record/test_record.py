@@ -300,6 +300,27 @@ def test_what_does_not_fit_the_track_is_refused(track, tmp_path, change, message
     assert not [*(tmp_path / "work").glob("*/corpus")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    return {", "    return {{", "SyntaxError"),
+        ('"data": {', '"init": "work/a", "data": {', "sets init or distil.teacher"),
+        ('"data": {', '"distil": {"teacher": "work/a"}, "data": {', "sets init or distil.teacher"),
+    ],
+)
+def test_a_recipe_that_cannot_be_timed_is_refused(track, tmp_path, old, new, message, capsys):
+    recipe = write_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace(old, new))
+    assert main(["record", *track, f"--recipe={recipe}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_directory_is_no_record(track, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(attempt, "attempt", lambda *given: {"name": "mine"})
+    assert main(["record", *track, "--recipe=mine.py", f"--out={tmp_path}"]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["none.jsonl:1", "small.jsonl", "small.jsonl:7", "small.jsonl:1"])
 def test_what_is_no_line_is_refused(track, tmp_path, place, capsys):
     (tmp_path / "small.jsonl").write_text("{}")

@@ -350,6 +350,10 @@ def test_existing_corpus(text, tmp_path):
     second = build(text, tmp_path, overwrite=True)
     assert second.train.fingerprint != first.train.fingerprint
     assert left(tmp_path) == []
+    (tmp_path / "corpus" / "notes.md").write_text("mine")
+    with pytest.raises(UserError, match="holds files of another kind"):
+        build(text, tmp_path, overwrite=True)
+    assert (tmp_path / "corpus" / "notes.md").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

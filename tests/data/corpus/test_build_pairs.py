@@ -353,6 +353,9 @@ def test_the_verb(files, vocabulary, tmp_path, capsys):
     assert "exists" in capsys.readouterr().err
     assert cli.main([*pairs, *out, "--overwrite", "--swap"]) == 0
     assert open_store(tmp_path / "out" / "train").meta["sources"][0]["name"] == files[1]
+    (tmp_path / "out" / "run").mkdir()
+    assert cli.main([*pairs, *out, "--overwrite"]) == 2
+    assert "holds files of another kind" in capsys.readouterr().err
     for more, message in (
         ([], "give --input for text, or --pairs"),
         (["--input", files[0], "--pairs", *files], "not both"),

@@ -45,6 +45,15 @@ def test_unknown_words_by_script() -> None:
     assert scripts_as_json(found)["Latin"]["tokens_per_word"] == pytest.approx(4 / 3)
 
 
+def test_a_token_is_decoded_once(monkeypatch) -> None:
+    tokenizer, decoded = WordPieceTokenizer([*SPECIAL_TOKENS, "the", "cat"]), []
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(ids) or decode(ids))
+    for _ in range(3):
+        measure_coverage(tokenizer, ["the cat", "the"])
+    assert len(decoded) == 2
+
+
 @pytest.mark.parametrize("kind", ["bpe", "pieces"])
 def test_bytes_of_a_letter_count_for_its_script(tmp_path, kind: str) -> None:
     tokenizer = load_tokenizer(write_fast(tmp_path, kind))

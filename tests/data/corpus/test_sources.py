@@ -258,6 +258,8 @@ def test_directory(tmp_path):
 def test_unknown_kind(tmp_path):
     with pytest.raises(UserError, match=r"\.pdf files are not supported. Sources are .txt"):
         read(put(tmp_path / "a.pdf", "x"))
+    with pytest.raises(UserError, match=r": \.parquet\.gz files are not supported"):
+        read(put(tmp_path / "a.parquet.gz", "x"))
 
 
 def test_unreadable(tmp_path, monkeypatch):

@@ -124,14 +124,14 @@ def test_optimizer_state_lies_where_its_parameters_lie():
         (
             MeshConfig(1, 8),
             {"hidden_dim": 20, "num_heads": 2},
-            r"model\.hidden_dim is 20, .*mesh\.fsdp = 8.*16 or 24 would work.*1, 2, 4, 5, 10, 20",
+            r"the hidden width is 20, .*mesh\.fsdp = 8.*16 or 24 would work.*1, 2, 4, 5, 10, 20",
         ),
         (
             MeshConfig(1, 1, 8),
             {"num_heads": 4},
             r"the number of \(key\) heads is 4, .*mesh\.tensor = 8.*8 would work.*one of 1, 2, 4",
         ),
-        (MeshConfig(1, 1, 8), {"mlp_dim": 36}, r"model\.mlp_dim is 36, .*32 or 40 would work"),
+        (MeshConfig(1, 1, 8), {"mlp_dim": 36}, r"the MLP's width is 36, .*32 or 40 would work"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do(mesh, changes, message):
@@ -147,7 +147,7 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(mesh, changes, 
 def test_a_padded_vocabulary_that_does_not_divide_is_refused():
     mesh = make_mesh(MeshConfig(1, 1, 3), jax.devices()[:3])
     model = ModelConfig(**{**MODEL.__dict__, "hidden_dim": 48, "num_heads": 6, "mlp_dim": 48})
-    with pytest.raises(UserError, match=r"padded model\.vocab_size is 256, .*255 or 258"):
+    with pytest.raises(UserError, match=r"padded vocabulary is 256, .*255 or 258"):
         param_shardings(logical_axes(model), shapes_of(model), mesh)
 
 

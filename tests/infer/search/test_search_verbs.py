@@ -207,6 +207,15 @@ def test_an_index_is_written_block_by_block_with_columns_as_they_come(
         assert [hit["text"] for hit in small] == [hit["text"] for hit in whole]
 
 
+def test_the_path_of_a_model_need_not_be_utf8(home, run, tmp_path):
+    model, out = tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / "out"
+    shutil.copytree(home / "model", model)
+    assert run("index", model, home / "texts.jsonl", "--out", out).code == 0
+    found = run("search", out, "the dog", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["hits"]
+
+
 @pytest.mark.parametrize(("fault", "code"), [(UserError("late"), 2), (KeyboardInterrupt(), 130)])
 def test_an_index_that_is_not_finished_leaves_nothing(
     home, run, tmp_path, monkeypatch, fault, code

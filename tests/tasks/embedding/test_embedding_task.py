@@ -115,6 +115,20 @@ def test_scores_of_a_teacher(tmp_path):
         reranker.open_split(new)
 
 
+def test_pairs_without_negatives_are_scored(tmp_path):
+    rows = [{"query": f"q{n}", "document": f"d{n}", "no": []} for n in range(3)]
+    new = put_json(tmp_path / "new.jsonl", *rows)
+    known = put_json(tmp_path / "a.jsonl", *({**each, "no": ["e"]} for each in rows))
+    task = opened(RerankTaskConfig(train=known, dev=known, negatives=("no",)))
+    split = task.open_split(new, labelled=False)
+    assert (len(split.rows), split.rows.group) == (3, 2)
+    split.write_predictions(np.zeros((3, 2), np.float32), tmp_path / "out", {})
+    (found,) = (tmp_path / "out").iterdir()
+    assert [len(row["scores"]) for row in read_json_lines(found)] == [1, 1, 1]
+    report = task.dev_splits()[0]
+    assert report.baseline == "a random ranking"
+
+
 def test_long_texts_are_cut_and_counted(tmp_path):
     path = put(
         tmp_path / "a.csv", "query,document", "abcdefghij,ab", "ab,abcdefghijk", "a,b", "c,d"

@@ -64,6 +64,12 @@ def test_no_two_resamples_of_many_examples_are_equal():
     assert len(np.unique(np.concatenate(parts), axis=0)) == DRAWS
 
 
+def test_a_block_of_few_units_suits_many_examples():
+    parts = [*weights(20, 1_000_000)]
+    assert max(map(len, parts)) <= 4 < max(map(len, weights(20)))
+    assert (np.concatenate(parts) == drawn(20)).all()
+
+
 def test_an_interval_is_t_on_the_scale_of_log_odds():
     def score(w: np.ndarray) -> dict[str, np.ndarray]:
         found = 0.6 + 0.3 * np.arange(DRAWS) / DRAWS if len(w) == DRAWS else np.array([0.8])

@@ -36,6 +36,18 @@ def test_words_decide_about_classes(put_both):
     assert scored(task) == 0.75
 
 
+def test_the_memory_of_the_fit_is_bounded(put_both, monkeypatch):
+    found = []
+    fit = pytest.importorskip("sklearn.feature_extraction.text").TfidfVectorizer
+    monkeypatch.setattr(
+        "sklearn.feature_extraction.text.TfidfVectorizer",
+        lambda max_features, **given: found.append(max_features) or fit(**given),
+    )
+    train = rows("red,a", "blue,b", "grey,c", "green,d")
+    assert scored(put_both("text,label", train, train[:4])) == 1.0
+    assert found == [500_000]
+
+
 def test_words_of_both_texts_are_told_apart(put_both):
     train = rows("the cat the,the dog the,yes", "the dog the,the cat the,no")
     task = put_both("text,other,label", train, train[:2], text_pair="other")

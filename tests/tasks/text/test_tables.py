@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.config import TableConfig
 from bert_jax.tasks.examples import LabelSet, MissingColumn, Origin
-from bert_jax.tasks.text.tables import read_texts
+from bert_jax.tasks.text.tables import read_labelled, read_other_texts, read_texts
 
 COLUMNS = TableConfig()
 HARD = 'He said "no", \u2028 then left.\x85'  # str.splitlines would make three lines of it
@@ -459,6 +459,9 @@ def test_columns_of_zeros_and_ones(tmp_path):
     path = put(tmp_path / "a.csv", "text,toxic,rude\na,-1,0\n")
     with pytest.raises(UserError, match=r"line 2: column 'toxic' holds '-1'; it must be 0 or 1"):
         read_texts(path, columns)
+    unlabelled = put(tmp_path / "b.csv", "text,toxic\na,1\n")
+    with pytest.raises(UserError, match=r"b\.csv has no labels in column 'toxic, rude'; name"):
+        read_labelled(f"{unlabelled}", columns, data.labels, read_other_texts)
     lines = put(tmp_path / "a.jsonl", '{"text": "a", "toxic": true, "rude": 0.0}\n')
     assert read_texts(lines, columns).examples[0].label == (0,)
 

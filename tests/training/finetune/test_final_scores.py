@@ -327,7 +327,7 @@ def test_options_of_other_verbs(sweep, tmp_path, capsys):
     assert "cannot be used with --pairs" in capsys.readouterr().err
 
 
-def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
+def test_an_exported_model_is_scored(files, sweep, tmp_path, monkeypatch, capsys):
     out, data = tmp_path / "out", tmp_path / "new.csv"
     assert main(["export", str(sweep), "--to=huggingface", f"--out={out}"]) == 0
     table = Path(files["test"]).read_text()
@@ -340,6 +340,8 @@ def test_an_exported_model_is_scored(files, sweep, tmp_path, capsys):
     assert {name: found[name] for name in expected.scores} == pytest.approx(expected.scores)
     assert found["splits"]["new.csv"]["classes"] == expected.reports["test.csv"]["classes"]
     assert evaluate_finetuned(sweep, str(data), columns={"text": "review", "label": "is"}).scores
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test").mkdir()  # is no file, so hides no data
     for wrong, said in (
         ([f"--data={data}"], "no column 'text'"),
         ([f"--data={data}", "--columns=txt=review"], "--columns: unknown field txt"),

@@ -109,6 +109,9 @@ def test_what_is_refused(runs, tmp_path):
         folds.finetune_folds(config, "gs://bucket/run")
     with pytest.raises(UserError, match=r"contains a run without task.folds"):
         folds.finetune_folds(config, workdir / "fold-1")
+    one = dataclasses.replace(config, task=dataclasses.replace(config.task, folds=0))
+    with pytest.raises(UserError, match=r"contains folds of a run; give another directory"):
+        folds.finetune_folds(one, workdir)
     task = dataclasses.replace(config.task, folds=3)
     with pytest.raises(UserError, match=r"task\.folds"):
         folds.finetune_folds(dataclasses.replace(config, task=task), workdir)

@@ -123,12 +123,15 @@ def test_more_members_than_the_memory_holds(monkeypatch):
     one = 4 * sum(leaf.size for leaf in jax.tree.leaves(abstract_trials(CONFIG, mesh, 1)))
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": one, "SC_PHYS_PAGES": 4}.get)
     check_memory(CONFIG, mesh, 3)
-    with pytest.raises(UserError, match=r"5 runs at once need .* Set sweep.at_once to 4 or less"):
+    with pytest.raises(UserError, match=r"5 runs at once need .* Set sweep.at_once to 4, or mesh"):
         check_memory(CONFIG, mesh, 5)
     side_by_side = sweep_mesh(2, jax.devices()[:2])  # of the 4 pages, each device has 2
     check_memory(CONFIG, side_by_side, 4)
-    with pytest.raises(UserError, match=r"6 runs at once .* Set sweep.at_once to 4 or less"):
+    with pytest.raises(UserError, match=r"6 runs at once .* Set sweep.at_once to 4, or mesh"):
         check_memory(CONFIG, side_by_side, 6)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": one - 1, "SC_PHYS_PAGES": 1}.get)
+    with pytest.raises(UserError, match=r"Set mesh.fsdp above 1, or training.freeze or lora.rank"):
+        check_memory(CONFIG, mesh, 1)
 
 
 def test_logits_of_members(rows, together):

@@ -175,6 +175,18 @@ def test_a_batch_warm_up_is_rounded_to_what_the_mesh_takes_and_stays_so():
     assert with_batch_unit(asked, 64, 256) == asked  # another run: the work directory says so
 
 
+def test_accumulation_of_a_phase_without_warm_up_coarsens_no_batch_warm_up():
+    config = config_of({"batch_size": 128, "batch_warmup_steps": 3},
+                       {"batch_size": 192, "accumulation": 3}, training__accumulation=1,
+                       optimizer={"warmup_steps": 0})  # fmt: skip
+    assert [rows for _, rows in stages_from(config.phases, 0)] == [16, 32, 64, 128, 192]
+    rounded = with_batch_unit(config, 64)
+    assert [rows for _, rows in stages_from(rounded.phases, 0)] == [64, 64, 64, 128, 192]
+    uneven = config_of({"batch_size": 96}, {"batch_size": 192, "batch_warmup_steps": 3},
+                       training__accumulation=1)  # fmt: skip
+    assert with_batch_unit(uneven, 64).training.batch_unit == 64
+
+
 def test_only_the_batches_to_come_must_divide_over_the_mesh():
     config = config_of({"batch_size": 4608, "batch_warmup_steps": 3}, {"batch_size": 1024},
                        training__accumulation=1)  # fmt: skip

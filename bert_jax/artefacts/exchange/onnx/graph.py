@@ -95,8 +95,7 @@ class Graph:
         weights = list(self.weights.values())
         graph = make.make_graph(self.nodes, "bert", ids, results, initializer=weights)
         formats = {"opset_imports": [make.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
-        about = {"producer_name": "bert_jax", "doc_string": self.saved.name}
-        return make.make_model(graph, **formats, **about)
+        return make.make_model(graph, producer_name="bert_jax", **formats)
 
     def outputs(self) -> Outputs:
         """Add all nodes of the encoder and its heads; return the outputs."""

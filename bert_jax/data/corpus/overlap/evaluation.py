@@ -82,7 +82,7 @@ def read_evaluation(spec: str) -> EvaluationSet:
     return _read(kind if is_kind else "", path, spec, sizes_and_times)
 
 
-@functools.lru_cache(4)
+@functools.lru_cache(64)  # each block of a build asks for all sets
 def _read(kind: str, path: Path, spec: str, states: tuple[tuple[int, int], ...]) -> EvaluationSet:
     """Read evaluation texts; `states` (the files' sizes and times) is only used as a cache key."""
     del states

@@ -7,7 +7,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ class Job:
     drops: Workspace | None = None
     """Workspace in which the search for duplicates decided what to drop; None without a search."""
 
-    def key(self, task: Task) -> str:
-        """Return a digest of everything that the task's shard depends on."""
+    def key(self, task: Task, corpora: Collection[str]) -> str:
+        """Return a digest of everything on which the task's shards, of `corpora`, depend."""
         drops = self.drops and hashlib.sha256(read_drops(self.drops, task.number)).hexdigest()
-        thresholds = sorted(self.thresholds.items())
+        thresholds = sorted(each for each in self.thresholds.items() if each[0] in corpora)
         return _digest([self.recipe.identity(), thresholds, self.samples, drops, task.identity()])
 
 
@@ -80,7 +80,7 @@ def make_shard(
             made.run(task.sources, num_workers, lambda: advance(task))
             shards = made.finish()
             mark = {
-                "key": job.key(task),
+                "key": job.key(task, made.written()),
                 "shards": [[*each, entry._asdict()] for each, entry in shards.items()],
                 "corpora": {name: vars(each) for name, each in made.written().items()},
                 "report": vars(made.report),
@@ -179,7 +179,8 @@ def find_drops(
     find_duplicates([mark["scan"] for mark in marks], recipe.cleaning, space, engine.map)
 
 
-def _scan_key(recipe: Recipe, task: Task) -> str:
+def _scan_key(recipe: Recipe, task: Task, corpora: Collection[str] = ()) -> str:
+    del corpora  # all texts are read, whatever their corpus
     return _digest([recipe.cleaning.record(), task.identity()])
 
 
@@ -197,18 +198,20 @@ def _scan_task(
 
 
 def _run(
-    work: Callable[..., dict[str, Any]], space: Workspace, key: Callable[[Task], str],
+    work: Callable[..., dict[str, Any]], space: Workspace, key: Callable[..., str],
     tasks: Sequence[Task], engine: Engine, description: str, progress: bool,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Run `work(task, num_workers, advance)` for the incomplete tasks, with a progress bar.
 
-    A task is complete if its mark in `space` contains the key `key(task)` and, if records
-    were bad, the reaction `task.on_bad`. If a local engine has fewer incomplete tasks than
-    processes, the tasks run one by one, each with all processes. Return all marks, in task order.
+    A task is complete if its mark in `space` contains the key `key(task, corpora)`, with the mark's
+    corpora, and, if records were bad, the reaction `task.on_bad`. If a local engine has fewer
+    incomplete tasks than processes, the tasks run one by one, each with all processes. Return all
+    marks, in task order.
     """
 
     def is_complete(task: Task, mark: Mapping[str, Any]) -> bool:
-        return mark.get("key") == key(task) and mark.get("on_bad") in (None, task.on_bad)
+        is_current = mark.get("key") == key(task, mark.get("corpora", ()))
+        return is_current and mark.get("on_bad") in (None, task.on_bad)
 
     marks = space.marks()
     todo = [task for task in tasks if not is_complete(task, marks.get(task.name, {}))]

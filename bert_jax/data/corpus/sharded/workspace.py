@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from bert_jax.data.corpus.datasheet import DATASHEET
 from bert_jax.data.corpus.intake import MARKS, QUARANTINE
 from bert_jax.data.store import ARRAYS, COUNTS, is_store
 from bert_jax.errors import UserError
@@ -155,9 +156,10 @@ class Workspace:
 
 
 def is_corpora(path: Path) -> bool:
-    """Return true if `path` is a corpus, or a directory of corpora as `--by-column` makes it."""
-    found = [each for each in path.glob("*") if each.name != QUARANTINE]
-    return is_store(path / "train") or (bool(found) and all(is_store(p / "train") for p in found))
+    """Return true if `path` has one corpus, or those of `--by-column`, and nothing else."""
+    own = QUARANTINE, DATASHEET
+    found = [p for p in path.glob("*") if p.name not in own and not is_store(p)]
+    return all(is_store(p / "train") for p in found) and (bool(found) or is_store(path / "train"))
 
 
 @contextlib.contextmanager

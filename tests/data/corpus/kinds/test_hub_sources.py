@@ -143,6 +143,22 @@ def test_the_card_names_files(monkeypatch):
         names(monkeypatch, "hf:me/sets", CONFIGS[1:])
 
 
+def test_the_card_names_directories(monkeypatch):
+    present = [f"{place}/{name}.jsonl" for place in ("v1", "v2") for name in ("train", "test")]
+    configs = [
+        {"config_name": "one", "data_dir": "v1"},
+        {"config_name": "two", "data_dir": "./v2/", "default": True},
+        {"config_name": "three", "data_dir": "v2", "data_files": "te*.jsonl"},
+    ]
+    for spec, wanted in (
+        ("hf:me/d", "v2/train"), ("hf:me/d:one", "v1/train"), ("hf:me/d:one:test", "v1/test"),
+        ("hf:me/d:three", "v2/test"),
+    ):  # fmt: skip
+        assert names(monkeypatch, spec, configs, present) == [f"{wanted}.jsonl"]
+    with pytest.raises(UserError, match="no split 'dev'"):
+        names(monkeypatch, "hf:me/d:one:dev", configs, present)
+
+
 @pytest.mark.parametrize(
     ("path", "covered"),
     [

@@ -2,11 +2,13 @@
 
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert_jax.data.corpus.cleaning.clean import Cleaner, CleaningConfig, Dropped
+from bert_jax.data.corpus.overlap import evaluation
 from bert_jax.data.corpus.overlap.evaluation import (
     EvaluationSet,
     Example,
@@ -200,6 +202,17 @@ def test_evaluation_texts_that_cannot_be_read(tmp_path, monkeypatch, spec: str, 
     (tmp_path / "bad.csv").write_text('a,b\n"c" d,e\n')
     with pytest.raises(UserError, match=re.escape(said)):
         read_evaluation(spec)
+
+
+def test_many_evaluation_texts_are_read_once(tmp_path):
+    """Each block of a build has a `Cleaner` of its own."""
+    names = [f"{tmp_path / f'{n}.txt'}" for n in range(6)]
+    for number, name in enumerate(names):
+        Path(name).write_text(" ".join(words_of(number, 20)))
+    evaluation._read.cache_clear()
+    for _ in range(2):
+        Cleaner(CleaningConfig(without=tuple(names)))
+    assert evaluation._read.cache_info().misses == 6
 
 
 def test_passages_are_left_out(tmp_path):

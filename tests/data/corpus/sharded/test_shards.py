@@ -379,7 +379,12 @@ def test_a_mark_is_that_of_one_task_and_its_settings(texts, tmp_path):
         replace(job, thresholds={"": 5}),
         replace(job, samples=3),
     )
-    assert len({job.key(second), *(each.key(first) for each in (job, *others))}) == 5
+    own = {""}
+    assert len({job.key(second, own), *(each.key(first, own) for each in (job, *others))}) == 5
+    # A small corpus changes only the tasks that have documents of this corpus.
+    divided = replace(job, thresholds={"fr": 5})
+    assert divided.key(first, own) == job.key(first, own)
+    assert divided.key(first, {"fr"}) != job.key(first, {"fr"})
 
 
 def test_a_document_of_two_shards_is_one_when_few_are_divided():
