@@ -132,7 +132,7 @@ def test_gpu_measurements_are_bounded_and_what_they_print_is_kept(
 ):
     path = tmp_path / "script.py"
     path.write_text(script)
-    outcome = gpu.measure.run_bounded((str(path),), 5.0 if failed == "stopped" else 60.0)
+    outcome = gpu.measure.run_bounded((str(path),), 20.0 if failed == "stopped" else 60.0)
     assert outcome.results == results
     assert outcome.failed.startswith(failed)
     assert bool(outcome.failed) == bool(failed)

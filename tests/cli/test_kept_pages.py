@@ -10,8 +10,10 @@ from itertools import pairwise
 import pytest
 
 CODE = """
-import resource, sys
+import ctypes, resource, sys
 from bert_jax.cli import kept_pages
+
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: faults count pages of one size
 
 if sys.argv[1] == "accelerator":
     kept_pages._ACCELERATORS = ("/dev/null",)

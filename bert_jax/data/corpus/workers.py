@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -86,7 +87,7 @@ class Guard:
     """A process that runs calls with limits of time and memory, and ends if a call exceeds one."""
 
     def __init__(self, seconds: float, most_bytes: int) -> None:
-        """Limit the memory of the process and, for each call, its time on a processor.
+        """Limit the memory that calls need and, for each call, its time on a processor.
 
         As a second limit, a call ends after ten times as many seconds of wall-clock time.
         """
@@ -99,15 +100,13 @@ class Guard:
         if is_new:
             context = multiprocessing.get_context("spawn")
             self._connection, its = context.Pipe()
-            limit = (self._most_bytes, self._most_bytes)
-            limited = (its, _timed, resource.setrlimit, (resource.RLIMIT_AS, limit))
-            process = context.Process(target=_work, args=limited)
+            process = context.Process(target=_work, args=(its, _timed, None, ()))
             process.start()
             self._process = process
             its.close()
         try:
             if is_new:  # the process starts, and imports the function, outside of the limits
-                self._connection.send((0.0, repr, function))
+                self._connection.send((0.0, _limit, (self._most_bytes, function)))
                 self._connection.recv()
             self._connection.send((self._seconds, function, item))
             if not self._connection.poll(10 * self._seconds):
@@ -127,6 +126,13 @@ class Guard:
             self._process.kill()
             self._process.join()
         self._process = None
+
+
+def _limit(given: tuple[int, object]) -> None:
+    """Limit the memory of this process to what its imports have reserved, and so many bytes."""
+    if (sizes := Path("/proc/self/statm")).exists():  # macOS cannot limit memory
+        limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + given[0]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _timed(given: tuple[float, Callable[[T], R], T]) -> R:

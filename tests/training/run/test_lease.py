@@ -197,7 +197,7 @@ def test_one_of_many_takes_a_lease_over(tmp_path, start):
     start(tmp_path, "elsewhere").says("held")
     first = json.loads((tmp_path / "lease-1.json").read_text())
     os.kill(first["pid"], signal.SIGKILL)
-    many = [start(tmp_path, f"machine {n}", lapse=2.0, patience=5.0) for n in range(4)]
+    many = [start(tmp_path, f"machine {n}", lapse=10.0, patience=12.0) for n in range(4)]
     codes = []
     while len(codes) < 3:
         codes = [code for each in many if (code := each.process.poll()) is not None]

@@ -70,6 +70,7 @@ def test_silence_ends_the_process_and_says_where_it_stood(tmp_path, record, capf
     assert text.removeprefix("an earlier stall\n") in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("unarmed")
 def test_signs_of_life_keep_it_quiet(tmp_path, record):
     events = Events(tmp_path / "events.jsonl")
     with Watchdog(2.5, tmp_path / "stacks", events=events, exit=record.exit) as dog:
@@ -84,11 +85,16 @@ def watching():
     return [thread for thread in threading.enumerate() if thread.name == "watchdog"]
 
 
-def test_afterwards_nothing_is_watched(tmp_path, record):
-    with Watchdog(0.2, tmp_path / "stacks", exit=record.exit):
+def test_afterwards_nothing_is_watched(tmp_path, record, monkeypatch):
+    """The interpreter's own timer, the backstop, would end the process."""
+    timers = []
+    monkeypatch.setattr(watchdog, "_arm_backstop", lambda *given: timers.append("armed"))
+    stop = lambda: timers.append("cancelled")  # noqa: E731
+    monkeypatch.setattr(watchdog.faulthandler, "cancel_dump_traceback_later", stop)
+    with Watchdog(60.0, tmp_path / "stacks", exit=record.exit):
         assert len(watching()) == 1
     assert watching() == []
-    time.sleep(0.6)  # the interpreter's own timer would end the tests
+    assert (timers[0], timers[-1]) == ("armed", "cancelled")
     assert record.codes == []
 
 

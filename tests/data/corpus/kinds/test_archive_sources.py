@@ -249,9 +249,12 @@ def test_hostile_wikitext(tmp_path, monkeypatch):
     text = "[[File:a]] " * 5000 + "[[" + " " * 10**5 + "x]] Rest."
     path.write_text(OPEN + text + "</text></page></mediawiki>")
     assert [text.split() for text, _ in read(path)] == [["x", "Rest."]]
-    path.write_text(OPEN + "{{a|" * 60_000 + "</text></page></mediawiki>")
-    for limit, value in (("PARSE_SECONDS", 0.2), ("PARSE_BYTES", 100 << 20)):
+    plain, slow, large = "Plain [[text]].", "{{a|" * 60_000, "[[a]] " * 600_000
+    for limit, value, hostile in (("SECONDS", 0.5, slow), ("BYTES", 100 << 20, large)):
         with monkeypatch.context() as patch:
-            patch.setattr(archives, limit, value)
+            patch.setattr(archives, f"PARSE_{limit}", value)
+            path.write_text(OPEN + plain + "</text></page></mediawiki>")
+            assert [text for text, _ in read(path)] == ["Plain text."]
+            path.write_text(OPEN + hostile + "</text></page></mediawiki>")
             with pytest.raises(UserError, match=r"page 1, 'T': its parser fails, or takes over"):
                 read(path)
