@@ -117,10 +117,7 @@ class Compared(NamedTuple):
     """Scores or classes (B,), a teacher's scores (B, G - 1) of the documents, or None."""
 
     def leading(self, size: int) -> "Compared":
-        """Return the groups with vectors cut to the first `size` values and scaled to length 1.
-
-        With the size 0, the vectors stay as they are.
-        """
+        """Cut vectors to the first `size` values and scale them to length 1; 0 changes nothing."""
         return self._replace(vectors=unit(self.vectors[..., :size])) if size else self
 
 

@@ -106,18 +106,14 @@ def discriminator_params(params: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplacedTokens(Objective):
-    """Detection of replaced tokens by `model`. A masked LM, trained jointly, replaces tokens."""
+    """Detection of replaced tokens by `model`; for the fields, see `ReplacedTokensConfig`."""
 
     masking: MaskingConfig
     special_ids: SpecialIds
     generator_size: float = 0.25
-    """Ratio of the generator's width, heads and feed-forward width to the discriminator's."""
     discriminator_weight: float = 50.0
-    """Factor of the discriminator's loss."""
     temperature: float = 1.0
-    """Temperature by which the generator's logits are divided before a token is drawn."""
     disentangled: bool = False
-    """Whether the generator's token table gets no gradient from the discriminator."""
     continues_word: np.ndarray | None = field(default=None, compare=False)
     """Mask (vocab_size,) of the ids that continue the preceding word, for whole-word masking."""
 

@@ -1,7 +1,4 @@
-"""Fine-tuning: a head on a pretrained encoder, trained on labelled rows.
-
-Each kind of head is an entry of `HEADS`.
-"""
+"""Fine-tuning: a head (an entry of `HEADS`) on a pretrained encoder, trained on labelled rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -109,10 +109,7 @@ def startable(config: PretrainConfig, topology: Topology) -> list[str]:
 def with_rows_per_chip(
     config: PretrainConfig, phase: int, topology: Topology, rows: int
 ) -> PretrainConfig:
-    """Return the configuration with `rows` rows per chip in each micro-batch of a phase.
-
-    Raise a UserError if `rows` is below 1.
-    """
+    """Set the rows per chip in each micro-batch of a phase; raise a UserError if below 1."""
     if rows < 1:
         raise UserError(f"--batch-per-chip is {rows}; it must be at least 1")
     batch_size = rows * topology.num_chips * config.accumulation_of(phase)

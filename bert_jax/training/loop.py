@@ -26,14 +26,7 @@ from bert_jax.training.run_plan import (
     score_columns,
     together,
 )
-from bert_jax.training.steps import trials
-from bert_jax.training.steps.bad_step import (
-    BadStep,
-    BadStepError,
-    compute_again,
-    find_bad_step,
-    skipped_message,
-)
+from bert_jax.training.steps import bad_step, trials
 from bert_jax.training.steps.recheck import GRADIENT_DIGESTS, Recheck
 from bert_jax.training.steps.state import made_once
 from bert_jax.training.steps.step import make_train_step
@@ -318,10 +311,10 @@ class _Run:
             if each.halted or each.stopped:
                 continue
             one = {name: values[number] for name, values in metrics.items()}
-            if (bad := find_bad_step(batch - self.stage.first, one)) is None:
+            if (bad := bad_step.find_bad_step(batch - self.stage.first, one)) is None:
                 continue
             error, kind = None, "bad_step" if bad.halted else "skipped_step"
-            message = bad.describe() if bad.halted else skipped_message(bad, look)
+            message = bad.describe() if bad.halted else bad_step.skipped_message(bad, look)
             if bad.halted and alone:
                 error = self._explained(batch, bad, look)
                 message = str(error)
@@ -333,16 +326,16 @@ class _Run:
                 kind, message, bad.batch, error, **whose, batch=bad.batch, **bad.statistics
             )
 
-    def _explained(self, batch: int, bad: BadStep, look: str) -> BadStepError:
+    def _explained(self, batch: int, bad: bad_step.BadStep, look: str) -> bad_step.BadStepError:
         """Recompute the step that halted the run, and return an error that explains the halt."""
         state = self.now.state
         self.recheck.replicas(batch + 1, state)  # raises if replicas differ, which explains more
         step, settings = self.steps[self.now.stage], self.stage.settings
         with contextlib.closing(self.plan.batches.stream(batch)) as rows:
-            comparison = compute_again(
+            comparison = bad_step.compute_again(
                 lambda state, rows: step(state, rows, *settings), state, next(rows), bad.metrics
             )
-        return BadStepError(bad, comparison, self.saves.newest(), look)
+        return bad_step.BadStepError(bad, comparison, self.saves.newest(), look)
 
     def _read_rows(self) -> None:
         """Read from metrics.jsonl the newest metrics up to the step at which the run resumes."""

@@ -14,14 +14,7 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from bert_jax.artefacts.saved.runs import (
-    STATISTICS,
-    Start,
-    down_seconds,
-    read_record,
-    read_starts,
-    total_seconds,
-)
+from bert_jax.artefacts.saved import runs
 from bert_jax.config.mapping import build
 from bert_jax.data.phases import Phase
 from bert_jax.distributed.checkpoint.retention import branches_of
@@ -45,11 +38,8 @@ State = Literal["new", "running", "silent", "killed", "failed", "stopped", "fini
 evaluating. `killed`: silent for so long that the run must have ended."""
 
 _ENDS: dict[str, State] = {
-    "finished": "finished",
-    "stopped": "stopped",
-    "error": "failed",
-    "stalled": "failed",
-}
+    "finished": "finished", "stopped": "stopped", "error": "failed", "stalled": "failed",
+}  # fmt: skip
 _NO_ERRORS = "start", "saved", "attention", "recovered", "early_stop", "finished", "stopped"
 _MAX_ERRORS = 5
 _MAX_POINTS = 200
@@ -158,7 +148,7 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
     watched = metrics[0].name
     train, evaluation = _last(rows, f"train/{watched}"), _last(rows, f"eval/{watched}")
     tokens, entropy = _corpus(config, evaluation)
-    record = read_record(workdir, "pretrain")
+    record = runs.read_record(workdir, "pretrain")
     return PretrainStatus(
         **_run_values(work, record, config, rows, train, config.training.num_steps, saved, now),
         num_params=num_params(objective_of(config)),
@@ -188,10 +178,10 @@ def finetune_status(work: WorkDir) -> FinetuneStatus:
     Raise a UserError if there is no fine-tuning run, or its configuration cannot be read.
     """
     workdir = work.local
-    record = read_record(workdir, "finetune")
+    record = runs.read_record(workdir, "finetune")
     config = build(FinetuneConfig, record["config"], where=str(workdir / "config.json"))
     rows = read_metrics(workdir / "metrics.jsonl")
-    finished, text = (workdir / STATISTICS).exists(), workdir / "statistics.txt"
+    finished, text = (workdir / runs.STATISTICS).exists(), workdir / "statistics.txt"
     events = read_events(workdir / "events.jsonl")
     lengths = [event.get("num_steps") for event in events if event["kind"] == "start"]
     num_steps = lengths[-1] if lengths and isinstance(lengths[-1], int) else None
@@ -225,7 +215,7 @@ def _run_values(
     """
     workdir, aside = work.local, work.damaged
     events = read_events(workdir / "events.jsonl")
-    starts = read_starts(workdir / "goodput.json")
+    starts = runs.read_starts(workdir / "goodput.json")
     step = max([row["step"] for row in rows[-1:]] + list(saved[-1:]), default=0)
     if starts:  # the last start may have gone back to an earlier step
         step = starts[-1].last_step
@@ -251,8 +241,8 @@ def _run_values(
         "steps_per_second": rate,
         "seconds_left": left,
         "damaged": sorted(path.name for path in aside.iterdir()) if aside.is_dir() else [],
-        "seconds": total_seconds(starts),
-        "down_seconds": down_seconds(starts),
+        "seconds": runs.total_seconds(starts),
+        "down_seconds": runs.down_seconds(starts),
         "num_starts": sum(start.count for start in starts),
         "num_killed": sum(pair == ("start", "start") for pair in itertools.pairwise(turns)),
         "errors": [e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
@@ -295,7 +285,7 @@ def _corpus(config: PretrainConfig, evaluation: dict[str, Any]) -> tuple[int | N
     return None, loss + below if _is_number(loss) and _is_number(below) else None
 
 
-def _heard(work: WorkDir, starts: list[Start], events: list[dict[str, Any]]) -> float | None:
+def _heard(work: WorkDir, starts: list[runs.Start], events: list[dict[str, Any]]) -> float | None:
     """Return the time of the last recorded sign of life, else when metrics.jsonl last changed."""
     times = [start.last for start in starts[-1:]]
     if work.mirror is not None:  # a bucket gets records with saves only, but renewals all the time

@@ -95,10 +95,7 @@ def unsupported(queries: int, keys: int, head_dim: int, dtype: np.dtype) -> str 
 
 
 def triton_attention(asked: Asked, head_index: UInt32[Array, " H"]) -> Float[Array, "B L H K"]:
-    """Attend on one device; `unsupported` must return None, and keys and values must have H heads.
-
-    `head_index` has each head's index in the model, because a device of a mesh has only some heads.
-    """
+    """Attend on one device, as `fused.fused_attention` does; `unsupported` must return None."""
     assert asked.stream is not None
     plan = Plan(asked.dropout_rate, 1 / math.sqrt(asked.q.shape[-1]), asked.window)
     step = jnp.stack([asked.stream.seed, jnp.asarray(asked.site)]).astype(jnp.uint32)

@@ -111,8 +111,6 @@ class FinetuneGuardConfig(GuardConfig):
     """
 
     spike_sigmas: bounds.NonNegative = 0.0
-    """Distance above the mean of recent losses, in standard deviations, beyond which a loss is a
-    spike; the distance is at least 1 nat. 0 means that only non-finite values are bad."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,13 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bert_jax.artefacts.saved.runs import (
-    PRODUCTIVE,
-    Start,
-    down_seconds,
-    read_starts,
-    total_seconds,
-)
+from bert_jax.artefacts.saved import runs
+from bert_jax.artefacts.saved.runs import PRODUCTIVE, Start
 
 _MAX_STARTS = 200  # records in goodput.json; the records of the oldest starts are added up
 _EVERY_SECONDS = 10.0
@@ -117,7 +112,7 @@ class Goodput:
         self.clock = clock
         self._path, self._wall = path, wall
         self._failing = False
-        self._earlier = [] if path is None else read_starts(path)
+        self._earlier = [] if path is None else runs.read_starts(path)
         for start in self._earlier:
             kept = max(start.first_step, restored_step)
             if kept >= start.kept_step:
@@ -129,7 +124,7 @@ class Goodput:
             start.kept_step = kept
         while len(self._earlier) >= _MAX_STARTS:
             a, b = self._earlier[:2]
-            seconds, down = total_seconds([a, b]), down_seconds([a, b])
+            seconds, down = runs.total_seconds([a, b]), runs.down_seconds([a, b])
             b = replace(b, begin=a.begin, first_step=a.first_step, count=a.count + b.count)
             self._earlier[:2] = [replace(b, seconds=seconds, down=down, flops=a.flops + b.flops)]
         clock.started()  # a start that dies before its first step has no productive time
@@ -167,7 +162,7 @@ class Goodput:
     def shares(self) -> dict[str, float]:
         """Return `perf/goodput` and `perf/badput_<reason>` over all starts, which sum to 1."""
         self._update(self._this.last_step)
-        totals = total_seconds([*self._earlier, self._this])
+        totals = runs.total_seconds([*self._earlier, self._this])
         whole = max(sum(totals.values()), 1e-9)
         return {
             "perf/goodput": totals.pop(PRODUCTIVE) / whole,

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +267,8 @@ class Telemetry:
 
 def duration(seconds: float) -> str:
     """Format a duration for reading: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
-    whole = round(seconds)
-    for unit, name, smaller, small_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
+    whole, units = round(seconds), ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    for (unit, name), (smaller, small_name) in pairwise(units):
         if whole >= unit:
             return f"{whole // unit} {name} {whole % unit // smaller} {small_name}"
     return f"{whole} s"

@@ -93,10 +93,7 @@ def param_placement(config: StepConfig, mesh: Mesh) -> Any:
 
 
 def state_shardings(config: StepConfig, mesh: Mesh) -> TrainState:
-    """Return the NamedSharding of each array of the state.
-
-    On a mesh of trials, axis 0 of each array runs over trials. For errors see `param_placement`.
-    """
+    """Return the NamedSharding of each array of the state; for errors see `param_placement`."""
     shapes = jax.eval_shape(config.objective.init, jax.random.key(0))
     params = param_placement(config, mesh)
     one_run = TrainState(

@@ -13,16 +13,8 @@ from bert_jax.files.pictures import INK, MARK, dress, new_figure, write_picture
 from bert_jax.files.staging import replace_file
 from bert_jax.terminal import table_lines
 from bert_jax.training.run.loss_curve import margin_label
-from bert_jax.training.sweep.statistics import (
-    LEVEL,
-    Comparison,
-    Group,
-    Outcome,
-    Summary,
-    TestSummary,
-    quantile,
-    rate_name,
-)
+from bert_jax.training.sweep import statistics
+from bert_jax.training.sweep.statistics import Group, Outcome, Summary, TestSummary, rate_name
 
 _COLOURS = ["#2b6cb0", "#c2410c", "#2f855a", "#6b46c1", "#b7791f", "#4a5568"]
 _FAILED = "#c53030"
@@ -148,12 +140,12 @@ def _others_lines(
 
 
 def _comparison_lines(
-    comparisons: Sequence[Comparison], scale: float, where: str = ""
+    comparisons: Sequence[statistics.Comparison], scale: float, where: str = ""
 ) -> list[str]:
     tables: dict[str, list[list[str]]] = {}
     for each in comparisons:
         head = f"{each.first} less {each.second}{where}"
-        columns = [head, "mean", f"{LEVEL:.0%} by t", "better in"]
+        columns = [head, "mean", f"{statistics.LEVEL:.0%} by t", "better in"]
         name = "all learning rates"
         if each.learning_rates is not None:
             rates = [rate_name(rate) for rate in each.learning_rates]
@@ -253,7 +245,7 @@ def _box(
 ) -> None:
     """Draw a box of quartiles. A quartile without a finite value is at the bottom of the axis."""
     bottom = axis.get_ylim()[0]
-    ends = [quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ends = [statistics.quantile(scores, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     values = [bottom if end is None else end * scale for end in ends]
     axis.bxp(
         [dict(zip(("whislo", "q1", "med", "q3", "whishi"), values, strict=True))],
