@@ -322,7 +322,7 @@ class EmbeddingObjective(Adapted, CoupledObjective):
         lengths = lengths[self.config.static_queries and self.group > 1 :]
         total = sum(encoder_flops(self.model, each) for each in lengths)
         total += self.config.is_sparse * vocabulary_flops(self.model, sum(lengths))
-        return TRAIN_OVER_FORWARD * total // self.group
+        return (TRAIN_OVER_FORWARD * total - sum(map(self.spared_flops, lengths))) // self.group
 
 
 def _part(group: int, start: int, end: int, x: Array) -> Array:

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, Stream
+from bert_jax.model.flops import TRAIN_OVER_FORWARD, encoder_flops
 from bert_jax.model.heads import Build, encode, init_params, logical_axes
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.lora import LoraConfig, merged, with_lora, with_lora_axes
@@ -254,6 +255,13 @@ class Adapted(Objective):
     def computing(self, params: Tree) -> Tree:
         """Return the parameters with the low-rank updates added."""
         return merged(self.lora, params)
+
+    def spared_flops(self, length: int) -> int:
+        """Count the operations of one row's backward pass that frozen layers make needless."""
+        is_frozen = "encoder/layers" in self.frozen and not self.lora.rank
+        count = self.model.num_layers if is_frozen else self.frozen_layers
+        backward = (TRAIN_OVER_FORWARD - 1) * encoder_flops(self.model, length)
+        return backward * count // self.model.num_layers
 
 
 @dataclass(frozen=True)

@@ -251,4 +251,5 @@ class TaskObjective(Adapted, Teachable):
     def flops(self, rows: Batch) -> int:
         """Count the operations of one row in a training step (see `model.flops`)."""
         length = rows["tokens"].shape[-1]
-        return task_flops(self.model, length, self.head.network, self.config.num_labels)
+        whole = task_flops(self.model, length, self.head.network, self.config.num_labels)
+        return whole - self.spared_flops(length)

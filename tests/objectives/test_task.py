@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.model.config import ModelConfig
+from bert_jax.model.flops import encoder_flops
+from bert_jax.model.lora import LoraConfig
 from bert_jax.model.task_heads import TaskHeadConfig
 from bert_jax.objectives.task import HEADS, ClassLoss, TaskObjective
 from bert_jax.tasks.rows import NO_LABEL
@@ -176,3 +178,19 @@ def test_an_evaluation_has_the_plain_loss():
     objective = TaskObjective(model, TaskHeadConfig("classification"), "single_label", options)
     plain = TaskObjective(model, objective.config, "single_label", ClassLoss(lists="margin_mse"))
     assert objective.for_evaluation() == plain
+
+
+def test_frozen_layers_have_no_backward_pass():
+    model = ModelConfig(vocab_size=30, num_positions=8, hidden_dim=8, num_layers=2, num_heads=2)
+    rows = {"tokens": np.zeros((1, 8), np.int32)}
+
+    def flops(**more):
+        return TaskObjective(model, TaskHeadConfig("classification"), "single_label", **more).flops(
+            rows
+        )
+
+    encoder, embeddings = encoder_flops(model, 8), frozenset({"encoder/embeddings"})
+    assert flops(frozen=embeddings) == flops()
+    assert flops(frozen=embeddings, frozen_layers=1) == flops() - encoder
+    assert flops(frozen=embeddings | {"encoder/layers"}) == flops() - 2 * encoder
+    assert flops(frozen=frozenset({"encoder/layers"}), lora=LoraConfig(rank=2)) == flops()

@@ -12,12 +12,8 @@ from jax.sharding import Mesh
 from bert_jax.artefacts.saved.model import SavedModel
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.data.pipeline import ExampleStream, TrainBatches
-from bert_jax.distributed.parallel.sharding import (
-    data_shard,
-    make_mesh,
-    num_batch_shards,
-    place_batch,
-)
+from bert_jax.distributed.parallel import sharding
+from bert_jax.distributed.parallel.sharding import make_mesh, place_batch
 from bert_jax.files.remote import WorkDir
 from bert_jax.training.loop import carry_out
 from bert_jax.training.pretrain.branch import open_branch
@@ -87,7 +83,7 @@ def train(
 def _batches(
     examples: ExampleStream, mesh: Mesh, first: int
 ) -> Generator[Mapping[str, Any], None, None]:
-    with contextlib.closing(TrainBatches(examples, first, *data_shard(mesh))) as rows:
+    with contextlib.closing(TrainBatches(examples, first, *sharding.data_shard(mesh))) as rows:
         for batch in rows:
             yield place_batch(batch, mesh)
 
@@ -105,7 +101,7 @@ def resolve_pretraining(
     branched = branch.config if branch else None
     config, start = resolve_start(config, read, store.tokenizer_fingerprint, there, branched)
     mesh = make_mesh(config.mesh)
-    shards, begun = num_batch_shards(mesh), there.config(PretrainConfig) or branched
+    shards, begun = sharding.num_batch_shards(mesh), there.config(PretrainConfig) or branched
     unit = begun.training.batch_unit if begun else 0
     config = with_batch_unit(config, shards, unit).with_vocabulary(store.vocab_size)
     training, numbers = config.training, range(len(config.phases))
