@@ -139,9 +139,9 @@ def check_documents(path: Path | None, num_documents: int) -> None:
     """Raise a UserError if there is no second document, which pairing `nsp` needs."""
     if num_documents < 2:
         advice = "Separate documents in the text by blank lines, add more files"
-        # A bucket's shards come one by one, so another shard may not be here yet.
-        beside = path and path.parent.name == "shards" and {*path.parent.glob("*")} - {path}
-        if path and path.parent.name == "shards" and (path.name != "00000" or beside):
+        number, shards = (path.name, path.parent) if path else ("", Path())
+        # A bucket's shards come one by one, so other shards may not be here yet.
+        if shards.name == "shards" and (number != "00000" or len([*shards.glob("*")]) > 1):
             advice = "Build the corpus again with a larger --shard-mb or --heldout-rate"
         raise UserError(
             f"the corpus {path or 'in memory'} has {num_documents} document(s); pairing 'nsp' "

@@ -253,5 +253,6 @@ def _open(name: str, options: ReadOptions, state: FileState | None) -> Source:
     is_text = kind in _TEXT_SUFFIXES or kind[1:].isdigit()  # numbered, such as part.00017
     if is_text or _LANGUAGE_SUFFIX.fullmatch(kind):
         return FileSource(name, options, state)
-    kind = "".join(Path(name).suffixes[-2:]) or kind  # .gz alone says nothing
+    suffix = Path(name).suffix
+    kind += "" if suffix.lower() == kind else suffix  # compressed
     raise UserError(f"{name}: {kind} files are not supported. Sources are {_SUPPORTED}.")

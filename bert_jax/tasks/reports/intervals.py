@@ -61,12 +61,12 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def weights(count: int, size: int = 0) -> Iterator[np.ndarray]:
+def weights(count: int, num_examples: int = 0) -> Iterator[np.ndarray]:
     """Yield blocks (d, count) of d resamples: how often each resample contains each unit.
 
-    A block suits `size` examples in place of `count`, if there are more examples than units.
+    The more examples the units have, the smaller d is: a caller repeats weights for the examples.
     """
-    key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // max(count, size))
+    key, step = hash_key(_PURPOSE, count), max(1, _BLOCK // max(count, num_examples))
     for first in range(0, DRAWS, step):
         size = min(step, DRAWS - first)
         counters = np.arange(first * count, (first + size) * count).reshape(size, count)

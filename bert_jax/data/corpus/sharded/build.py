@@ -42,7 +42,7 @@ class Job:
     """Workspace in which the search for duplicates decided what to drop; None without a search."""
 
     def key(self, task: Task, corpora: Collection[str]) -> str:
-        """Return a digest of everything on which the task's shards, of `corpora`, depend."""
+        """Return a digest of everything that the task's shards of `corpora` depend on."""
         drops = self.drops and hashlib.sha256(read_drops(self.drops, task.number)).hexdigest()
         thresholds = sorted(each for each in self.thresholds.items() if each[0] in corpora)
         return _digest([self.recipe.identity(), thresholds, self.samples, drops, task.identity()])
