@@ -487,6 +487,7 @@ def test_training_of_other_verbs_fails_with_its_reader_too(run: Run, monkeypatch
     name = verb.lower()
     monkeypatch.setattr(cli.verb_class(name), "__call__", trained)
     monkeypatch.setattr(cli.os, "dup2", lambda *ends: None)  # pytest's own output stays
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1, raising=False)
     given = {"start": ["a.txt"], "demo": [], "lineage": ["work"]}
     assert run(name, *given[name]).code == code
 

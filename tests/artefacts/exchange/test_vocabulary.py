@@ -117,7 +117,10 @@ def test_the_weights_of_static_queries_grow_with_the_vocabulary(tmp_path: Path) 
     wanted = np.concatenate([old.params["queries"], pieces])
     np.testing.assert_allclose(model.params["queries"], wanted, rtol=1e-6)
     write_huggingface(model, tmp_path)
-    np.testing.assert_array_equal(read_model(tmp_path).params["queries"], model.params["queries"])
+    special = old.tokenizer.special_ids
+    wanted = model.params["queries"].copy()
+    wanted[[special.cls, special.sep]] = 0  # sentence-transformers reads queries without them
+    np.testing.assert_array_equal(read_model(tmp_path).params["queries"], wanted)
 
 
 def test_what_is_counted() -> None:
