@@ -114,10 +114,12 @@ def test_every_option_is_explained_in_the_help(capsys):
         assert said.startswith(f"usage: bert-jax {name} ")
         for option in options(cli.verb_class(name)):
             assert option.is_positional or option.flag in said
+        assert all(line.rstrip() for line in said.split("options:")[0].splitlines()[:1])
         if name == "tokenizer":
             told = " ".join(said.split())
             assert "(default: 30522)." in told
             assert told.count("must cover (default: at least 0.9995)") == told.count("0.9995") == 1
+    assert "(default: 1.0)" not in said
 
 
 def test_a_place_has_one_word_and_a_thing_one_option():

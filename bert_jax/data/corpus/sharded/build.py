@@ -174,13 +174,13 @@ def find_drops(
     """
     if space.local is not None:
         space.local.mkdir(parents=True, exist_ok=True)
-    key, work = functools.partial(_scan_key, recipe), functools.partial(_scan_task, recipe, space)
+    work = functools.partial(_scan_task, recipe, space)
+    key = lambda task, corpora: _scan_key(recipe, task)  # noqa: E731, a scan knows no corpora
     marks = _run(work, space, key, tasks, engine, "reading for duplicates", progress)
     find_duplicates([mark["scan"] for mark in marks], recipe.cleaning, space, engine.map)
 
 
-def _scan_key(recipe: Recipe, task: Task, corpora: Collection[str] = ()) -> str:
-    del corpora  # all texts are read, whatever their corpus
+def _scan_key(recipe: Recipe, task: Task) -> str:
     return _digest([recipe.cleaning.record(), task.identity()])
 
 
