@@ -40,9 +40,10 @@ XPK
 
   --dry-run              print the command and call nothing
 
-Exit code: that of kubectl or xpk, 2 for wrong arguments. A run that ends with 2 (input to correct),
-3 (several saves in a row failed), 4 (a bad step), 5 (no intact checkpoint), 7 (another run has the
-work directory), 8 (fine-tuning learned nothing) or 130 (interrupted) is not started again.
+Exit code: that of kubectl or xpk, 2 for wrong arguments. XPK starts a run again after every code
+except 0. A JobSet does not start a run again that ends with 2 (input to correct), 3 (several saves
+in a row failed), 4 (a bad step), 5 (no intact checkpoint), 7 (another run has the work directory),
+8 (fine-tuning learned nothing) or 130 (interrupted).
 HELP
 }
 

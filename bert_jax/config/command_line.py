@@ -200,7 +200,8 @@ def _blaming(path: Path, argument: str = "") -> Iterator[None]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Convert each ConfigDict to a dict, also inside tuples, which `ConfigDict.to_dict` ignores."""
+    """Convert each ConfigDict to a dict, also in tuples, and NumPy's values to Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, ConfigDict | dict):
         return {name: _unwrapped(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
@@ -231,7 +232,7 @@ def _override(cls: type, values: dict[str, Any], overrides: Sequence[str], where
         if given is None or (not equals and given.startswith("--config.")):
             raise UserError(f"{where}: missing value for {name}; write {name}=VALUE")
         before = chosen(group, holder)
-        holder[key] = value = _value(hint, given)
+        holder[key] = value = None if (hint, given) == (str, "None") else _value(hint, given)
         if (after := chosen(group, holder)) is before:
             continue
         # A field that differs from its default keeps its value if the other subclass has it.

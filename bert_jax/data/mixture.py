@@ -139,9 +139,11 @@ class StoreRows:
     @cached_property
     def quotas(self) -> list[int]:
         """Number of rows of each shard: exact for the first shard, estimated for the others."""
-        counts = self.store.counts
-        rows, tokens = len(self.plan(0)), counts[0].num_tokens
-        return [rows, *(max(1, round(each.num_tokens * rows / tokens)) for each in counts[1:])]
+        # A document may leave a part of its last row, or of its last pair's row, empty.
+        each = {"nsp": 0.75, "sop": 0.5}.get(self._config.pairing, 0.0) * self._length + 2
+        sizes = [shard.num_tokens + each * shard.num_documents for shard in self.store.counts]
+        rows = len(self.plan(0))
+        return [rows, *(max(1, round(size * rows / sizes[0])) for size in sizes[1:])]
 
     def batch(self, places: Places) -> dict[str, np.ndarray]:
         """Build all arrays of a batch except `row_index`. Rows of a shard are read together."""

@@ -214,7 +214,11 @@ class ExampleStream:
         number, block, share = key
         phase, steps = self.phases[number], self._block_steps(number, share)
         first = block * steps
-        parts = [share.rows(phase, n) for n in range(first, min(first + steps, phase.num_steps))]
+        parts = []
+        for step in range(first, min(first + steps, phase.num_steps)):
+            # Steps of a batch warm-up that other processes finished may not divide evenly here.
+            divides = phase.rows_of(step)[1] % share.process_count == 0
+            parts.append(share.rows(phase, step) if divides else (0, 0))
         numbers = np.concatenate([np.arange(start, start + count) for start, count in parts])
         ends = list(accumulate((count for _, count in parts), initial=0))
         return ends, self._of_phase(number).batch(numbers)

@@ -154,7 +154,7 @@ def _translation(
     saved: SavedModel, text: str, target: str | None
 ) -> tuple[TokenRow, list[str], str]:
     """Return source and target as one row, the text of each token, and the target's text."""
-    tokenizer, special = saved.tokenizer, saved.tokenizer.special_ids
+    tokenizer, special, text = saved.tokenizer, saved.tokenizer.special_ids, text.strip()
     found = tokenizer.encode(text)
     _check_tokens("text", text, len(found.ids))
     source = make_row(tokenizer, found.ids).ids

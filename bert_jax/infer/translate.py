@@ -44,7 +44,7 @@ class Translator(TextPredictor):
     @override
     def prepare(self, examples: Sequence[TextExample]) -> Prepared[TextExample]:
         tokenizer, limit = self.model.tokenizer, self.model.max_length
-        sources = tokenizer.encode_batch([example.text for example in examples])
+        sources = tokenizer.encode_batch([example.text.strip() for example in examples])
         prefixes = tokenizer.target.encode_batch([example.text_pair or "" for example in examples])
         rows, starts, numbers, cut = [], [], [], []
         for number, (source, prefix) in enumerate(zip(sources, prefixes, strict=True)):
@@ -98,7 +98,10 @@ class Translator(TextPredictor):
 
     @override
     def answers(self, prepared: Prepared[TextExample], outputs: Sequence[Any]) -> list[Answer]:
-        answers: list[Answer] = [{"translation": "", "score": 0.0} for _ in prepared.examples]
+        empty: Answer = {"translation": "", "score": 0.0}
+        more = {"candidates": [empty]} if self.search.nbest > 1 else {}
+        more |= {"attention": []} if self.alignments else {}
+        answers: list[Answer] = [{**empty, **more} for _ in prepared.examples]
         for number, row, start, (found, attention) in zip(
             prepared.context, prepared.rows.tokens, prepared.rows.second_start, outputs, strict=True
         ):

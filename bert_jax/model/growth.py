@@ -32,6 +32,8 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, name: str) -> ModelConfi
     Raise a UserError with all faults if other fields differ, or `old` cannot grow to the sizes.
     """
     taken = [*SIZES, "attention_pattern", *["num_positions"] * (old.positions == "rope")]
+    first_local = "L" in wanted.attention_pattern and "L" not in old.attention_pattern
+    taken += ["local_window", "local_rope_theta"] * first_local
     if wrong := [*_unlike(old, wanted), *_wrong_sizes(old, wanted)]:
         raise UserError(
             f"a larger model cannot be tiled from {name}: {'; '.join(wrong)}. Growing changes only "

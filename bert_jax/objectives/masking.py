@@ -28,6 +28,7 @@ from bert_jax.tokenization.special_ids import SpecialIds
 
 # Words hashed with the seed, so that each use draws other numbers; dropout hashes smaller words.
 _PRIORITY, _ACTION, _REPLACEMENT = 0x4D41534B, 0x41435431, 0x52455031
+_LONG_WORD = 8  # tokens; longer words may be chosen in parts
 _WORD_ROUNDS = 4  # rounds of choosing words; later rounds fit shorter words into the rest of n
 
 
@@ -192,7 +193,8 @@ def _choose_words(
     As in the published code, a word that does not fit is skipped, and shorter words are tried. A
     round ends at the first word that does not fit, and the next round considers only shorter words.
     So `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens. With longer words,
-    which are rare, slightly too few tokens may be chosen.
+    which are rare, slightly too few tokens may be chosen. The tokens of a word that is longer than
+    `_LONG_WORD` and `wanted` are chosen one by one.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)
@@ -202,6 +204,8 @@ def _choose_words(
     ends = jnp.roll(starts, -1, axis=1).at[:, -1].set(True)
     last = lax.cummin(jnp.where(ends, places, length), axis=1, reverse=True)
     size = last - first + 1
+    endless = size > jnp.maximum(wanted, _LONG_WORD)[:, None]  # as in text without spaces
+    first, size = jnp.where(endless, places, first), jnp.where(endless, 1, size)
     priority = _priority(seed, rows, first, candidate)
 
     def fill(_, state):

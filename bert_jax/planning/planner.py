@@ -23,7 +23,8 @@ from bert_jax.planning.hlo_cost.cost import estimate
 from bert_jax.planning.search import Guess, Pace, Settings, settings_of
 from bert_jax.planning.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
-from bert_jax.training.pretrain.settings import objective_of
+from bert_jax.training.pretrain.settings import objective_of, step_config
+from bert_jax.training.steps.state import param_placement
 
 LEAST_DEPTH = 2
 """Smallest number of layers to compile when the cost of a deeper model is extrapolated."""
@@ -71,7 +72,8 @@ class Planner:
         if (settings, depth) not in self._plans:
             config = settings.apply(self.config, self.phase)
             model = dataclasses.replace(config.model, num_layers=depth)
-            config = dataclasses.replace(config, model=model)
+            distil = dataclasses.replace(config.distil, layers=config.distil.layers[:depth])
+            config = dataclasses.replace(config, model=model, distil=distil)
             part = "" if depth == layers else f", {depth} of {layers} layers"
             line = (
                 f"[plan] compiling {self.topology.name} phase {self.phase}: fsdp {settings.fsdp}, "
@@ -200,10 +202,11 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Return true if the mesh is possible: axes must be products of torus dimensions."""
+        """Return true if the mesh suits the torus and all parameters, also those of a teacher."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
-            make_mesh(mesh, devices(self.topology))
+            step = step_config(self.config, None, self.phase)
+            param_placement(step, make_mesh(mesh, devices(self.topology)))
         except (UserError, NotImplementedError):
             return False
         return True

@@ -38,9 +38,9 @@ class GroupData(Data[TextExample]):
 def read_dev_groups(
     source: str, config: EmbeddingTaskConfig, labels: LabelSet | None, *, labelled: bool = True
 ) -> GroupData:
-    """Read a file of dev rows; cut each single text into a pair of halves."""
+    """Read a file of dev rows; if `labelled`, cut each single text into a pair of halves."""
     data = read_groups(source, config, config.kind_of_dev, labels, labelled=labelled)
-    return halved(data) if data.kind == "texts" else data
+    return halved(data) if data.kind == "texts" and labelled else data
 
 
 def read_groups(

@@ -64,6 +64,8 @@ class LossMonitor:
     num_layers: int
     save_every: int
     """Number of steps between two checkpoints."""
+    num_same: int = sys.maxsize
+    """Number of phases that read the text of the first, before a phase with unknown baseline."""
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False
@@ -115,6 +117,8 @@ class LossMonitor:
             self.mean = self.weight = 0.0
             self.fallen = sys.float_info.max
         self.step = step
+        if self._phase_of(step) >= self.num_same:
+            self.baseline = math.inf
         decay = 1 - 1 / self.window
         self.mean = decay * self.mean + (1 - decay) * loss
         self.weight = decay * self.weight + (1 - decay)

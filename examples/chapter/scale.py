@@ -59,7 +59,7 @@ def cut_layer() -> None:
 
 def sized() -> int:
     """Print the sizes of the recipe; return the number of its parameters."""
-    config = load_config(PretrainConfig, str(RECIPE))
+    config = load_config(PretrainConfig, str(RECIPE), ["--config.model.vocab_size=30522"])
     model, phase = config.model, config.training.phases[0]
     leaves = jax.tree.leaves(param_shapes(model))
     count = sum(math.prod(leaf.shape) for leaf in leaves)

@@ -1,5 +1,7 @@
 """Station 9: shares of languages and layers cut over chips are what the package computes."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Mlp
 
+PAGE = Path(__file__).parents[2] / "docs" / "chapter" / "scale.md"
 SIZES = np.array([300_800, 66_600, 20_200, 1_600, 100])
 formula = formulas("scale")
 
@@ -44,3 +47,9 @@ def test_a_layer_cut_over_chips_computes_what_one_chip_computes(num_chips):
     np.testing.assert_allclose(found, formula.feed_forward(np.array(x), *maps), atol=1e-5)
     cut = formula.cut_feed_forward(np.array(x), *maps, num_chips)
     np.testing.assert_allclose(found, cut, atol=1e-5)
+
+
+def test_the_page_counts_the_parameters_with_a_vocabulary():
+    count = formula.sized()
+    assert 8.25e9 < count < 8.3e9
+    assert f"{count:,}" in PAGE.read_text()

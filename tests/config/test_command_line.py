@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax.cli.main import main
@@ -227,6 +228,26 @@ def test_a_field_is_no_value_of_the_field_before():
     given = ["--config.task.kind=embedding", "--config.task.query_prefix", "--config.seed=3"]
     with pytest.raises(UserError, match=r"missing value for --config\.task\.query_prefix; write"):
         load_config(FinetuneConfig, "finetune/table", given)
+
+
+def test_values_of_numpy_are_those_of_python():
+    task = {"kind": "table", "labels": np.unique(["b", "a"])}
+    fields = {
+        "task": task,
+        "sweep": {"learning_rates": np.array([1e-5, 1e-4])},
+        "seed": np.int64(3),
+    }
+    found = config_from(FinetuneConfig, {}, fields)
+    assert found.task.labels == ("a", "b")
+    assert (found.sweep.learning_rates, found.seed) == ((1e-5, 1e-4), 3)
+    named = config_from(FinetuneConfig, {}, {"task": {**task, "labels": [*map(np.str_, "xy")]}})
+    assert named.task.labels == ("x", "y")
+
+
+@pytest.mark.parametrize("fields", [{"init": None}, {"task": {"kind": "table", "train": None}}])
+def test_none_is_no_text(fields):
+    with pytest.raises(UserError, match=r"(init|train) is None \(NoneType\); it must be text"):
+        config_from(FinetuneConfig, {}, fields)
 
 
 def test_only_paths_lead_home(monkeypatch):

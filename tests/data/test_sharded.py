@@ -74,7 +74,7 @@ def test_wrong_estimates_still_show_every_row_equally_often():
     stream = ExampleStream(store_of(*shards), NONE, [Phase(22, 1, 6000)])
     order, rows = stream.corpora(0)[0].order, stream.corpora(0)[0].rows
     sizes = [len(rows.plan(n)) for n in range(3)]
-    assert order.quotas.tolist() == [9, 6, 4]
+    assert order.quotas.tolist() == [9, 9, 4]
     assert sizes[1] == 10
     shards_of, visits = order.places(np.arange(60 * order.num_rows))
     for shard, size in enumerate(sizes):
@@ -199,3 +199,16 @@ def test_what_fails_is_made_again():
         kept(1)
     assert [kept(1), kept(1), kept(2), kept(3), kept(1)] == [1, 1, 2, 3, 1]
     assert calls == [1, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("pairing", ["nsp", "sop", "none"])
+def test_quotas_know_that_short_documents_fill_more_rows(pairing):
+    """Comments before books: once, each row of the books came ten times in an epoch."""
+    shards = [make_shard([[15] * 3] * 400), make_shard([[20] * 600] * 4)]
+    for order in (shards, shards[::-1]):
+        stream = ExampleStream(store_of(*order), DataConfig(pairing=pairing), [Phase(128, 8, 10)])
+        (corpus,) = stream.corpora(0)
+        real = [len(corpus.rows.plan(n)) for n in range(2)]
+        ratios = corpus.order.quotas / real
+        assert ratios[0] == 1
+        assert 1 / 3 < ratios[1] < 4

@@ -21,8 +21,10 @@ from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.model.seq2seq.recurrent_layers import RecurrentConfig
 from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.model.seq2seq.transformer import TransformerNetwork
+from bert_jax.tasks.examples import Origin, TextExample
 from bert_jax.tasks.translation import decoded
 from bert_jax.tokenization.tokenizer import make_row
+from bert_jax.tokenization.training import train_bytelevel
 
 TEXTS = ["the cat sat on the mat", "", "dogs", "the dog .", "kim met lee in rome", "a", "the cat"]
 CLS, SEP = TOKENIZER.special_ids.cls, TOKENIZER.special_ids.sep
@@ -71,6 +73,24 @@ def test_further_hypotheses_come_best_first(saved, model):
     assert answer["translation"] == found[0][0]
     scores = [each["score"] for each in answer["candidates"]]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_a_blank_text_has_the_fields_of_the_others(model):
+    blank, other = model.translate([" ", "the cat"], nbest=2, alignments=True)
+    assert blank.keys() == other.keys() - {"cut"}
+    assert blank["candidates"] == [{"translation": "", "score": 0.0}]
+    assert blank["attention"] == []
+
+
+def test_blanks_around_a_text_are_not_translated(saved):
+    """The pairs of a corpus have none, and tokens of a byte-level tokenizer contain blanks."""
+    texts = ["the dog sat on the mat . the cat ran . a hill of dogs"] * 20
+    translator = Translator(dataclasses.replace(saved, tokenizer=train_bytelevel(texts, 300)))
+    examples = [
+        TextExample("0", text, None, None, Origin("texts", 1)) for text in ("the dog", " the dog  ")
+    ]
+    plain, wide = translator.prepare(examples).rows.tokens
+    np.testing.assert_array_equal(plain, wide)
 
 
 def test_a_translation_begins_with_its_prefix(model):

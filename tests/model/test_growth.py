@@ -255,3 +255,10 @@ def test_fields_that_nothing_reads_may_differ():
         grown_config(scaled, wider, "a source")
     longer = dataclasses.replace(MODERN, num_positions=99, num_layers=5)
     assert grown_config(MODERN, longer, "a source") == longer
+
+
+def test_the_first_local_layers_bring_their_window():
+    old = dataclasses.replace(MODERN, num_layers=2, attention_pattern="G", local_window=0)
+    wanted = dataclasses.replace(old, num_layers=4, attention_pattern="GGLL", local_window=3)
+    found = grown_config(old, wanted, "a model")
+    assert (found.attention_pattern, found.local_window) == ("GGLL", 3)

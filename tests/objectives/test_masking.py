@@ -317,13 +317,27 @@ def test_whole_words_all_or_none(seed, rate):
     chosen = check_invariants(tokens, segment_ids, result)
     for row in range(8):
         words = words_of(tokens[row], segment_ids[row])
-        assert all(len(set(chosen[row, word])) == 1 for word in words)
         real = (segment_ids[row] != 0).sum()
         wanted = min(max(round(np.float32(rate) * np.float32(real)), 1), 20)
+        endless = [word for word in words if len(word) > max(wanted, 8)]  # their tokens are words
+        words = [word for word in words if word not in endless]
+        words += [[place] for word in endless for place in word]
+        assert all(len(set(chosen[row, word])) == 1 for word in words)
         left = wanted - chosen[row].sum()
         assert left >= 0
         # What is left is too little for any word not chosen, as in the published data creation.
         assert all(len(word) > left for word in words if not chosen[row, word[0]])
+
+
+def test_the_tokens_of_an_endless_word_are_chosen_one_by_one():
+    """Chinese beside English: one language was never masked, and the other at 70%."""
+    tokens, segment_ids = make_rows([128] * 64, 128)
+    endless = np.arange(128) >= 40
+    tokens[:, 1:-1] = np.where(endless, ORDINARY[0], ORDINARY[1])[1:-1]  # ORDINARY[0] continues
+    result = masked(tokens, segment_ids, config=MaskingConfig(whole_word=True))
+    chosen = check_invariants(tokens, segment_ids, result)
+    for part in (endless, ~endless):
+        assert 0.12 < chosen[:, part].mean() < 0.18
 
 
 def test_whole_words_are_chosen_as_in_the_published_procedure():

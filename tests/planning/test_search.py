@@ -290,6 +290,39 @@ def test_a_mesh_is_possible_if_its_axes_multiply_to_the_devices(monkeypatch):
     assert found == [1, 2, 4]
 
 
+def test_a_mesh_must_suit_all_parts_of_the_model(monkeypatch):
+    """A generator has fewer heads than the encoder."""
+    monkeypatch.setattr("bert_jax.planning.planner.devices", lambda topology: jax.devices())
+    config = load_config(PretrainConfig, "electra_small", ["--config.model.vocab_size=30522"])
+    planner = Planner(config, 0, parse_topology("v5e:2x4"), cache=None)
+    settings = settings_of(config, 0, 8)
+    found = [
+        tensor
+        for tensor in (1, 2, 4)
+        if planner._mesh_is_possible(dataclasses.replace(settings, fsdp=1, tensor=tensor))
+    ]
+    assert found == [1]
+
+
+def test_a_student_is_compiled_with_fewer_layers(monkeypatch):
+    """`distil.layers` names a teacher's layer for each layer of the student."""
+    seen = []
+
+    def compile_step(config, *arguments, cache):
+        seen.append(config)
+        return made_plan(config, *arguments)
+
+    monkeypatch.setattr("bert_jax.planning.planner.compile_step", compile_step)
+    model = {"num_layers": 4, "hidden_dim": 32, "num_heads": 2, "mlp_dim": 64}
+    base = with_batch(256)
+    config = dataclasses.replace(
+        base, model=dataclasses.replace(base.model, **model),
+        distil=dataclasses.replace(base.distil, layers=(2, 4, 6, 8)),
+    )  # fmt: skip
+    Planner(config, 0, parse_topology("v5e:2x4"), cache=None).plan(settings_of(config, 0, 8), 2)
+    assert (seen[0].model.num_layers, seen[0].distil.layers) == (2, (2, 4))
+
+
 @pytest.mark.parametrize("share", [0.98, 0.83, 1.1])
 def test_what_the_compiler_refuses_never_fits(monkeypatch, share):
     """The compiler's limit is another than the estimate, and what it names may be rounded."""

@@ -336,3 +336,13 @@ def test_a_real_divergence_is_reported_once_as_a_rise_and_once_at_the_line():
     assert (kind, again) == ("diverged", "diverged")
     assert first <= risen + 100
     assert losses[second:].mean() > 5.782 > losses[first:second].mean()
+
+
+@pytest.mark.parametrize("other", [{"corpus": "other"}, {"mixture": ({"corpus": "other"},)}, {}])
+def test_another_text_has_another_baseline(other):
+    """Its loss may begin above the baseline of the text before."""
+    phase = {"length": 32, "batch_size": 16, "share": 0.5}
+    config = small_config(training__num_steps=1000, training__phases=[phase, {**phase, **other}])
+    losses = [*np.linspace(7, 2.0, 500), *np.linspace(7.5, 4.0, 500)]
+    kinds = [kind for _, kind, _ in found(monitor(config, 6.0), losses)]
+    assert kinds == ([] if other else ["diverged"])

@@ -207,6 +207,8 @@ def held(saved: SavedModel, format: str) -> SavedModel:
     if saved.network is not None:
         return saved
     heads, saved = FORMATS[format].heads, files.without_pairs(as_trained(saved))
+    if heads != "all" and saved.outputs is not None:
+        saved = saved.without(PRETRAINING_HEADS)  # a task's class has no place for these
     if format == "huggingface" and kind_of(saved.config) in MODERN:
         saved = saved.without({"rtd"})  # only ELECTRA has a class with this head
     if format == "cross-encoder":

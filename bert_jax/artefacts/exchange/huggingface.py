@@ -267,7 +267,8 @@ import bert_jax
 {note}"""
 _SPECIAL = """\
 In Transformers the names of special tokens, such as `[MASK]`, are special wherever a text has \
-them; `split_special_tokens=True` reads them as text, as bert_jax does."""
+them; `split_special_tokens=True` reads them as text, as bert_jax does, except in a vocabulary \
+of the kind Unigram, whose pieces include these names."""
 _THEIRS = """\
 With Transformers, where `DIR` is this directory:
 
@@ -310,7 +311,7 @@ def loading(saved: SavedModel) -> str:
     family = FAMILIES[files.family_of(saved)]
     if not family.native:
         return _LOADING.format(theirs=_NO_CLASS.format(family.name), ours=ours, note=_SPECIAL)
-    kind = PIPELINES.get(files.task_of(saved))
+    kind = None if "rtd" in saved.params else PIPELINES.get(files.task_of(saved))
     said = _THEIRS.format(auto=auto_class(name), use="")
     if kind and kind not in ("question-answering", "multiple-choice"):  # no such pipelines exist
         said += _PIPELINE.format(kind)

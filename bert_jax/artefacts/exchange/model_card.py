@@ -65,7 +65,8 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        task = "" if parity["class"] == "none" else files.task_of(saved)
+        is_detector = "rtd" in saved.params  # its masked-LM head would be random
+        task = "" if parity["class"] == "none" or is_detector else files.task_of(saved)
         fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
         if parity["format"] == "cross-encoder":
             fields["pipeline_tag"] = "text-ranking"
@@ -87,7 +88,7 @@ def _what(saved: SavedModel, parity: Mapping[str, Any]) -> str:
         )
     if parity["left_out"]:
         text += (
-            f"\n\nThe export lacks the pretraining heads {', '.join(parity['left_out'])}, because "
+            f"\n\nThe export lacks the parts {', '.join(parity['left_out'])}, because "
             f"`{parity['class']}` does not have them."
         )
     return text
@@ -184,7 +185,8 @@ def _data(saved: SavedModel) -> str:
         named_parts = [part for part in ("train", "dev", "data") if task.get(part)]
         parts += [f"{part}: `{files.last_part(task[part])}`" for part in named_parts]
         said = f"Fine-tuned on data of the kind {task.get('kind', '')} ({', '.join(parts)})"
-        start = f"`{files.last_part(config['init'])}`" if config.get("init") else "random weights"
+        given = "" if config.get("reinitialise") else config.get("init")
+        start = f"`{files.last_part(given)}`" if given else "random weights"
         return f"## Data\n\n{said}, starting from {start}."
     return "## Data\n\nUnknown: the files of the source model do not name its training data."
 

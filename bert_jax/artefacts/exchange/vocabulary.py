@@ -88,8 +88,10 @@ def new_tokens(
             wrong.append(f"{where.format(number)}: {word[:80]!r} {fault}")
         elif form in found:
             repeated += 1
-        elif tokenizer.token_to_id(form) is not None or _is_token(tokenizer, form):
+        elif _is_token(tokenizer, form):
             existing += 1
+        elif tokenizer.token_to_id(form) is not None:
+            wrong.append(f"{where.format(number)}: {word[:80]!r} is a piece of words, not a word")
         else:
             found[form] = None
             normalised += form != word
@@ -164,4 +166,6 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
                 grown[row] = np.asarray(rows)[ids].mean(axis=0, dtype=np.float64)
             insert(params, path, grown)
     name = f"{saved.name}, with {len(new.tokens)} more tokens"
-    return dataclasses.replace(saved, config=config, params=params, tokenizer=tokenizer, name=name)
+    network = saved.network and dataclasses.replace(saved.network, model=config)
+    changed = dataclasses.replace(saved, config=config, network=network, params=params)
+    return dataclasses.replace(changed, tokenizer=tokenizer, name=name)

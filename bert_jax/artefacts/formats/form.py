@@ -155,7 +155,7 @@ def form_of(
     if task == MULTIPLE_CHOICE and family.like_bert and not family.compares:
         notes.append(
             f"{model_class(found)}: only the encoder is imported, because heads for multiple "
-            "choice are read only from BERTs"
+            "choice are read only from BERT, ModernBERT and DeBERTa"
         )
     origins, dropped = _names(family, found, arrays, where)
     renamed = {name: arrays[theirs] for name, theirs in origins.items()}

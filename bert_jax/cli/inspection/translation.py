@@ -63,6 +63,7 @@ def evaluate_pairs(
     """
     check_runs([workdir, *other_seeds], versus)
     sources, references = read_pairs(source_file, target_file)
+    copied = quality(sources, references).values["bleu"]  # fails early if sacreBLEU is missing
     saved, hypotheses, num_cut = _translated(workdir, sources, settings)
     ids = saved.tokenizer.target.encode_batch(references)
     found: dict[str, Any] = {"step": saved.origin.step, "pairs": len(sources)}
@@ -85,7 +86,6 @@ def evaluate_pairs(
     found["exact"] = float(np.mean([a == b for a, b in zip(hypotheses, references, strict=True)]))
     captions = _training_targets(saved, corpus, f"{workdir}")
     text, constant = best_constant(references, captions) if captions else (None, None)
-    copied = quality(sources, references).values["bleu"]
     found["floors"] = {"copy": copied, "constant": constant, "constant_text": text}
     spelled = [decoded(saved.tokenizer, each) for each in ids]
     found["ceiling"] = quality(spelled, references).values["bleu"]

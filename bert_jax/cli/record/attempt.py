@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -15,6 +14,7 @@ import jax
 from bert_jax.artefacts.saved.runs import read_starts, total_hours
 from bert_jax.cli.record.track import Track, prepare
 from bert_jax.config.command_line import find_config, load_config, overridden
+from bert_jax.data.corpus.workers import worker_count
 from bert_jax.errors import UserError
 from bert_jax.files.checks import json_crc
 from bert_jax.files.staging import replace_file
@@ -32,7 +32,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 def check_device(track: Track) -> str:
     """Return the name of this machine's devices. Raise a UserError if they are not the track's."""
-    devices, cores = jax.devices(), len(os.sched_getaffinity(0))
+    devices, cores = jax.devices(), worker_count(None)
     found = (devices[0].device_kind, len(devices), cores if track.cores else 0)
     if found != (track.device, track.devices, track.cores):
         raise UserError(

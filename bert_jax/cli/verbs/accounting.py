@@ -115,7 +115,7 @@ class Contamination(groups.OnEngine, groups.Json):
         from bert_jax.data.corpus.overlap.evaluation import read_evaluation
         from bert_jax.data.corpus.overlap.heldout import heldout_twins
         from bert_jax.data.corpus.sources import resolve_sources
-        from bert_jax.files.staging import check_local
+        from bert_jax.infer.writers import check_out
         from bert_jax.training.pretrain.corpus import store_openers
 
         specs = self.against
@@ -125,8 +125,8 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
-        if self.out is not None:
-            check_local(self.out, "file")
+        read = [self.corpus, *(path for spec in specs for path in (spec, spec.partition(":")[2]))]
+        check_out(self.out, vectors=False, plain=True, sources=[path for path in read if path])
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")

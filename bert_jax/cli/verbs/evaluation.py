@@ -147,6 +147,11 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         ours, (names, written) = (self.model, *self.other_seed), self.named()
         whose = "--data, since the run knows the columns of its own data"
         self.only_with(whose, self.data is not None, "--columns")
+        if self.report is not None and (self.report / "config.json").exists():
+            raise UserError(
+                f"--report {self.report} holds a model, whose own report would be replaced; name "
+                "another directory"
+            )
         found = evaluate_finetuned(
             self.model, self.data, self.contamination, self.versus, {**names, **written},
             self.other_seed,

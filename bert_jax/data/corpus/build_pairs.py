@@ -4,6 +4,7 @@ Each pair becomes a document of two sentences, the source and the target.
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,7 +163,9 @@ def build_pairs(
         duplicates = train.duplicates if heldout else train.duplicates + held.duplicates
         cleaning = {"cleaning": {"duplicates": True}, "dropped": {"duplicate": duplicates.count}}
         for part, read in ((train, sources), (held, heldout or sources)):
-            if part.writer.num_documents:  # an empty held-out store is left out
+            if not part.writer.num_documents:  # an empty held-out store is left out
+                shutil.rmtree(part.path)
+            else:
                 records = [record for source in read for record in source.records()]
                 accounted = account(tally, records, provenance or Provenance())
                 accounted.update(cleaning if part.drops else {})
@@ -271,7 +274,8 @@ def _findings(
         for part in (train, held)
     )
     cosines = ours @ theirs.T  # (2, 2): training sides by held-out sides
-    if np.trace(cosines) < np.trace(cosines[::-1]):
+    given = heldout and not heldout.meta["heldout_rate"]
+    if given and np.trace(cosines) < np.trace(cosines[::-1]):
         warnings.append(
             "Warning: the held-out sources look like training targets and the held-out targets "
             "like training sources; are the files of --heldout-pairs swapped?"
@@ -288,7 +292,7 @@ def _findings(
             f"Warning: {share:.1%} of the targets do not come back from "
             f"their tokens, for example {text!r} comes back as {again!r}; even a "
             "perfect model gets these targets wrong. Use a tokenizer that keeps case and spaces "
-            "(bert-jax tokenizer --kind unigram)."
+            "(bert-jax tokenizer --kind bytelevel)."
         )
     return findings, warnings
 

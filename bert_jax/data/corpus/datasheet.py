@@ -257,8 +257,9 @@ def _stores(headers: Mapping[str, Mapping[str, Any]]) -> str:
         how.append(f"The splitter {_code(header['splitter'])} made the sentences.")
     rate = header.get("heldout_rate")
     if isinstance(rate, float) and rate and "heldout" in headers:
-        share = f"about {100 * rate:g}% of the documents, or at least two"
-        how.append(f"A hash of the text chose {share}, to hold out.")
+        what, least = ("source", "") if header.get("pairs") else ("text", ", or at least two")
+        share = f"about {100 * rate:g}% of the documents{least}"
+        how.append(f"A hash of the {what} chose {share}, to hold out.")
     if field := header.get("by_field"):
         how.append(f"Sources, bad records and cleaning are for all values of {_code(field)}.")
     names = {"train": "training", "heldout": "held out"}
@@ -338,7 +339,8 @@ def _coverage(header: Mapping[str, Any], account: Mapping[str, Any]) -> str:
         "script", "words", "tokens", "tokens per word", "[UNK]", "bytes and parts of characters"
     ]  # fmt: skip
     sample = _number(coverage.get("characters"))
-    return f"{said} On a sample of {sample} characters of the text:\n\n{_table(columns, rows)}"
+    what = "targets" if header.get("pairs") else "text"
+    return f"{said} On a sample of {sample} characters of the {what}:\n\n{_table(columns, rows)}"
 
 
 def _amounts(what: str, amounts: Mapping[str, Any]) -> str:

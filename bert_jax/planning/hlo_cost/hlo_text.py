@@ -200,7 +200,7 @@ def shape_bytes(shape: str) -> int:
 
 def phase_of(op_name: str) -> str:
     """Return the phase of a train step to which a path of JAX names belongs (see `Op.phase`)."""
-    if "rematted_computation" in op_name or "checkpoint/" in op_name:
+    if "rematted_computation" in op_name:
         return "recomputed"
     if "transpose(" in op_name:
         return "backward"

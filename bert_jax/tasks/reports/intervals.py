@@ -134,6 +134,9 @@ def intervals(ours: Grounds, theirs: Grounds | None = None) -> Intervals:
                 low, high = low - high, high - low
             if not low <= point <= high:
                 raise ValueError(f"{name} is {point:g}; expected from {low:g} to {high:g}")
+            if point in (low, high):
+                result.missing[name] = "the score is an end of its range"
+                continue
             share = (point - low) / (high - low)
             error = known.std() * math.sqrt(count / (count - 1)) / (high - low)
             half = stdtrit(count - 1, 0.5 + LEVEL / 2) * error / (share * (1 - share))

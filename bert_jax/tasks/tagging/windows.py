@@ -97,7 +97,7 @@ def tag_windows(
             for word, tag in enumerate(example.tags):
                 if (known := labels.find(tag)) is not None:
                     label[word] = known
-                elif tag:
+                elif tag and labels.find(tag.replace("B-", "I-", 1)) is None:
                     strange.append((tag, example.origin))
         starts = np.arange(0, max(1, len(ids) - room + stride), stride)
         ends = np.minimum(starts + room, len(ids))

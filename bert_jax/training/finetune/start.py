@@ -241,9 +241,18 @@ def with_vectors(
             "task.rows is 'texts', which compares a text with itself under different "
             "dropout, but the model has no dropout; set training.dropout_rate above 0"
         )
-    for each in given.values():
-        if each is not None and "maps" in each.params.get("pooling", {}):
+    for each in filter(None, given.values()):
+        if "maps" in each.params.get("pooling", {}):
             _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
+        theirs, ours = (
+            one and (one.pooling, one.query_prefix, one.document_prefix)
+            for one in (each.embedding, kept)
+        )
+        if theirs and theirs != ours:
+            _log.warning(
+                "%s has the pooling and prefixes %r, but this run %r (embedding.pooling, "
+                "task.query_prefix, task.document_prefix)", each.name, theirs, ours,
+            )  # fmt: skip
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }

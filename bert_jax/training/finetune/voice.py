@@ -42,7 +42,7 @@ _MAX_STATISTICS_BYTES = 1 << 28
 class NoModelError(RuntimeError):
     """Error at the end of a sweep: no run of the first initialisation has a finite score."""
 
-    exit_code = 1
+    exit_code = 8
 
 
 class NothingLearnedError(RuntimeError):

@@ -238,9 +238,9 @@ class BucketCorpus:
         """
         prefix = f"{part}/" if part else ""
         directory, digests = self._directory(self.files.read(f"{prefix}corpus.json"), prefix)
-        for name in [f"tokenizer/{each}" for each in self.files.names(f"{prefix}tokenizer")]:
+        names = [f"tokenizer/{each}" for each in self.files.names(f"{prefix}tokenizer")]
+        for name in ["unigram_counts.bin", *names]:
             self.files.fetch_small(prefix + name, directory / name, digests.get(name))
-        self.files.fetch_small(f"{prefix}unigram_counts.bin", directory / "unigram_counts.bin")
         store = read_manifest(directory)
         sizes = [_sizes(store, shard) for shard in store.counts]
         if windowed:

@@ -24,9 +24,6 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus
 from bert_jax.training.steps.state import StepConfig
 
-_LONG_WORD = 8
-"""Mean number of tokens in a word above which a text has no spaces between words."""
-
 
 def with_architecture(
     config: PretrainConfig, model: ModelConfig, network: Network | None = None
@@ -51,7 +48,7 @@ def step_config(
     An evaluation step masks at `masking.eval_rate`; the objective has no parts that only training
     needs, such as a teacher. `config` must have a vocabulary size. Without a corpus, special tokens
     are placeholders and there is no baseline. Raise a UserError if whole words are to be masked in
-    a corpus in memory, without a tokenizer, or in training on text without spaces.
+    a corpus in memory, without a tokenizer.
     """
     masking = config.masking_of(phase)
     if evaluates:
@@ -65,12 +62,6 @@ def step_config(
             if store.path is None:
                 raise UserError("masking.whole_word needs a corpus on disk, with a tokenizer")
             continues_word = load_tokenizer(store.path / "tokenizer").continues_word
-            num_words = store.unigram_counts[~continues_word].sum()
-            if store.num_tokens > _LONG_WORD * num_words and not evaluates:
-                raise UserError(
-                    f"masking.whole_word: in {store.path}, a word has more than "
-                    f"{_LONG_WORD} tokens on average; text without spaces needs WordPiece"
-                )
     model, pairs, training = config.model_of(phase), config.has_pairs, config.training
     given = Given(model, masking, pairs, special_ids, continues_word, baseline)
     if evaluates:
@@ -95,6 +86,10 @@ def loss_monitor(
 ) -> LossMonitor:
     """Make the loss monitor of a run. Without a store, the rate of unknown tokens is 0."""
     unknown = 0 if store is None else int(store.unigram_counts[store.special_ids.unk])
+    texts = [
+        config.mixture_of(number) or phase.corpus or config.data.corpus
+        for number, phase in enumerate(config.training.phases)
+    ]
     return LossMonitor(
         metric=objective.metrics[0],
         baseline=math.inf if objective.baseline is None else objective.baseline,
@@ -102,6 +97,7 @@ def loss_monitor(
         phases=config.phases, warmup_steps=config.warmup_steps,
         peak_rates=tuple(config.peak_rate(number) for number in range(len(config.phases))),
         num_layers=config.model.num_layers, save_every=config.checkpoint.save_every_steps,
+        num_same=next((n for n, text in enumerate(texts) if text != texts[0]), len(texts)),
     )  # fmt: skip
 
 

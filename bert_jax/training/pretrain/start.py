@@ -61,8 +61,13 @@ def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
     Without this check, parameters of `init` that the run's network lacks would be left out.
     """
     ours, theirs = config.objective.network(config.model), initial.network
-    if ours is None or type(ours) is not type(theirs):
+    if ours is None or theirs is None:
         return
+    if type(ours) is not type(theirs):
+        raise UserError(
+            f"init: {initial.name} is a {type(theirs).__name__}, but this run trains a "
+            f"{type(ours).__name__}. Set objective.name of this run to the objective of init"
+        )
     layers = config.model.num_layers  # 0 decoder layers means this number
     rows = [
         f"objective.{name.rpartition('.')[2]} is {mine!r} here, but {other!r} in init"

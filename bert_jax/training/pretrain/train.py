@@ -102,7 +102,8 @@ def resolve_pretraining(
     config, start = resolve_start(config, read, store.tokenizer_fingerprint, there, branched)
     mesh = make_mesh(config.mesh)
     shards, begun = sharding.num_batch_shards(mesh), there.config(PretrainConfig) or branched
-    unit = begun.training.batch_unit if begun else 0
+    warmed = begun and any(phase.batch_warmup_steps for phase in begun.training.phases)
+    unit = begun.training.batch_unit if begun and warmed else 0
     config = with_batch_unit(config, shards, unit).with_vocabulary(store.vocab_size)
     training, numbers = config.training, range(len(config.phases))
     texts = phase_stores(config, store)

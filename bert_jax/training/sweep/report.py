@@ -199,7 +199,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     for i, init in enumerate(inits):
         colour = _COLOURS[i % len(_COLOURS)]
         name = init if len(init) <= _LONGEST_NAME else f"…{init[1 - _LONGEST_NAME :]}"
-        axis.plot([], [], "o", color=colour, markersize=5, label=name)
+        axis.plot([], [], "o", color=colour, markersize=5, label=name.replace("$", r"\$"))
         for r, rate in enumerate(rates):
             key = init, rate
             runs = [o for o in summary.outcomes if (o.member.init, o.member.learning_rate) == key]

@@ -15,7 +15,7 @@ from full_disk import files_of_at_most
 from small_saved import small_saved
 
 from bert_jax.artefacts.exchange import exported_files, huggingface, orbax_export, theirs
-from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, refusals
+from bert_jax.artefacts.exchange.export import as_trained, check_differences, export, held, refusals
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
 from bert_jax.artefacts.exchange.proof import PROOF_TEXTS, ProofFailedError, proof_rows
 from bert_jax.artefacts.saved.model import Origin, digest_of
@@ -289,9 +289,18 @@ def test_a_head_for_pairs_is_left_out_of_a_modern_encoder(tmp_path, monkeypatch,
     assert cli.main(["export", "run", "--to", "huggingface", "--out", str(out)]) == 0
     assert "nsp: left out, since ModernBertForMaskedLM has no such head" in capsys.readouterr().out
     assert json.loads((out / "parity.json").read_text())["left_out"] == ["nsp"]
-    assert "heads nsp" in (out / "README.md").read_text()
+    assert "lacks the parts nsp" in (out / "README.md").read_text()
     back = read_model(out)
     assert (back.params.keys(), back.has_pooler) == ({"encoder", "mlm"}, False)
+
+
+def test_a_pretraining_head_beside_a_task_is_left_out():
+    """A file may have both; each format failed its proof, or wrote a graph with one name twice."""
+    both = dataclasses.replace(model_of("class"), origin=Origin("huggingface"))
+    both.params["mlm"] = model_of("pretraining").params["mlm"]
+    for format in ("huggingface", "cross-encoder", "onnx", "stablehlo"):
+        assert "mlm" not in held(both, format).params
+    assert held(both, "orbax").params.keys() == both.params.keys()
 
 
 def test_other_models_keep_their_heads_for_pairs():

@@ -113,6 +113,25 @@ def test_it_names_the_corpora_of_all_phases(phases, mixture, said):
     assert f"## Data\n\nPretrained on {said}.\n" in text
 
 
+def test_a_discriminator_fills_no_masks():
+    """Its class for this has another head, whose values would be random."""
+    saved = small_saved("rtd")
+    assert "rtd" in saved.params
+    text = model_card(
+        saved, {**PARITY, "class": "ElectraForPreTraining"}, license="mit", name="A model",
+        loading=loading(saved),
+    )  # fmt: skip
+    assert front_matter(text)["pipeline_tag"] == "feature-extraction"
+    assert "fill-mask" not in text
+
+
+def test_it_names_no_model_whose_parameters_were_not_used():
+    config = {**RUN.config, "reinitialise": True}
+    saved = dataclasses.replace(model_of("class"), origin=dataclasses.replace(RUN, config=config))
+    text = model_card(saved, PARITY, license="mit", name="A model", loading=loading(saved))
+    assert "starting from random weights" in text
+
+
 def test_it_quotes_test_data_where_there_are_some():
     text = card()
     assert "On dev, the set that chose the epoch." in text

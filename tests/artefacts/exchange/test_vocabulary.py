@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from modern_files import KINDS, write_modern
 from pretraining import apply_pretraining
+from translators import translator_of
 from vector_models import vector_model
 
 from bert_jax.artefacts.exchange.exported_files import write_huggingface
@@ -184,7 +185,8 @@ def test_words_for_a_tokenizer_json_and_a_decoder_of_its_own(kind, tmp_path):
     """Of ModernBERT's, EuroBERT's and mmBERT's form."""
     old = load_tokenizer(write_modern(tmp_path / "old", kind))
     words = ["stent", "naïve", "x-ray", "C++", "心臓"]
-    there = old.vocab[old.vocab_size // 2]
+    words_of = (entry.strip("\u0120\u2581") for entry in old.vocab[old.vocab_size // 2 :])
+    there = next(word for word in words_of if word and len(old.encode_words([word])[0]) == 1)
     new = new_tokens(old, ["stent ", *words[1:], "stent", "", there, "nai\u0308ve"])
     composed = kind == "modernbert"  # whose normalizer composes characters
     assert (new.existing, new.repeated) == (1, 1 + composed)
@@ -252,3 +254,20 @@ def test_in_transformers(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, mlm(each, ids)[:, : found.shape[1]], atol=1e-4)
         logits.append(found[:, :127])
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+
+
+def test_a_piece_of_words_is_no_word(tmp_path: Path) -> None:
+    """It was counted as known, although the tokenizer still splits it."""
+    old = load_tokenizer(write_modern(tmp_path / "old", "modernbert"))
+    pieces = [entry for entry in old.vocab if entry.isalpha() and f"\u0120{entry}" not in old.vocab]
+    assert pieces
+    with pytest.raises(UserError, match=f"tokens, entry 1: '{pieces[-1]}' is a piece of words"):
+        new_tokens(old, [pieces[-1]])
+
+
+def test_the_tables_of_a_translator_grow_with_its_vocabulary() -> None:
+    saved = translator_of("pair", "uncased")
+    grown = add_tokens(saved, new_tokens(saved.tokenizer, ["stent"]))
+    assert grown.network is not None
+    assert grown.network.model == grown.config
+    assert grown.config.vocab_size > saved.config.vocab_size

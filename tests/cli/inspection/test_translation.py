@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.loaded import LoadedModel
 from bert_jax.model.seq2seq.network import Cache, Side
+from bert_jax.model.seq2seq.search import SearchConfig
 from bert_jax.tasks.translation import quality
 from bert_jax.tokenization.tokenizer import SPECIAL_TOKENS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -221,3 +223,14 @@ def test_options_of_other_evaluations_are_refused(run, pairs):
         code, _, err = run("--pairs", *pairs, option)
         assert code == 2
         assert f"{option.partition('=')[0]} cannot be used with --pairs" in err
+
+
+def test_a_missing_scorer_is_found_before_anything_is_translated(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr(translation, "_translated", pytest.fail)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("dogs ran\n")
+    with pytest.raises(UserError, match="scoring translations needs sacreBLEU"):
+        translation.evaluate_pairs(
+            "run", f"{tmp_path / 'a'}", f"{tmp_path / 'b'}", settings=SearchConfig()
+        )

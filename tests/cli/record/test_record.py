@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import runpy
 import sys
@@ -17,6 +18,7 @@ from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.artefacts.saved.runs import Start
 from bert_jax.cli.main import main
 from bert_jax.cli.record import attempt
+from bert_jax.cli.record.track import Track
 from bert_jax.errors import UserError
 from bert_jax.objectives.config import OBJECTIVES
 from bert_jax.training.run import session
@@ -279,6 +281,14 @@ def test_a_recipe_in_the_current_directory_has_its_name(track, tmp_path, monkeyp
     monkeypatch.chdir(write_recipe(tmp_path).parent)
     assert main(["record", *track, "--recipe=recipe.py"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "mine"
+
+
+def test_machines_without_affinity_count_all_their_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    device = jax.devices()[0].device_kind
+    here = Track(device=device, devices=len(jax.devices()), cores=3)
+    assert "3 cores" in attempt.check_device(here)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,24 @@ def test_held_out_pairs_that_are_known_or_swapped(files, tokenizer, tmp_path):
     assert "Warning: 50.0% of the pairs have two equal sides" in both.summary()
 
 
+def test_pairs_of_one_language_are_not_called_swapped(tokenizer, tmp_path):
+    """A hash chose the held-out pairs of the same files, whose two sides look alike."""
+    (tmp_path / "in").mkdir()
+    lines = [f"{'dogs ' * (1 + n % 40)}{'man ' * (1 + n % 7)}play" for n in range(300)]
+    names = [write(tmp_path / "in" / "a", lines), write(tmp_path / "in" / "b", lines[::-1])]
+    for rate in (0.05, 0.1, 0.2, 0.3):
+        built = build(names, tokenizer, tmp_path / f"{rate}", heldout_rate=rate)
+        assert built.heldout.num_documents
+        assert "swapped" not in built.summary()
+
+
+def test_without_held_out_pairs_nothing_is_left_of_them(files, tokenizer, tmp_path):
+    for overwrite in (False, True):
+        built = build(files, tokenizer, tmp_path / "out", overwrite=overwrite)
+        assert built.heldout is None
+        assert not (tmp_path / "out" / "heldout").exists()
+
+
 def test_pairs_are_held_out_by_their_source(tokenizer, tmp_path):
     sources = [f"{'dogs ' * (1 + n % 40)}man" for n in range(400)]  # ten times each
     names = [

@@ -107,6 +107,9 @@ def test_what_is_of_the_whole_build_or_held_out_is_said() -> None:
     text = datasheet({"train": header, "heldout": header})
     assert "Sources, bad records and cleaning are for all values of `lang`." in text
     assert "A hash of the text chose about 1% of the documents, or at least two, to hold" in text
+    pairs = {"pairs": True, "heldout_rate": 0.01}
+    text = datasheet({"train": pairs, "heldout": pairs})
+    assert "A hash of the source chose about 1% of the documents, to hold out." in text
     text = datasheet({"train": {"heldout_rate": 0.01}})
     assert "all values" not in text
     assert "to hold out" not in text

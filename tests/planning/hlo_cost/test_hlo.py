@@ -342,6 +342,7 @@ def test_shapes():
 
 def test_phases():
     assert phase_of("jit(f)/transpose(jvp())/dot_general") == "backward"
+    assert phase_of("jit(f)/transpose(jvp())/checkpoint/dot_general") == "backward"
     assert phase_of("jit(f)/jvp()/dot_general") == "forward"
     assert phase_of("jit(f)/transpose(jvp())/checkpoint/rematted_computation/dot") == "recomputed"
     assert phase_of("jit(f)/add") == ""

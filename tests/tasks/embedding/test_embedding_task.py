@@ -310,3 +310,13 @@ def test_files_that_are_refused(tmp_path):
     scores = put(tmp_path / "c.csv", "query,document,score", "a,b,much")
     with pytest.raises(UserError, match="column 'score' holds 'much', not a number"):
         opened(config(train=scores, dev=scores, rows="scores"))
+
+
+def test_single_texts_have_no_predictions(tmp_path):
+    """Their halves were compared."""
+    path = put(tmp_path / "a.csv", "text", "one text of words", "another text of words")
+    task = opened(config(train=path, dev=path, rows="texts"))
+    split = task.open_split(path, labelled=False)
+    assert len(split.rows.tokens) == 2
+    with pytest.raises(UserError, match="bert-jax embed"):
+        split.write_predictions(np.zeros((2, 1, 4), np.float32), tmp_path / "out", {})

@@ -191,6 +191,18 @@ def test_a_score_out_of_range_is_named(name, middle):
         intervals(Grounds(means([name], each), np.arange(50)))
 
 
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_a_score_at_an_end_of_its_range_has_no_interval(end):
+    """A tagger whose few entities are all right: some resamples have none of these."""
+
+    def score(w: np.ndarray) -> dict[str, np.ndarray]:
+        return {"precision": np.where(np.arange(len(w)) % 10 if len(w) > 1 else 1, end, 1 - end)}
+
+    found = intervals(Grounds(score, np.arange(50)))
+    assert found.found == {}
+    assert found.missing == {"precision": "the score is an end of its range"}
+
+
 def test_a_rare_class():
     truth = (np.arange(400) < 8).astype(int)
     guess = np.where(np.arange(400) % 5, truth, 1 - truth)

@@ -266,3 +266,10 @@ def test_real_files(real_data, name, vocab, max_length):
     assert len(found.windows) > len(examples)
     assert "read in windows" in found.warnings[0]
     check_windows(examples, tokenizer, found, labels, max_length)
+
+
+def test_a_first_tag_of_a_known_type_is_no_miss():
+    """CoNLL-2003's own taggers know I-LOC only; both gold tags and predictions become B-LOC."""
+    found = tag_windows([example("ab", ["B-Z", "I-Z"])], TOKENIZER, LabelSet(("I-Z", "O")))
+    assert found.windows[0].labels.tolist() == [-1, -1, 0, -1]
+    assert found.warnings == ()

@@ -318,6 +318,13 @@ def test_a_report_that_cannot_be_written_is_written_later(files, sweep, tmp_path
     assert fingerprint(work) == fingerprint(sweep)
 
 
+def test_the_report_of_a_run_is_not_replaced(files, sweep, capsys):
+    before = (sweep / "report.json").read_bytes()
+    assert main(["evaluate", f"{sweep}", f"--report={sweep}"]) == 2
+    assert "holds a model, whose own report would be replaced" in capsys.readouterr().err
+    assert (sweep / "report.json").read_bytes() == before
+
+
 def test_options_of_other_verbs(sweep, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"bert_jax": "0", "format": 2, "config": {}}))
     for option in ("--report=x", "--versus=x", "--other-seed=x"):

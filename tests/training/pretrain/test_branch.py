@@ -459,3 +459,14 @@ def test_on_the_command_line(run, tmp_path, capsys):
     assert main(["status", "--json", str(tmp_path / "new")]) == 0
     said = capsys.readouterr().out
     assert f"branch of {run.workdir} from step 4" in said
+
+
+def test_a_branch_with_a_warm_up_gets_a_unit_of_its_own(run, tmp_path):
+    """The run has no batch warm-up, so its unit says nothing."""
+    config = decay_of(run, 4, 8, batch_size=32, batch_warmup_steps=2)
+    mesh = dataclasses.replace(config.mesh, data=8, fsdp=1, tensor=1)
+    work = open_workdir(tmp_path / "new")
+    plan = resolve_pretraining(
+        dataclasses.replace(config, mesh=mesh), work, run.corpus, branch_from=f"{run.workdir}@4"
+    )
+    assert plan.saves.config.training.batch_unit % 8 == 0

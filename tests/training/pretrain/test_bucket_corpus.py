@@ -358,3 +358,13 @@ def test_a_look_at_a_corpus_in_a_bucket(url, corpus, tmp_path, monkeypatch, caps
         inspect_corpus(f"{url}/train", part="heldout")
     assert main(["inspect", "gs://corpora/none"]) == 2
     assert "the corpus gs://corpora/none holds no" in capsys.readouterr().err
+
+
+def test_counts_in_the_cache_that_went_bad_are_fetched_again(url, corpus, tmp_path):
+    config = settings(tmp_path)
+    counts = open_corpus(url, config).train.unigram_counts
+    paths = [*tmp_path.rglob("unigram_counts.bin")]
+    for path in paths:
+        path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert len(paths) == 2
+    np.testing.assert_array_equal(open_corpus(url, config).train.unigram_counts, counts)

@@ -274,6 +274,10 @@ def test_a_network_of_another_wiring_is_no_start(there, given, said):
         return
     with pytest.raises(UserError, match=re.escape(f"({said}). Set these fields of this run to ")):
         resolve_start(config.with_vocabulary(64), lambda _: initial)
+    other = "translation" if "recurrent" in there["name"] else "recurrent_translation"
+    config = translation_config(objective={"name": other}, init="elsewhere").with_vocabulary(64)
+    with pytest.raises(UserError, match=r"Network, but this run trains a .*Set objective\.name"):
+        resolve_start(config, lambda _: initial)
 
 
 def test_both_lengths_count_and_a_slice_of_tpus_is_planned(tmp_path):

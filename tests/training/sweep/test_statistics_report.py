@@ -205,6 +205,11 @@ def test_the_picture_has_every_run(sweep):
     assert np.diff(at).min() > 0.01
 
 
+def test_dollars_in_paths_are_not_formulas(tmp_path):
+    runs = [run(f"runs/$a_${name}", 1e-5, 0, 0.8) for name in "bc"]
+    assert write_summary(summarise(runs, "accuracy"), tmp_path)
+
+
 def test_names_of_rates():
     assert [rate_name(r) for r in (2e-5, 1e-4, 2.5e-5, 1.0, None)] == [
         "2e-5", "1e-4", "2.5e-5", "1e+0", "all",
