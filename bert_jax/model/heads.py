@@ -12,21 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
+from bert_jax.model import layers
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import Stream
 from bert_jax.model.encoder import Encoder, Layer, Pooler
-from bert_jax.model.layers import (
-    ACTIVATIONS,
-    Affine,
-    AxisSizes,
-    Norm,
-    add_bias,
-    contract,
-    einsum_float32,
-    output_std,
-    parameter,
-    truncated_normal,
-)
 from bert_jax.model.layout import OnMesh
 from bert_jax.model.rotation import make_context
 
@@ -52,10 +41,10 @@ class Projection(NamedTuple):
     def logits(self) -> Float[Array, "B P V"]:
         """Compute the logits, in float32."""
         if self.states.dtype == jnp.float32:  # on a CPU, the gradient transposes only the states
-            logits = contract(self.states, self.table.T, 1, True)
+            logits = layers.contract(self.states, self.table.T, 1, True)
         else:
-            logits = einsum_float32("BPE,VE->BPV", self.states, self.table)
-        return add_bias(logits, self.bias)
+            logits = layers.einsum_float32("BPE,VE->BPV", self.states, self.table)
+        return layers.add_bias(logits, self.bias)
 
 
 class MaskedLMHead(nnx.Module):
@@ -65,21 +54,21 @@ class MaskedLMHead(nnx.Module):
         self.config = config
         width, rows = config.embedding_width, config.padded_vocab_size
         if config.head_transform:
-            embed: AxisSizes = {"embed": config.hidden_dim}
-            how: Any = {"bias": config.head_bias, "std": output_std(config)}
-            self.dense = Affine(config, embed, {None: width}, rngs, **how)
-            self.norm = Norm(config, width)
+            embed: layers.AxisSizes = {"embed": config.hidden_dim}
+            how: Any = {"bias": config.head_bias, "std": layers.output_std(config)}
+            self.dense = layers.Affine(config, embed, {None: width}, rngs, **how)
+            self.norm = layers.Norm(config, width)
         if config.decoder_bias:
-            self.bias = parameter(jnp.zeros((rows,), jnp.float32), "vocab")
+            self.bias = layers.parameter(jnp.zeros((rows,), jnp.float32), "vocab")
         if not config.tied:
-            kernel = truncated_normal(rngs.params(), (rows, width), config.init_std)
-            self.decoder = parameter(kernel, "vocab", "embed")
+            kernel = layers.truncated_normal(rngs.params(), (rows, width), config.init_std)
+            self.decoder = layers.parameter(kernel, "vocab", "embed")
 
     def __call__(self, hidden: Float[Array, "B P D"], table: Float[Array, "V E"]) -> Projection:
         """Transform states; `table`, the token embedding table, is used only if `tied`."""
         config, x = self.config, hidden
         if config.head_transform:
-            activation = ACTIVATIONS[config.head_activation or config.activation]
+            activation = layers.ACTIVATIONS[config.head_activation or config.activation]
             x = self.norm(activation(self.dense(x)))
         table = table if config.tied else self.decoder[...]
         is_token = jnp.arange(config.padded_vocab_size) < config.vocab_size
@@ -94,16 +83,16 @@ class ReplacedHead(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.hidden_dim
         self.activation = config.activation
-        self.dense = Affine(config, {"embed": width}, {None: width}, rngs)
-        self.score = Affine(config, {"embed": width}, {None: 1}, rngs)
+        self.dense = layers.Affine(config, {"embed": width}, {None: width}, rngs)
+        self.score = layers.Affine(config, {"embed": width}, {None: 1}, rngs)
 
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
         """Compute, in float32, one logit per position; a high logit means a replaced token."""
-        x = ACTIVATIONS[self.activation](self.dense(hidden))
+        x = layers.ACTIVATIONS[self.activation](self.dense(hidden))
         return self.score(x)[..., 0].astype(jnp.float32)
 
 
-class LinearHead(Affine):
+class LinearHead(layers.Affine):
     """Affine map of states to float32 scores."""
 
     def __init__(self, config: ModelConfig, num_scores: int, rngs: nnx.Rngs):
@@ -242,7 +231,7 @@ def end_norm(
     """Apply the final norm to the last layer's states, if the model has one (pre-norm)."""
     if config.norm_order == "post":
         return hidden
-    return with_params(params["encoder"]["final_norm"], Norm, config)(hidden)
+    return with_params(params["encoder"]["final_norm"], layers.Norm, config)(hidden)
 
 
 def pool(config: ModelConfig, params: Params, hidden: Float[Array, "B L D"]) -> Float[Array, "B D"]:

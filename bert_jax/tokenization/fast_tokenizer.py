@@ -16,17 +16,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer as base
 from bert_jax.tokenization.special_ids import SpecialIds
-from bert_jax.tokenization.tokenizer import (
-    CONFIG_NAME,
-    MAX_TOKENS,
-    ROLES,
-    SPACE,
-    Encoding,
-    Tokenizer,
-    added_fields,
-    replace_surrogates,
-)
 from bert_jax.tokenization.tokenizer_json import Pipeline
 from bert_jax.tokenization.tokenizer_parts import MAP_NAME
 
@@ -37,7 +28,7 @@ _PROBES = ("", " a  b\n", "Ünïcode ﬁ 漢字 \U0001f642 e\u0301", "<s> [MASK]
 """Texts that a new tokenizer encodes, so that a faulty pipeline raises an error early."""
 
 
-class FastTokenizer(Tokenizer):
+class FastTokenizer(base.Tokenizer):
     """Tokenizer that runs a checked pipeline of the `tokenizers` library.
 
     Offsets exclude spaces: a token of only spaces has an empty span. If the bytes of a character
@@ -55,12 +46,12 @@ class FastTokenizer(Tokenizer):
         named = (*pipeline.roles, *(token.content for token in self.added if token.special))
         self._named = {self._ids[token]: token for token in named}
         plain = [self._ids[token.content] for token in self.added]
-        first = _SPACES if pipeline.kind == "byte_level_bpe" else (SPACE,)
+        first = _SPACES if pipeline.kind == "byte_level_bpe" else (base.SPACE,)
         self.continues_word = np.array([not token.startswith(first) for token in self.vocab])
         self.continues_word[[*self._named, *plain]] = False
         self.word_prefix = "" if pipeline.adds_space else " "
         self.num_between = pipeline.num_between
-        described = vars(pipeline) | {"specials": [*map(added_fields, pipeline.specials)]}
+        described = vars(pipeline) | {"specials": [*map(base.added_fields, pipeline.specials)]}
         del described["trim_offsets"]  # does not determine ids
         if self.num_between == 1:  # keeps the fingerprints of older versions
             del described["num_between"]
@@ -70,7 +61,7 @@ class FastTokenizer(Tokenizer):
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self.mask_strips_space = pipeline.roles[4] in pipeline.eats_space
         byte_level = pipeline.kind == "byte_level_bpe"
-        self._bare = self._ids.get("Ġ" if byte_level else SPACE, -1)
+        self._bare = self._ids.get("Ġ" if byte_level else base.SPACE, -1)
         self._decoder = decoders.ByteLevel() if byte_level else piece_decoder()
         self.spellings = {
             token.content: _spelling(token, byte_level) for token in self.added if not token.special
@@ -133,9 +124,11 @@ class FastTokenizer(Tokenizer):
             "model": model,
         }
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> base.Encoding:
         """Return the ids and character offsets of a text's tokens."""
-        found = self._run(self._fast.encode, replace_surrogates(text), add_special_tokens=False)
+        found = self._run(
+            self._fast.encode, base.replace_surrogates(text), add_special_tokens=False
+        )
         ids = np.array(found.ids, np.int32)
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         # Remove white space from the ends of spans; a token of only a space gets an empty span.
@@ -148,11 +141,11 @@ class FastTokenizer(Tokenizer):
         starts, ends = np.maximum.accumulate(spans, axis=0).T if len(spans) else spans.T
         starts = np.minimum(following[starts], ends)
         ends = np.where(ids == self._bare, starts, np.maximum(preceding[ends], starts))
-        return Encoding(ids, np.stack([starts, ends], axis=1).astype(np.int32))
+        return base.Encoding(ids, np.stack([starts, ends], axis=1).astype(np.int32))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) int32."""
-        texts = [replace_surrogates(text) for text in texts]
+        texts = [base.replace_surrogates(text) for text in texts]
         found = self._run(self._fast.encode_batch_fast, texts, add_special_tokens=False)
         return [np.array(each.ids, np.int32) for each in found]
 
@@ -163,7 +156,7 @@ class FastTokenizer(Tokenizer):
         """
         if self._spaced is None:
             return super().encode_words(words)
-        words = [replace_surrogates(word) for word in words]
+        words = [base.replace_surrogates(word) for word in words]
         found = self._run(self._spaced.encode_batch_fast, words, add_special_tokens=False)
         return [np.array(each.ids, np.int32) for each in found]
 
@@ -192,10 +185,10 @@ class FastTokenizer(Tokenizer):
             for word in words
         ]
         pipeline = self.pipeline
-        if self.vocab_size + len(tokens) > MAX_TOKENS:
+        if self.vocab_size + len(tokens) > base.MAX_TOKENS:
             raise UserError(
                 f"the vocabulary of {self.vocab_size:,} tokens and {len(tokens):,} new tokens "
-                f"exceed the limit of {MAX_TOKENS:,}; add fewer words"
+                f"exceed the limit of {base.MAX_TOKENS:,}; add fewer words"
             )
         longer = replace(
             pipeline,
@@ -230,16 +223,16 @@ class FastTokenizer(Tokenizer):
             trim = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
             both = [{**trim, "use_regex": True}, definition["post_processor"]]
             definition["post_processor"] = {"type": "Sequence", "processors": both}
-        names = dict(zip(ROLES, pipeline.roles, strict=True))
+        names = dict(zip(base.ROLES, pipeline.roles, strict=True))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **names,
         }
         if self.mask_strips_space:
-            config["mask_token"] = {"__type": "AddedToken", **added_fields(roles[4])}
+            config["mask_token"] = {"__type": "AddedToken", **base.added_fields(roles[4])}
         # The JSON that the library writes is not used: the last digit of a score may differ.
-        files = {"tokenizer.json": definition, CONFIG_NAME: config, MAP_NAME: names}
+        files = {"tokenizer.json": definition, base.CONFIG_NAME: config, MAP_NAME: names}
         return {
             name: (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
             for name, content in files.items()
@@ -249,7 +242,7 @@ class FastTokenizer(Tokenizer):
 def _spelling(token: AddedToken, byte_level: bool) -> str:
     """Return an added token in vocabulary characters, with a leading space if `lstrip` is set."""
     if not byte_level:
-        return SPACE * token.lstrip + token.content
+        return base.SPACE * token.lstrip + token.content
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     (piece,) = bytes_of.pre_tokenize_str(" " * token.lstrip + token.content)
     return str(piece[0])
@@ -263,5 +256,5 @@ def _sequence(members: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any] |
 
 def piece_decoder() -> decoders.Decoder:
     """Make the decoder for pieces that have "▁" for spaces and tokens for bytes."""
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [decoders.Replace(base.SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])

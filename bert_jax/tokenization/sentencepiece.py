@@ -22,19 +22,8 @@ from typing_extensions import override
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.tensor_bundle import fields_of
 from bert_jax.terminal import progress_bar
+from bert_jax.tokenization import tokenizer as base
 from bert_jax.tokenization.special_ids import SpecialIds
-from bert_jax.tokenization.tokenizer import (
-    CONFIG_NAME,
-    MAX_TOKENS,
-    ROLES,
-    SPACE,
-    SPECIAL_TOKENS,
-    Encoding,
-    Tokenizer,
-    check_vocab_size,
-    replace_surrogates,
-    warn_of_few,
-)
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MASK = b"\x0a\x0a\x0a\x06[MASK]\x18\x03"
@@ -46,7 +35,7 @@ _MOST_LINES = 500_000  # training lines in memory; if there are more, a sample i
 _log = logging.getLogger(__name__)
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(base.Tokenizer):
     """Tokenizer that runs a SentencePiece model.
 
     The span of a piece covers all characters of the given text from which the piece comes, without
@@ -70,8 +59,8 @@ class SentencePieceTokenizer(Tokenizer):
                 raise UserError(f"{where}: piece {id} is not UTF-8; the file is damaged") from error
         super().__init__(pieces)
         self.special_ids = self._find_specials(where)
-        self._named = dict(zip(vars(self.special_ids).values(), SPECIAL_TOKENS, strict=True))
-        self.continues_word = np.array([not piece.startswith(SPACE) for piece in pieces])
+        self._named = dict(zip(vars(self.special_ids).values(), base.SPECIAL_TOKENS, strict=True))
+        self.continues_word = np.array([not piece.startswith(base.SPACE) for piece in pieces])
         self.continues_word[list(self._named)] = False
         self.continues_word[list(map(self._fast.is_control, range(len(pieces))))] = False
         self.fingerprint = hashlib.sha256(b"sentencepiece\0" + model).hexdigest()
@@ -81,15 +70,15 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _find_specials(self, where: str) -> SpecialIds:
         """Find the special ids; [PAD] and [UNK] may have other names, as in ALBERT's model."""
-        named = [self._ids.get(token, -1) for token in SPECIAL_TOKENS[2:]]
+        named = [self._ids.get(token, -1) for token in base.SPECIAL_TOKENS[2:]]
         found = [self._fast.pad_id(), self._fast.unk_id(), *named]
-        if missing := [t for t, id in zip(SPECIAL_TOKENS, found, strict=True) if id < 0]:
+        if missing := [t for t, id in zip(base.SPECIAL_TOKENS, found, strict=True) if id < 0]:
             raise UserError(
                 f"{where} has no piece for {', '.join(missing)}; give a tokenizer.json, which "
                 "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes, or "
                 "a model with these control symbols, as `bert-jax tokenizer` trains it"
             )
-        for token, id in zip(SPECIAL_TOKENS[2:], found[2:], strict=True):
+        for token, id in zip(base.SPECIAL_TOKENS[2:], found[2:], strict=True):
             if not self._fast.is_control(id):
                 raise UserError(
                     f"{where}: {token} is not a control symbol, so text that spells it would "
@@ -98,13 +87,13 @@ class SentencePieceTokenizer(Tokenizer):
         return SpecialIds(*found)
 
     @override
-    def encode(self, text: str) -> Encoding:
-        _, ids, spans = spans_of(self._fast, replace_surrogates(text))
-        return Encoding(ids, spans)
+    def encode(self, text: str) -> base.Encoding:
+        _, ids, spans = spans_of(self._fast, base.replace_surrogates(text))
+        return base.Encoding(ids, spans)
 
     @override
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        texts = [replace_surrogates(text) for text in texts]
+        texts = [base.replace_surrogates(text) for text in texts]
         return self._fast.encode(texts, return_type="numpy", num_threads=1)
 
     def normalised(self, text: str) -> str:
@@ -115,9 +104,9 @@ class SentencePieceTokenizer(Tokenizer):
         return self._fast.decode_pieces(tokens)
 
     def _files(self) -> dict[str, bytes]:
-        config = {"kind": self.kind, **dict(zip(ROLES, SPECIAL_TOKENS, strict=True))}
+        config = {"kind": self.kind, **dict(zip(base.ROLES, base.SPECIAL_TOKENS, strict=True))}
         text = json.dumps(config, indent=1) + "\n"
-        return {"tokenizer.model": self._model, CONFIG_NAME: text.encode()}
+        return {"tokenizer.model": self._model, base.CONFIG_NAME: text.encode()}
 
 
 def with_mask(model: bytes) -> bytes:
@@ -128,8 +117,8 @@ def with_mask(model: bytes) -> bytes:
 def load_model(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
     """Load the content of a model's file; raise a UserError, with `where`, if it is not a model."""
     # Check the number of pieces first, because the library makes an object for each piece.
-    if _count_pieces(model, MAX_TOKENS) > MAX_TOKENS:
-        raise UserError(f"{where} has more than {MAX_TOKENS:,} pieces, which is the limit")
+    if _count_pieces(model, base.MAX_TOKENS) > base.MAX_TOKENS:
+        raise UserError(f"{where} has more than {base.MAX_TOKENS:,} pieces, which is the limit")
     loaded = sentencepiece.SentencePieceProcessor()
     try:
         loaded.load_from_serialized_proto(model)
@@ -152,8 +141,8 @@ def spans_of(
     # A "▁" that shares its source with another character is no space: U+00B4 is "▁" plus accent.
     shared = np.append(starts[:-2] == starts[1:-1], False)  # with the next character
     shared[1:] |= shared[:-1]
-    is_space = np.array([char == SPACE for char in normal], bool) & ~shared
-    is_space[:1] |= normal[:1] == SPACE  # the "▁" before the first word has no source
+    is_space = np.array([char == base.SPACE for char in normal], bool) & ~shared
+    is_space[:1] |= normal[:1] == base.SPACE  # the "▁" before the first word has no source
     following = np.searchsorted(starts, starts[:-1], side="right")
     ends = np.append(starts, len(text))[following]
     char_of_byte = np.repeat(np.arange(len(normal)), [len(char.encode()) for char in normal])
@@ -214,16 +203,16 @@ def train_sentencepiece(
     """
     if not 0.98 <= character_coverage <= 1:
         raise UserError(f"character_coverage is {character_coverage}; it must be from 0.98 to 1")
-    reserved = len(SPECIAL_TOKENS) + 256 * byte_fallback
-    what, advice = f"{len(SPECIAL_TOKENS)} special tokens", "Ask for several times as many"
+    reserved = len(base.SPECIAL_TOKENS) + 256 * byte_fallback
+    what, advice = f"{len(base.SPECIAL_TOKENS)} special tokens", "Ask for several times as many"
     if byte_fallback:
         what, advice = f"{what} and 256 bytes", f"{advice}, or train without byte_fallback"
-    check_vocab_size(vocab_size, reserved, what, advice)
+    base.check_vocab_size(vocab_size, reserved, what, advice)
     texts = iter(progress_bar(texts, of="tokenizer", unit="texts", shown=progress))
     lines = _sample(_lines(texts), _MOST_LINES)
     if not lines:
         raise UserError("the texts to train a SentencePiece model on are empty; give some text")
-    pad, unk, cls, sep, mask = SPECIAL_TOKENS
+    pad, unk, cls, sep, mask = base.SPECIAL_TOKENS
     out = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -251,7 +240,7 @@ def train_sentencepiece(
             f"lower character_coverage (now {character_coverage})"
         ) from error
     made = SentencePieceTokenizer(out.getvalue())
-    warn_of_few(made.vocab_size, vocab_size, "the texts have no more pieces")
+    base.warn_of_few(made.vocab_size, vocab_size, "the texts have no more pieces")
     return made
 
 
@@ -261,7 +250,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     NUL, tabs and U+2585 become spaces: the trainer uses them internally and drops lines with them.
     """
     for text in texts:
-        for line in replace_surrogates(text).split("\n"):
+        for line in base.replace_surrogates(text).split("\n"):
             line = " ".join(line.replace("\u2585", " ").replace("\0", " ").split())
             while line:
                 cut = len(line)

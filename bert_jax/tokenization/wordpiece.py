@@ -21,17 +21,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer as base
 from bert_jax.tokenization.special_ids import SpecialIds
-from bert_jax.tokenization.tokenizer import (
-    CONFIG_NAME,
-    MAX_TOKEN_CHARS,
-    MAX_TOKENS,
-    ROLES,
-    SPECIAL_TOKENS,
-    Encoding,
-    Tokenizer,
-    replace_surrogates,
-)
 
 # One thread unless the environment says otherwise: the corpus builder runs one process per core,
 # and a pool of threads started before a fork would deadlock in the child.
@@ -72,7 +63,7 @@ class WordPieceOptions:
         )
 
 
-class WordPieceTokenizer(Tokenizer):
+class WordPieceTokenizer(base.Tokenizer):
     """Tokenizer with a WordPiece vocabulary and options."""
 
     kind = "wordpiece"
@@ -96,7 +87,7 @@ class WordPieceTokenizer(Tokenizer):
         super().__init__(vocab, added)
         ids = self._ids
         self.options = options
-        self.special_ids = SpecialIds(*(ids[t] for t in SPECIAL_TOKENS))
+        self.special_ids = SpecialIds(*(ids[t] for t in base.SPECIAL_TOKENS))
         self.continues_word = np.array(
             [t.startswith(CONTINUATION) and len(t) > len(CONTINUATION) for t in self.vocab]
         )
@@ -127,11 +118,11 @@ class WordPieceTokenizer(Tokenizer):
     def __reduce__(self) -> tuple[Any, ...]:
         return WordPieceTokenizer, (self.vocab, self.options, self.added)
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> base.Encoding:
         """Return ids and character offsets; an [UNK] has the span of its complete word."""
-        found = self._fast.encode(replace_surrogates(text), add_special_tokens=False)
+        found = self._fast.encode(base.replace_surrogates(text), add_special_tokens=False)
         offsets = np.array(found.offsets, np.int32).reshape(-1, 2)
-        return Encoding(np.array(found.ids, np.int32), offsets)
+        return base.Encoding(np.array(found.ids, np.int32), offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) int32, read-only.
@@ -171,7 +162,7 @@ class WordPieceTokenizer(Tokenizer):
         return [np.frombuffer(b"".join(found), np.int32) for found in parts]  # type: ignore[arg-type]
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        words = [replace_surrogates(word) for word in words]
+        words = [base.replace_surrogates(word) for word in words]
         found = self._fast.encode_batch_fast(words, add_special_tokens=False)
         return [np.array(each.ids, np.int32).tobytes() for each in found]
 
@@ -183,7 +174,7 @@ class WordPieceTokenizer(Tokenizer):
         """Return files for `AutoTokenizer`, which finds special tokens in text by their names."""
         whole = tokenizers.Tokenizer.from_str(self._fast.to_str())
         whole.decoder = self._decoder
-        whole.add_special_tokens(list(SPECIAL_TOKENS))
+        whole.add_special_tokens(list(base.SPECIAL_TOKENS))
         whole.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -195,7 +186,7 @@ class WordPieceTokenizer(Tokenizer):
             "strip_accents": self.options.strips_accents,
             "tokenize_chinese_chars": self.options.split_cjk,
             "max_input_chars_per_word": self.options.max_word_chars,
-            **dict(zip(ROLES, SPECIAL_TOKENS, strict=True)),
+            **dict(zip(base.ROLES, base.SPECIAL_TOKENS, strict=True)),
         }
         if self.added:
             entries = {str(entry.pop("id")): entry for entry in self._added_entries()}
@@ -203,35 +194,37 @@ class WordPieceTokenizer(Tokenizer):
         files = {
             "tokenizer.json": whole.to_str(pretty=True),
             "vocab.txt": "".join(token + "\n" for token in self.vocab),
-            CONFIG_NAME: json.dumps(config, indent=1) + "\n",
+            base.CONFIG_NAME: json.dumps(config, indent=1) + "\n",
         }
         return {name: text.encode() for name, text in files.items()}
 
 
 def _check_vocab(vocab: Sequence[str], where: str) -> None:
     """Raise a UserError if a vocabulary is invalid; `where` is as in `WordPieceTokenizer`."""
-    if len(vocab) > MAX_TOKENS:
-        raise UserError(f"{where.format(MAX_TOKENS + 1)}: more than {MAX_TOKENS:,} tokens")
+    if len(vocab) > base.MAX_TOKENS:
+        raise UserError(
+            f"{where.format(base.MAX_TOKENS + 1)}: more than {base.MAX_TOKENS:,} tokens"
+        )
     ids: dict[str, int] = {}
     for id, token in enumerate(vocab):
         fault, shown = "", f"{token[:80]!r}"
         if not token:
             fault = " is empty; each entry is one token"
-        elif len(token) > MAX_TOKEN_CHARS:
+        elif len(token) > base.MAX_TOKEN_CHARS:
             size = f"a token of {len(token):,} characters ({token[:40]!r}...)"
-            fault = f": {size}; the limit is {MAX_TOKEN_CHARS:,}"
+            fault = f": {size}; the limit is {base.MAX_TOKEN_CHARS:,}"
         elif "\n" in token or "\r" in token or "\0" in token:
             fault = f": {shown} has a line break or a NUL; vocab.txt has one token per line"
         elif ids.setdefault(token, id) != id:
             there = where.format(ids[token] + 1)
             fault = f": {shown} occurs already ({there}); each token must occur once"
-        elif replace_surrogates(token) != token:
+        elif base.replace_surrogates(token) != token:
             fault = f": {shown} is not valid Unicode text"
         if fault:
             raise UserError(where.format(id + 1) + fault)
-    if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
+    if missing := [token for token in base.SPECIAL_TOKENS if token not in ids]:
         source = where.partition(",")[0]
         raise UserError(
             f"{source} has {len(vocab):,} tokens, but lacks {', '.join(missing)}; all of "
-            f"{', '.join(SPECIAL_TOKENS)} are needed"
+            f"{', '.join(base.SPECIAL_TOKENS)} are needed"
         )

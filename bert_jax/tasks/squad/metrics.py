@@ -3,19 +3,8 @@
 Answers are normalised before they are compared: lower case, ASCII punctuation deleted, the words
 "a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
 are equal. F1 measures the overlap of their words. With several references, the best score counts.
-
 Versions 1.1 and 2.0 differ on missing predictions and texts without words (see `SquadRules`).
-
-The rules were made for English; XQuAD applies them unchanged to its other languages:
-
-- Chinese and Japanese have no spaces, so an answer is one word, and F1 equals exact match unless
-  the answer contains a space.
-- Punctuation outside ASCII stays: "。", "「」", "।", "؟", "،", and in English curly quotes, dashes.
-- Articles of other languages stay, such as Arabic "ال". A Latin "a" before a combining accent is
-  taken for the English article and deleted: "a" + U+0301 leaves the accent; "á" stays.
-- Unicode is not normalised: "é" as one character differs from "é" as two, full-width digits from
-  ASCII digits, and Arabic with vowel marks from Arabic without.
-- Lower case is Python's `str.lower`: "İ" becomes two characters, "ß" and "ss" differ.
+docs/decisions.md ("Scores of SQuAD") has what these English rules do to other languages.
 """
 
 import re

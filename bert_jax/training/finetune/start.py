@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.artefacts.formats.huggingface_files import TASKS, model_class
 from bert_jax.artefacts.formats.model_config import with_own_pooler
 from bert_jax.artefacts.saved.model import SavedModel
+from bert_jax.config.mapping import diff
 from bert_jax.errors import UserError, first_few
 from bert_jax.model.config import ARCHITECTURE, ModelConfig
 from bert_jax.model.embedding import EmbeddingConfig
@@ -244,15 +245,9 @@ def with_vectors(
     for each in filter(None, given.values()):
         if "maps" in each.params.get("pooling", {}):
             _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
-        theirs, ours = (
-            one and (one.pooling, one.query_prefix, one.document_prefix)
-            for one in (each.embedding, kept)
-        )
-        if theirs and theirs != ours:
-            _log.warning(
-                "%s has the pooling and prefixes %r, but this run %r (embedding.pooling, "
-                "task.query_prefix, task.document_prefix)", each.name, theirs, ours,
-            )  # fmt: skip
+        for name, theirs, ours in diff(each.embedding or kept, kept):
+            if name in ("pooling", "query_prefix", "document_prefix"):
+                _log.warning("%s has the %s %r, but this run %r", each.name, name, theirs, ours)
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }
