@@ -73,11 +73,6 @@ class Chip(Accelerator):
         return self.ici_links * self.ici_bytes_per_s_per_link
 
     @property
-    def ici_wraps_at(self) -> int:
-        """Number that divides each torus dimension that wraps around: 16 in 2-D, 4 in 3-D."""
-        return 16 if self.ici_links == 4 else 4
-
-    @property
     def per_device(self) -> "Chip":
         """One device of the chip, with its part of the chip's rates, memory and cores."""
         n = self.devices_per_chip

@@ -73,9 +73,6 @@ class _Lines(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Do nothing: all lines have been printed."""
 
     def __iter__(self) -> Iterator[T]:

@@ -100,18 +100,13 @@ class Bounded:
 
 def wanted(hint: Any) -> str:
     """Describe the values that an annotation allows; return "" for a type without bounds."""
-    kind, arguments = _kind(hint), typing.get_args(hint)
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if kind is Annotated:
         return " and ".join(filter(None, [_described(arguments[1:]), wanted(arguments[0])]))
     inner = wanted(arguments[0]) if arguments else ""
     return f"each {inner}" if inner and kind is tuple else inner and f"{inner}, or None"
-
-
-def _kind(hint: Any) -> Any:
-    """Return the origin of an annotation (`Annotated`, `Literal`, `tuple` or a union), or None."""
-    return Annotated if hasattr(hint, "__metadata__") else typing.get_origin(hint)
 
 
 def _described(bounds: tuple[Any, ...]) -> str:
@@ -138,7 +133,7 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 def faults(where: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, str]]:
     """Yield (field, value, allowed values) for each value that an annotation forbids."""
-    kind, arguments = _kind(hint), typing.get_args(hint)
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind is Annotated:
         yield from faults(where, arguments[0], value)
         if not _holds(arguments[1:], value):

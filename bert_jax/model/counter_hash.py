@@ -25,15 +25,6 @@ def _lowbias32(x):
     return x ^ (x >> 16)
 
 
-def _as_u32(word: ArrayLike):
-    """Convert an array, or a Python integer of any size, to uint32, modulo 2^32."""
-    if isinstance(word, int):
-        return np.array(word & 0xFFFFFFFF, np.uint32)
-    if isinstance(word, jax.Array):
-        return word.astype(np.uint32)
-    return np.asarray(word).astype(np.uint32)
-
-
 def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     """Hash integer words into 32 random bits; the order of the words matters.
 
@@ -44,7 +35,10 @@ def hash_u32(*words: ArrayLike) -> jax.Array | np.ndarray:
     with np.errstate(over="ignore"):  # numpy warns when scalars wrap, not when arrays do
         state = np.array(_START, np.uint32)
         for word in words:
-            state = _lowbias32((state + np.uint32(_STEP)) ^ _as_u32(word))
+            if isinstance(word, int):
+                word &= 0xFFFFFFFF  # a Python integer may have any size
+            word = word if isinstance(word, jax.Array) else np.asarray(word)
+            state = _lowbias32((state + np.uint32(_STEP)) ^ word.astype(np.uint32))
     return state if isinstance(state, jax.Array) else np.asarray(state)
 
 

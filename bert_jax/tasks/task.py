@@ -157,11 +157,11 @@ class Split(ABC):
         found = intervals(grounds)
         return {
             "examples": len(self._examples),
-            "scores": {name: _null(value) for name, value in scores.items()},
+            "scores": {name: null(value) for name, value in scores.items()},
             "intervals": {name: ends for name, ends in found.found.items() if name in scores},
             "no_intervals": {name: why for name, why in found.missing.items() if name in scores},
             "units": [self.unit_names[0], len(set(self.units.tolist()))],
-            "constant": _null(self.constant_score),
+            "constant": null(self.constant_score),
             "baseline": self.baseline,
             **details(),
         }
@@ -390,5 +390,6 @@ class Task(ABC, Generic[Config]):
         return {"task": to_dict(self.config), "learned": to_dict(self.spec)}
 
 
-def _null(value: float) -> float | None:
+def null(value: float) -> float | None:
+    """Return a value for JSON: the value itself, or None if it is not finite."""
     return value if math.isfinite(value) else None

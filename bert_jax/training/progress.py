@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.tasks.task import null
 from bert_jax.training.loss_monitor import LossMonitor
 from bert_jax.training.steps.guard import GUARD_METRICS
 from bert_jax.training.steps.state import TrainState
 from bert_jax.training.sweep.statistics import Outcome, Trial
 
 _NO_MEANS = (*GUARD_METRICS, "num_tokens", "learning_rate")
-
-
-def null(value: float) -> float | None:
-    """Return a value for JSON: the value itself, or None if it is not finite."""
-    return value if math.isfinite(value) else None
 
 
 @dataclass

@@ -76,6 +76,12 @@ def new_tokens(
             "tokens can be added only to a WordPiece vocabulary or a tokenizer.json; this model's "
             f"tokenizer is of the kind {tokenizer.kind}, in which each token needs a score"
         )
+    last, added = tokenizer.vocab[-1], {token.content for token in tokenizer.added}
+    if isinstance(tokenizer, WordPieceTokenizer) and last in added:
+        raise UserError(
+            f"the vocabulary ends with an added token, {last!r}; behind it, further tokens would "
+            "make it a piece of words, so texts without these tokens would change, too"
+        )
     found: dict[str, None] = {}
     wrong: list[str] = []
     existing = repeated = normalised = unknown = 0

@@ -134,14 +134,9 @@ def make_trial_mesh(
             "numbers must divide the other"
         )
     config = replace(config, num_slices=-(-slices // trials))
-    parts = [make_mesh(config, group).devices for group in _groups(devices, trials)]
+    groups = np.reshape(devices, (trials, -1)).tolist()
+    parts = [make_mesh(config, group).devices for group in groups]
     return Mesh(np.stack(parts), (TRIAL, *AXES), axis_types=(AxisType.Auto,) * (1 + len(AXES)))
-
-
-def _groups(devices: list[Any], count: int) -> list[list[Any]]:
-    """Divide `devices`, in their order, into `count` equal groups."""
-    size = len(devices) // count
-    return [devices[n * size : (n + 1) * size] for n in range(count)]
 
 
 def _slices(devices: list[Any], count: int) -> list[list[Any]]:
@@ -152,7 +147,7 @@ def _slices(devices: list[Any], count: int) -> list[list[Any]]:
                 f"mesh.num_slices is {count}, which does not divide {len(devices)} devices; "
                 f"{_divisors(len(devices))} would work"
             )
-        return _groups(devices, count)
+        return np.reshape(devices, (count, -1)).tolist()
     groups: dict[int, list[Any]] = {}
     for device in devices:
         # On other platforms, slice_index may count hosts, which are not slices.

@@ -23,11 +23,10 @@ from bert_jax.objectives.objective import Forward
 from bert_jax.tasks.examples import listed
 from bert_jax.tasks.reports.intervals import Grounds, Intervals, intervals
 from bert_jax.tasks.rows import Rows, choose_buckets, eval_batches
-from bert_jax.tasks.task import Outputs, Split
+from bert_jax.tasks.task import Outputs, Split, null
 from bert_jax.terminal import progress_bar
 from bert_jax.training.finetune.data import other_split, read_scored, splits_of, task_of
 from bert_jax.training.finetune.start import saved_objective
-from bert_jax.training.progress import null
 from bert_jax.training.steps.optim import OptimizerConfig
 from bert_jax.training.steps.state import StepConfig
 from bert_jax.training.steps.step import make_eval_step

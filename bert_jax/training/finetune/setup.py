@@ -214,6 +214,11 @@ def set_up(config: FinetuneConfig, read: Read = read_model) -> Setup:
     frozen = frozen_parts(config, model)
     task = open_task(config.task, initial.tokenizer, model.num_positions)
     train, dev = task.train_split(), tuple(task.dev_splits())
+    if task.metric == "recall@100" and dev[0].constant_score == 1:
+        raise UserError(
+            "task.metric is 'recall@100', but the dev rows have at most 100 candidates, so every "
+            "ranking scores 1; choose another metric"
+        )
     test = tuple(task.test_splits())
     config = with_rates(config, model.hidden_dim, len(train.rows))
     power = task.config.skew.oversampling

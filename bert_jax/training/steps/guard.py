@@ -7,9 +7,7 @@ same on every device and after every restart, and needs no transfer to the host.
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.config.bounds import AtLeast, Bounded, Count, Natural, NonNegative
@@ -84,11 +82,7 @@ def cleared(guard: GuardState) -> GuardState:
 
     The arrays may span several processes, so all processes must call this function.
     """
-    halted = guard.halted
-    zero = np.zeros(halted.shape, halted.dtype)
-    return guard._replace(
-        halted=jax.make_array_from_callback(halted.shape, halted.sharding, lambda index: zero)
-    )
+    return guard._replace(halted=jnp.zeros_like(guard.halted, device=guard.halted.sharding))
 
 
 class Judgement(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from modern_files import KINDS, write_modern
 from pretraining import apply_pretraining
+from tokenizers import AddedToken
 from translators import translator_of
 from vector_models import vector_model
 
@@ -271,3 +272,10 @@ def test_the_tables_of_a_translator_grow_with_its_vocabulary() -> None:
     assert grown.network is not None
     assert grown.network.model == grown.config
     assert grown.config.vocab_size > saved.config.vocab_size
+
+
+def test_an_added_token_stays_at_the_end_of_the_vocabulary() -> None:
+    """With a token behind it, it became a piece of words."""
+    old = WordPieceTokenizer([*WORDS, "stent"], WordPieceOptions(), [AddedToken("stent")])
+    with pytest.raises(UserError, match="ends with an added token, 'stent'"):
+        new_tokens(old, ["angio"])

@@ -139,6 +139,14 @@ def test_other_pooling_and_prefixes_than_those_of_init_are_named(files, caplog):
     assert "query_prefix" not in caplog.text
 
 
+def test_a_metric_that_every_ranking_reaches_is_refused(files):
+    """Each run ended with 8: nothing is better than a random ranking."""
+    config = pairs_config(files)
+    task = dataclasses.replace(config.task, metric="recall@100")
+    with pytest.raises(UserError, match="every ranking scores 1; choose another metric"):
+        set_up(dataclasses.replace(config, task=task))
+
+
 def test_vectors_keep_no_activation_of_a_pooler(files):
     """Transformers has no bare BERT with the activation of a DistilBERT's classifier, relu."""
     before = read_model(files["init"])
