@@ -216,7 +216,7 @@ class ExampleStream:
         first = block * steps
         parts = []
         for step in range(first, min(first + steps, phase.num_steps)):
-            # Steps of a batch warm-up that other processes finished may not divide evenly here.
+            # The rows of a finished warm-up step need not divide among the present processes.
             divides = phase.rows_of(step)[1] % share.process_count == 0
             parts.append(share.rows(phase, step) if divides else (0, 0))
         numbers = np.concatenate([np.arange(start, start + count) for start, count in parts])

@@ -193,8 +193,8 @@ def _choose_words(
     As in the published code, a word that does not fit is skipped, and shorter words are tried. A
     round ends at the first word that does not fit, and the next round considers only shorter words.
     So `_WORD_ROUNDS` rounds suffice for words of at most `_WORD_ROUNDS` tokens. With longer words,
-    which are rare, slightly too few tokens may be chosen. The tokens of a word that is longer than
-    `_LONG_WORD` and `wanted` are chosen one by one.
+    which are rare, slightly too few tokens may be chosen. Each token of a word that is longer
+    than both `_LONG_WORD` and `wanted` counts as a word.
     """
     length = candidate.shape[1]
     places = jnp.arange(length, dtype=jnp.int32)

@@ -202,7 +202,7 @@ class Planner:
         return rows_per_shard * shards * settings.accumulation
 
     def _mesh_is_possible(self, settings: Settings) -> bool:
-        """Return true if the mesh suits the torus and all parameters, also those of a teacher."""
+        """Return true if the mesh suits the torus and all parameters, including a teacher's."""
         mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
         try:
             step = step_config(self.config, None, self.phase)

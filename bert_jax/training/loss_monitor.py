@@ -65,7 +65,7 @@ class LossMonitor:
     save_every: int
     """Number of steps between two checkpoints."""
     num_same: int = sys.maxsize
-    """Number of phases that read the text of the first, before a phase with unknown baseline."""
+    """Number of phases before the first phase with another text; later phases have no baseline."""
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False

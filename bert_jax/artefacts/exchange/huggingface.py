@@ -267,8 +267,8 @@ import bert_jax
 {note}"""
 _SPECIAL = """\
 In Transformers the names of special tokens, such as `[MASK]`, are special wherever a text has \
-them; `split_special_tokens=True` reads them as text, as bert_jax does, except in a vocabulary \
-of the kind Unigram, whose pieces include these names."""
+them; bert_jax reads the names as text. So does `split_special_tokens=True`, but not with a \
+Unigram vocabulary, whose pieces include the names."""
 _THEIRS = """\
 With Transformers, where `DIR` is this directory:
 

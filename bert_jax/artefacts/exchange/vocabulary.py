@@ -69,7 +69,8 @@ def new_tokens(
     """Return the tokens of a list that a tokenizer lacks.
 
     Blank lines are skipped. `where` is a format string for the line number. Raise a UserError if
-    the tokenizer takes no tokens, or an entry is a special token, is too long, or is not one word.
+    the tokenizer takes no tokens, or an entry is a special token, a piece of words, too long, or not
+    one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
@@ -79,8 +80,8 @@ def new_tokens(
     last, added = tokenizer.vocab[-1], {token.content for token in tokenizer.added}
     if isinstance(tokenizer, WordPieceTokenizer) and last in added:
         raise UserError(
-            f"the vocabulary ends with an added token, {last!r}; behind it, further tokens would "
-            "make it a piece of words, so texts without these tokens would change, too"
+            f"the vocabulary ends with the added token {last!r}; tokens behind {last!r} would make "
+            f"{last!r} a piece of words. Use a vocabulary that ends with an ordinary token"
         )
     found: dict[str, None] = {}
     wrong: list[str] = []
@@ -97,7 +98,9 @@ def new_tokens(
         elif _is_token(tokenizer, form):
             existing += 1
         elif tokenizer.token_to_id(form) is not None:
-            wrong.append(f"{where.format(number)}: {word[:80]!r} is a piece of words, not a word")
+            wrong.append(
+                f"{where.format(number)}: {word[:80]!r} exists as a piece of words; leave it out"
+            )
         else:
             found[form] = None
             normalised += form != word

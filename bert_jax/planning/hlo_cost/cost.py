@@ -226,7 +226,8 @@ def collective_seconds(
     if n != program.devices_per_slice:
         groups = (g for k in range(len(dims), 0, -1) for g in itertools.combinations(dims, k))
         filled = next((g for g in groups if math.prod(g) == n), (0,))
-    wraps_at = 16 if device.ici_links == 4 else 4  # divides dimensions that wrap: in 2-D, 3-D
+    # A torus dimension wraps around if 16 (2-D) or 4 (3-D) divides its size.
+    wraps_at = 16 if device.ici_links == 4 else 4
     rate = sum(2 * link if size and size % wraps_at == 0 else link for size in filled)
     if exchange.colors:
         rate = min(rate, exchange.colors * link)

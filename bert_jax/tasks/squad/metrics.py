@@ -4,7 +4,7 @@ Answers are normalised before they are compared: lower case, ASCII punctuation d
 "a", "an" and "the" deleted, runs of whitespace made one space. Exact match is 1 if the two texts
 are equal. F1 measures the overlap of their words. With several references, the best score counts.
 Versions 1.1 and 2.0 differ on missing predictions and texts without words (see `SquadRules`).
-docs/decisions.md ("Scores of SQuAD") has what these English rules do to other languages.
+docs/decisions.md ("Scores of SQuAD") says what these English rules do in other languages.
 """
 
 import re

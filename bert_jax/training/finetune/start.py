@@ -247,7 +247,7 @@ def with_vectors(
             _log.warning("%s: training leaves out the Dense modules after the pooling", each.name)
         for name, theirs, ours in diff(each.embedding or kept, kept):
             if name in ("pooling", "query_prefix", "document_prefix"):
-                _log.warning("%s has the %s %r, but this run %r", each.name, name, theirs, ours)
+                _log.warning("%s has the %s %r, but this run has %r", each.name, name, theirs, ours)
     starts = {
         name: {} if each is None else starting_vectors(kept, each) for name, each in given.items()
     }

@@ -56,7 +56,7 @@ def resolve_start(
 
 
 def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
-    """Raise a UserError if the networks of the run and of `init` have different settings.
+    """Raise a UserError if the networks of the run and of `init` differ in kind or settings.
 
     Without this check, parameters of `init` that the run's network lacks would be left out.
     """
@@ -66,7 +66,7 @@ def _check_network(config: PretrainConfig, initial: SavedModel) -> None:
     if type(ours) is not type(theirs):
         raise UserError(
             f"init: {initial.name} is a {type(theirs).__name__}, but this run trains a "
-            f"{type(ours).__name__}. Set objective.name of this run to the objective of init"
+            f"{type(ours).__name__}. Set objective.name to the name of init's objective"
         )
     layers = config.model.num_layers  # 0 decoder layers means this number
     rows = [

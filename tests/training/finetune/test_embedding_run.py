@@ -130,7 +130,7 @@ def test_other_pooling_and_prefixes_than_those_of_init_are_named(files, caplog):
     embedding = EmbeddingConfig("cls", query_prefix="query: ")
     model = dataclasses.replace(read_model(files["init"]), embedding=embedding)
     set_up(pairs_config(files, embedding__pooling="cls"), lambda *_, **__: model)
-    assert "has the query_prefix 'query: ', but this run ''" in caplog.text
+    assert "has the query_prefix 'query: ', but this run has ''" in caplog.text
     assert "has the pooling" not in caplog.text
     caplog.clear()
     config = pairs_config(files, embedding__pooling="cls")
