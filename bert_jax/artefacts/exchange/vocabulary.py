@@ -69,8 +69,8 @@ def new_tokens(
     """Return the tokens of a list that a tokenizer lacks.
 
     Blank lines are skipped. `where` is a format string for the line number. Raise a UserError if
-    the tokenizer takes no tokens, or an entry is a special token, a piece of words, too long, or not
-    one word.
+    the tokenizer takes no tokens, or an entry is a special token, a piece of words, too long, or
+    not one word.
     """
     if not isinstance(tokenizer, WordPieceTokenizer | FastTokenizer):
         raise UserError(
