@@ -139,8 +139,7 @@ class StoreRows:
     @cached_property
     def quotas(self) -> list[int]:
         """Number of rows of each shard: exact for the first shard, estimated for the others."""
-        # A document may leave a part of its last row, or of its last pair's row, empty.
-        each = {"nsp": 0.75, "sop": 0.5}.get(self._config.pairing, 0.0) * self._length + 2
+        each = self._pairing.empty_share * self._length + 2  # places that a document leaves empty
         sizes = [shard.num_tokens + each * shard.num_documents for shard in self.store.counts]
         rows = len(self.plan(0))
         return [rows, *(max(1, round(size * rows / sizes[0])) for size in sizes[1:])]

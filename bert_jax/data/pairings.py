@@ -97,6 +97,8 @@ class Pairing(ABC):
     min_length: int
     has_labels: bool = False
     """Whether rows are sentence pairs with a label to learn."""
+    empty_share: float = 0.0
+    """Share of a row that a document leaves empty (measured), to estimate numbers of rows."""
 
     def check(self, store: TokenStore) -> None:
         """Raise a UserError if this pairing cannot use the store."""
@@ -130,6 +132,7 @@ class SentencePairs(Pairing):
     """Rows of sentence pairs with a label."""
 
     name: Literal["nsp", "sop"]
+    empty_share: float
     min_length = pairs.MIN_LENGTH
     has_labels = True
 
@@ -191,8 +194,8 @@ class Translations(Pairing):
 
 
 PAIRINGS: dict[str, Pairing] = {
-    "nsp": SentencePairs("nsp"),
-    "sop": SentencePairs("sop"),
+    "nsp": SentencePairs("nsp", 0.75),
+    "sop": SentencePairs("sop", 0.5),
     "none": PackedText(),
     "translation": Translations(),
 }

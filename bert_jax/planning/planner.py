@@ -9,7 +9,7 @@ import dataclasses
 import math
 import sys
 import time
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from bert_jax.planning.search import Guess, Pace, Settings, settings_of
 from bert_jax.planning.topology import Topology, devices
 from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.settings import objective_of, step_config
-from bert_jax.training.steps.state import param_placement
+from bert_jax.training.steps.state import StepConfig, param_placement
 
 LEAST_DEPTH = 2
 """Smallest number of layers to compile when the cost of a deeper model is extrapolated."""
@@ -201,11 +201,14 @@ class Planner:
         shards = self.topology.num_devices // settings.tensor
         return rows_per_shard * shards * settings.accumulation
 
+    @cached_property
+    def _step(self) -> StepConfig:
+        return step_config(self.config, None, self.phase)
+
     def _mesh_is_possible(self, settings: Settings) -> bool:
         """Return true if the mesh suits the torus and all parameters, including a teacher's."""
-        mesh = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor)
+        mesh, step = MeshConfig(fsdp=settings.fsdp, tensor=settings.tensor), self._step
         try:
-            step = step_config(self.config, None, self.phase)
             param_placement(step, make_mesh(mesh, devices(self.topology)))
         except (UserError, NotImplementedError):
             return False

@@ -53,8 +53,9 @@ class LossMonitor:
 
     metric: Metric
     """The monitored loss: the first metric of the objective."""
-    baseline: float
-    """Value of the metric for a model that ignores its input, in nats; infinite if unknown."""
+    baselines: Sequence[float]
+    """Value of the metric for a model that ignores its input, in nats, in each phase; infinite if
+    unknown, as from the first phase with another text on."""
     unknown_rate: float
     """Fraction of the corpus's tokens that are the unknown token."""
     phases: Sequence[Phase]
@@ -64,8 +65,6 @@ class LossMonitor:
     num_layers: int
     save_every: int
     """Number of steps between two checkpoints."""
-    num_same: int = sys.maxsize
-    """Number of phases before the first phase with another text; later phases have no baseline."""
     mean: float = 0.0
     weight: float = 0.0
     done: bool = False
@@ -95,6 +94,11 @@ class LossMonitor:
         return self._bounds[-1]
 
     @property
+    def baseline(self) -> float:
+        """Baseline of the phase of the newest loss."""
+        return self.baselines[self._phase_of(self.step)]
+
+    @property
     def window(self) -> int:
         """Number of steps over which the loss is smoothed."""
         return max(5, min(40, self.num_steps // 20))
@@ -117,8 +121,6 @@ class LossMonitor:
             self.mean = self.weight = 0.0
             self.fallen = sys.float_info.max
         self.step = step
-        if self._phase_of(step) >= self.num_same:
-            self.baseline = math.inf
         decay = 1 - 1 / self.window
         self.mean = decay * self.mean + (1 - decay) * loss
         self.weight = decay * self.weight + (1 - decay)

@@ -301,6 +301,12 @@ model = pipeline("{}", model="DIR")
 """
 
 
+def pipeline_of(saved: SavedModel) -> str | None:
+    """Return the name of the model's pipeline in Transformers, or None if there is no pipeline."""
+    # The pipeline for masks would give a discriminator a random head.
+    return None if "rtd" in saved.params else PIPELINES.get(files.task_of(saved))
+
+
 def loading(saved: SavedModel) -> str:
     """Describe how to load the directory, for the model card."""
     name, ours = files.class_of(saved), 'model = bert_jax.load("DIR")'
@@ -311,7 +317,7 @@ def loading(saved: SavedModel) -> str:
     family = FAMILIES[files.family_of(saved)]
     if not family.native:
         return _LOADING.format(theirs=_NO_CLASS.format(family.name), ours=ours, note=_SPECIAL)
-    kind = None if "rtd" in saved.params else PIPELINES.get(files.task_of(saved))
+    kind = pipeline_of(saved)
     said = _THEIRS.format(auto=auto_class(name), use="")
     if kind and kind not in ("question-answering", "multiple-choice"):  # no such pipelines exist
         said += _PIPELINE.format(kind)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.artefacts.exchange import exported_files as files
-from bert_jax.artefacts.exchange.huggingface import PIPELINES
+from bert_jax.artefacts.exchange.huggingface import pipeline_of
 from bert_jax.artefacts.exchange.onnx.runtime import said_of
 from bert_jax.artefacts.exchange.sentence_transformers import said_of_vectors
 from bert_jax.artefacts.formats.entries import named
@@ -65,9 +65,8 @@ def _front_matter(saved: SavedModel, parity: Mapping[str, Any], license: str) ->
     if saved.network is not None:
         fields |= {"pipeline_tag": "translation", "tags": ["jax", "bert_jax"]}
     else:
-        is_detector = "rtd" in saved.params  # its masked-LM head would be random
-        task = "" if parity["class"] == "none" or is_detector else files.task_of(saved)
-        fields["pipeline_tag"] = PIPELINES.get(task, "feature-extraction")
+        pipeline = None if parity["class"] == "none" else pipeline_of(saved)
+        fields["pipeline_tag"] = pipeline or "feature-extraction"
         if parity["format"] == "cross-encoder":
             fields["pipeline_tag"] = "text-ranking"
         fields["tags"] = ["bert", "jax", "bert_jax"]

@@ -18,9 +18,19 @@ import numpy as np
 
 from bert_jax.artefacts.exchange import proof
 from bert_jax.artefacts.exchange.exported_files import specials_of, write_arrays
-from bert_jax.artefacts.formats import huggingface_files
 from bert_jax.artefacts.formats.families import known_family
 from bert_jax.artefacts.formats.flax_weights import FLAX_WEIGHTS, read_flax
+from bert_jax.artefacts.formats.huggingface_files import (
+    LOGITS,
+    MULTIPLE_CHOICE,
+    PRETRAINING_HEADS,
+    PRETRAINING_TASKS,
+    TASKS,
+    WEIGHTS,
+    marks_second,
+    model_class,
+    weight_files,
+)
 from bert_jax.artefacts.formats.peft import CONFIG as ADAPTER
 from bert_jax.artefacts.formats.sentencepiece_json import is_tie
 from bert_jax.artefacts.saved.model import SavedModel
@@ -35,14 +45,9 @@ PACKAGES = ("torch", "transformers")
 _WITHOUT_TABLE = ("DebertaV2Tokenizer",)
 """Tokenizers that Transformers 5 runs with NFC in place of the model's table of characters. Texts
 whose words then differ are not compared, because the model was trained with the table."""
-_READ = (*{task for _, task in huggingface_files.PRETRAINING_TASKS}, *huggingface_files.TASKS)
+_READ = (*{task for _, task in PRETRAINING_TASKS}, *TASKS)
 """Suffixes of classes whose heads are compared. For other classes only encoders are compared."""
-_HEADS = {
-    task: head
-    for heads, task in huggingface_files.PRETRAINING_TASKS
-    if len(heads) == 1
-    for head in heads
-}
+_HEADS = {task: head for heads, task in PRETRAINING_TASKS if len(heads) == 1 for head in heads}
 """Pretraining heads, by class-name suffix, for the classes with only one head."""
 
 
@@ -70,7 +75,7 @@ class TheirModel:
         self.model = model.eval()
         self.name = type(model).__name__
         many = getattr(model.config, "type_vocab_size", 1) > 1
-        self._typed = many and huggingface_files.marks_second(directory, model.config.to_dict())
+        self._typed = many and marks_second(directory, model.config.to_dict())
 
     def whole(self) -> "TheirModel":
         """Return this object; raise ProofFailedError if tensors are missing or unexpected."""
@@ -104,17 +109,13 @@ class TheirModel:
         encoder = self.model.base_model
         with quiet(), torch.no_grad():
             base = encoder(**inputs)
-            if self.name.endswith(
-                huggingface_files.MULTIPLE_CHOICE
-            ):  # each row is the only choice of an example
+            if self.name.endswith(MULTIPLE_CHOICE):  # each row is the only choice of an example
                 inputs = {name: ids[:, None] for name, ids in inputs.items()}
             whole = base if encoder is self.model else self.model(**inputs)
         found = {"hidden": base.last_hidden_state}
         if base.get("pooler_output") is not None:
             found["pooled"] = base.pooler_output
-        found |= {
-            head: whole[name] for name, head in huggingface_files.LOGITS.items() if name in whole
-        }
+        found |= {head: whole[name] for name, head in LOGITS.items() if name in whole}
         if "start_logits" in whole:
             found["head"] = torch.stack([whole.start_logits, whole.end_logits], dim=-1)
         if "logits" in whole:
@@ -207,7 +208,7 @@ def prove_reading(saved: SavedModel, source: str | Path, tolerance: float) -> di
     if (Path(source) / ADAPTER).is_file():
         found: dict[str, Any] | str = "the source is an adapter and its base"
     else:
-        made_by = huggingface_files.model_class(saved.origin.config)
+        made_by = model_class(saved.origin.config)
         found = compare_with_source(saved, saved.tokenizer_files, made_by, tolerance)
     if isinstance(found, str):
         return {"source_class": {"ran": False, "why": f"{found}; {proof.ONLY_OURS}"}}
@@ -233,7 +234,7 @@ def compare_with_source(
             theirs = source_outputs(readable, made_by, saved)
     except Exception as error:  # any type: the model may need a later version of Transformers
         return f"not compared: Transformers cannot load the source ({error})"[:300]
-    others = ("pooled", "head", "embedding", *huggingface_files.PRETRAINING_HEADS)
+    others = ("pooled", "head", "embedding", *PRETRAINING_HEADS)
     batches = proof.row_batches(proof.proof_rows(saved))
     (gaps,) = proof.compare(saved, batches, theirs, optional=others)
     proof.check_differences(gaps, tolerance, f"{saved.name} has other outputs in Transformers")
@@ -245,13 +246,13 @@ def compare_with_source(
 @contextlib.contextmanager
 def _in_safetensors(directory: Path) -> Iterator[Path]:
     """Yield a directory that Transformers can read: if the weights are Flax's, a temporary copy."""
-    if huggingface_files.weight_files(directory) != [directory / FLAX_WEIGHTS]:
+    if weight_files(directory) != [directory / FLAX_WEIGHTS]:
         yield directory
         return
     with tempfile.TemporaryDirectory() as copy:
         found = read_flax(directory / FLAX_WEIGHTS)
         arrays = {name: np.ascontiguousarray(array) for name, array in found.items()}
-        write_arrays(Path(copy) / huggingface_files.WEIGHTS, arrays, format="pt")
+        write_arrays(Path(copy) / WEIGHTS, arrays, format="pt")
         for name in ("config.json", CONFIG_NAME):
             (Path(copy) / name).symlink_to(directory.absolute() / name)
         yield Path(copy)

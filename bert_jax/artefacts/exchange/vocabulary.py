@@ -176,5 +176,6 @@ def add_tokens(saved: SavedModel, new: NewTokens) -> SavedModel:
             insert(params, path, grown)
     name = f"{saved.name}, with {len(new.tokens)} more tokens"
     network = saved.network and dataclasses.replace(saved.network, model=config)
-    changed = dataclasses.replace(saved, config=config, network=network, params=params)
-    return dataclasses.replace(changed, tokenizer=tokenizer, name=name)
+    return dataclasses.replace(
+        saved, config=config, network=network, params=params, tokenizer=tokenizer, name=name
+    )

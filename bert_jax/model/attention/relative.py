@@ -16,9 +16,17 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from bert_jax.model import layers
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.dropout import DropoutStream, Number, Stream, dropout
+from bert_jax.model.layers import (
+    Affine,
+    AxisSizes,
+    Norm,
+    compute_dtype,
+    einsum_float32,
+    parameter,
+    truncated_normal,
+)
 
 _SITE = 1 << 20
 """Offset from a layer's first dropout site to the dropout site of its relative positions."""
@@ -66,15 +74,15 @@ class RelativePositions(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         shape = 2 * span_of(config), config.hidden_dim
-        table = layers.truncated_normal(rngs.params(), shape, config.init_std)
-        self.table = layers.parameter(table, "length", "embed")
+        table = truncated_normal(rngs.params(), shape, config.init_std)
+        self.table = parameter(table, "length", "embed")
         if config.relative_norm:
-            self.norm = layers.Norm(config)
+            self.norm = Norm(config)
 
     def __call__(self) -> Float[Array, "R D"]:
         """Return the embeddings, in the compute type."""
         table = self.norm(self.table[...]) if self.config.relative_norm else self.table[...]
-        return table.astype(layers.compute_dtype(self.config))
+        return table.astype(compute_dtype(self.config))
 
 
 class RelativeMaps(nnx.Module):
@@ -82,19 +90,14 @@ class RelativeMaps(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        embed: layers.AxisSizes = {"embed": config.hidden_dim}
-        heads: layers.AxisSizes = {"heads": config.num_heads, "head_dim": config.head_dim}
+        embed: AxisSizes = {"embed": config.hidden_dim}
+        heads: AxisSizes = {"heads": config.num_heads, "head_dim": config.head_dim}
         for name, term in (("key", "c2p"), ("query", "p2c")):
             if term in config.relative_terms and not config.relative_shared:
-                setattr(self, name, layers.Affine(config, embed, heads, rngs))
+                setattr(self, name, Affine(config, embed, heads, rngs))
 
     def __call__(
-        self,
-        table: Float[Array, "R D"],
-        key: layers.Affine,
-        query: layers.Affine,
-        stream: Stream,
-        site: Number,
+        self, table: Float[Array, "R D"], key: Affine, query: Affine, stream: Stream, site: Number
     ) -> Relative:
         """Make keys and queries; `key` and `query` are the maps of contents in the layer."""
         config = self.config
@@ -127,11 +130,11 @@ def relative_scores(
         if places is None:
             steps = jnp.arange(1 - length, length)
             each = vectors[jnp.asarray(relative.rows)[middle + sign * steps]]
-            y = _moved(layers.einsum_float32("BHLK,MHK->BHLM", x, each))
+            y = _moved(einsum_float32("BHLK,MHK->BHLM", x, each))
         else:
             distances = places[:, None, :, None] - jnp.arange(length)
             rows = jnp.asarray(relative.rows)[middle + distances]
-            y = layers.einsum_float32("BHLK,RHK->BHLR", x, vectors)
+            y = einsum_float32("BHLK,RHK->BHLR", x, vectors)
             rows = rows if sign < 0 else rows.swapaxes(2, 3)
             y = jnp.take_along_axis(y, rows, axis=-1)
         found.append(y if sign < 0 else y.swapaxes(2, 3))

@@ -12,9 +12,15 @@ from bert_jax.tasks.overlap import example_key
 from bert_jax.tasks.reports.classes import most_confident, share, shortened
 from bert_jax.tasks.reports.intervals import Grounds, intervals, means
 from bert_jax.tasks.rows import Rows
-from bert_jax.tasks.squad import windows
 from bert_jax.tasks.squad.metrics import best_scores, normalized_words, score
 from bert_jax.tasks.squad.sources import question_name, read_squad
+from bert_jax.tasks.squad.windows import (
+    Prediction,
+    answer_files,
+    best_threshold,
+    build_windows,
+    find_answers,
+)
 from bert_jax.tasks.task import Examined, HeadKind, LabelSpec, Outputs, Split, SplitScores, Task
 
 _THRESHOLD = "null_threshold"
@@ -30,7 +36,7 @@ class SpanSplit(Split):
 
     def __init__(self, task: "SpanTask", data: Data[Question]) -> None:
         self._task = task
-        built = windows.build_windows(data.examples, task.tokenizer, task.config.windows)
+        built = build_windows(data.examples, task.tokenizer, task.config.windows)
         self._windows, path = built.windows, data.examples[0].origin.path
         notes = [f"{path}: {warning}" for warning in built.warnings]
         if data.trains:
@@ -74,7 +80,7 @@ class SpanSplit(Split):
         if rules == "v1.1":
             threshold = None
         elif saved is None:
-            threshold = windows.best_threshold(self._examples, predictions)
+            threshold = best_threshold(self._examples, predictions)
         else:
             threshold = _saved_threshold(saved)
         texts = {each.id: each.text(threshold) for each in predictions}
@@ -132,14 +138,12 @@ class SpanSplit(Split):
 
     def _prediction_files(self, outputs: Outputs, scores: SplitScores) -> Iterator[tuple[str, str]]:
         threshold = _saved_threshold(scores) if self._task.spec.rules == "v2.0" else None
-        return windows.answer_files(
-            self._predictions(outputs, self._task.config.num_best), threshold
-        )
+        return answer_files(self._predictions(outputs, self._task.config.num_best), threshold)
 
-    def _predictions(self, outputs: Outputs, num_best: int) -> list[windows.Prediction]:
+    def _predictions(self, outputs: Outputs, num_best: int) -> list[Prediction]:
         most = min(self._task.config.max_answer_tokens, self._task.config.length)
         starts, ends = ([logits[:, n] for logits in outputs] for n in (0, 1))
-        return windows.find_answers(
+        return find_answers(
             self._examples, self._windows, starts, ends, num_best=num_best, max_answer_tokens=most
         )
 

@@ -34,7 +34,13 @@ from bert_jax.training.finetune.start import Trainable
 from bert_jax.training.progress import Means, Moment, Progress, best_trial
 from bert_jax.training.run_plan import Stage
 from bert_jax.training.start import RANDOM
-from bert_jax.training.steps import trials
+from bert_jax.training.steps.trials import (
+    SweepState,
+    abstract_trials,
+    from_saved,
+    init_trials,
+    to_save,
+)
 from bert_jax.training.sweep.statistics import Outcome, Trial
 from bert_jax.training.workdir import FILES, begin_workdir, look_into, refuse_other_run
 
@@ -128,13 +134,11 @@ class FinetuneSaves:
         params, best = jax.tree.map(lambda leaf: leaf[number], (params, best))
         return self._setup.objective.own(with_trained(self._setup.step.objective, params, best))
 
-    def _first_state(self, wave: int) -> trials.SweepState:
+    def _first_state(self, wave: int) -> SweepState:
         members = self._setup.schedule.waves[wave]
         which = np.array([self._setup.inits.index(member.init) for member in members])
         seeds = np.array([member.seed for member in members], np.uint32)
-        return trials.init_trials(
-            self._setup.step, self._mesh, seeds, self._setup.start.parts, which
-        )
+        return init_trials(self._setup.step, self._mesh, seeds, self._setup.start.parts, which)
 
     def begin(self, number: int, stage: Stage) -> Moment:
         """Make the state of a stage's trials before their first step."""
@@ -145,9 +149,7 @@ class FinetuneSaves:
 
     def restore(self) -> Moment | None:
         """Restore the interrupted stage; return None if nothing was saved."""
-        abstract = trials.abstract_trials(
-            self._setup.step, self._mesh, len(self._setup.schedule.waves[0])
-        )
+        abstract = abstract_trials(self._setup.step, self._mesh, len(self._setup.schedule.waves[0]))
         one = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=self._copied),
             abstract.params,
@@ -163,7 +165,7 @@ class FinetuneSaves:
             if each["member"]["init"] != self.config.sweep.baseline:
                 each["member"]["init"] = self._setup.inits[0]  # `init` may have another path now
         number = extra["wave"]
-        state = trials.from_saved(
+        state = from_saved(
             self._setup.step, self._mesh, restored.state, lambda: self._first_state(number)
         )
         progress = [
@@ -191,7 +193,7 @@ class FinetuneSaves:
             "losses": at.means.state(), "seconds": at.elapsed(),
             "outcomes": [dataclasses.asdict(each) for each in at.outcomes],
         }  # fmt: skip
-        state = trials.to_save(self._setup.step, self._mesh, trials.SweepState(*at.state, at.best))
+        state = to_save(self._setup.step, self._mesh, SweepState(*at.state, at.best))
         save = partial(self._states.save_last, read_back=False) if last else self._states.save
         save(at.step, state, config={}, extra=extra)
         self.choose(at, must=False)

@@ -90,14 +90,15 @@ def loss_monitor(
         config.mixture_of(number) or phase.corpus or config.data.corpus
         for number, phase in enumerate(config.training.phases)
     ]
+    same = next((n for n, text in enumerate(texts) if text != texts[0]), len(texts))
+    known = math.inf if objective.baseline is None else objective.baseline
     return LossMonitor(
         metric=objective.metrics[0],
-        baseline=math.inf if objective.baseline is None else objective.baseline,
+        baselines=tuple(known if number < same else math.inf for number in range(len(texts))),
         unknown_rate=unknown / max(1, store.num_tokens) if store else 0.0,
         phases=config.phases, warmup_steps=config.warmup_steps,
         peak_rates=tuple(config.peak_rate(number) for number in range(len(config.phases))),
         num_layers=config.model.num_layers, save_every=config.checkpoint.save_every_steps,
-        num_same=next((n for n, text in enumerate(texts) if text != texts[0]), len(texts)),
     )  # fmt: skip
 
 
