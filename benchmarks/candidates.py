@@ -17,6 +17,7 @@ skipped. The table has the loss of 2,048 held-out rows at 15% masked tokens, bes
 import argparse
 import importlib
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -44,13 +45,15 @@ def config_of(name: str, corpus: str, seed: int) -> PretrainConfig:
     return load_config(PretrainConfig, f"{RECIPE}:{name}", given)
 
 
-def relative_time(same: PretrainConfig, changed: PretrainConfig, corpus: Corpus) -> float:
+def relative_time(
+    same: PretrainConfig, changed: PretrainConfig, corpus: Corpus, own: Corpus
+) -> float:
     """Return the processor time of a step of `changed`, the mean of its phases, in steps of `same`.
 
-    Batches that still grow do not count.
+    `own` is the corpus of `changed`. Batches that still grow do not count.
     """
     phases = changed.phases
-    takes = [stepper(same, corpus), *(stepper(changed, corpus, n) for n in range(len(phases)))]
+    takes = [stepper(same, corpus), *(stepper(changed, own, n) for n in range(len(phases)))]
     steps = [[take(number).seconds for take in takes] for number in range(TIMED)]
     # A machine is slow for seconds, so a step is compared with the step of `same` beside it.
     ratios = [[each / row[0] for each in row[1:]] for row in steps[2:]]
@@ -67,18 +70,27 @@ Row = dict[str, Any]
 
 
 def timed_run(
-    config: PretrainConfig, same: PretrainConfig, steps: float, workdir: Path, corpus: Corpus
-) -> Row:
-    """Train for the processor time of so many steps of `same`.
+    config: PretrainConfig, same: PretrainConfig, steps: float, workdir: Path, corpus: Corpus,
+    own: Corpus | None = None,
+) -> Row:  # fmt: skip
+    """Train for the processor time of so many steps of `same`, which reads `corpus`.
 
-    The measured time is kept beside `workdir`. Raise a StoppedError if a signal stopped the run.
+    `own` is the corpus of `config`; None means `corpus`. The measured time is kept beside
+    `workdir`. Raise a StoppedError if a signal stopped the run.
     """
     timed = workdir.with_suffix(".json")
     if not timed.exists():
-        measured = 1.0 if config == same else relative_time(same, config, corpus)
+        measured = 1.0 if config == same else relative_time(same, config, corpus, own or corpus)
         timed.parent.mkdir(parents=True, exist_ok=True)
         timed.write_text(json.dumps(measured))
-    time = json.loads(timed.read_text())
+    return run(config, steps, workdir, json.loads(timed.read_text()))
+
+
+def run(config: PretrainConfig, steps: float, workdir: Path, time: float = 1.0) -> Row:
+    """Train for the processor time of `steps` steps; a step of `config` takes the `time` of one.
+
+    Raise a StoppedError if a signal stopped the run.
+    """
     changes = [f"--config.training.num_steps={round(steps / time)}"]
     found = train(overridden(config, changes), workdir)
     if found.stopped_by:
@@ -93,14 +105,20 @@ def alone(name: str, options: argparse.Namespace, corpus: Corpus) -> Row:
 
 
 def compare(
-    doc: str, names: Iterable[str], run: Callable[[str, argparse.Namespace, Corpus], Row]
-) -> int:
-    """Run candidates that have no line, with `run`, append their lines, and print the table."""
+    doc: str, names: Iterable[str], train_one: Callable[[str, argparse.Namespace, Corpus], Row],
+    further: Iterable[str] = (),
+) -> int:  # fmt: skip
+    """Train candidates that have no line with `train_one`, append their lines, print the table.
+
+    `further` has names of options that are files, which the command needs.
+    """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="candidates; default: all")
     parser.add_argument("--corpus", required=True)
+    for option in further:
+        parser.add_argument(f"--{option}", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="directory of the runs")
     parser.add_argument(
         "--out", type=Path, default=Path("work/candidates.jsonl"), help="file of the lines"
@@ -117,17 +135,20 @@ def compare(
         if any(known.items() <= row.items() for row in rows):
             continue
         try:
-            rows.append(known | run(name, options, corpus))
+            rows.append(known | train_one(name, options, corpus))
         except StoppedError:
             return 1
         with options.out.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     rows = [row for row in rows if shared.items() <= row.items()]
     base = next((row["loss"] for row in rows if row["name"] == "same"), None)
-    table = [["candidate", "time of a step", "steps", "loss", "below `same`"]]
+    shown = ["name", "time", "steps", "loss"]
+    more = [name for name in (rows[0] if rows else ()) if name not in (*shared, *shown)]
+    table = [["candidate", "time of a step", "steps", "loss", "below `same`", *more]]
     for row in sorted(rows, key=lambda row: row["loss"]):
         gain = "" if base is None else f"{base - row['loss']:+.3f}"
-        cells = f"{row['time']:.2f}", f"{row['steps']:,}", f"{row['loss']:.3f}", gain
+        cells = [f"{row['time']:.2f}", f"{row['steps']:,}", f"{row['loss']:.3f}", gain]
+        cells += [f"{row.get(name, math.nan):.3f}" for name in more]
         table.append([f"`{row['name']}`", *cells])
     print(markdown_table(table, figures=True))
     return 0

@@ -224,6 +224,9 @@ main() {
     [[ ${number#*=} =~ ^[1-9][0-9]*$ ]] || die "--${number%%=*} is ${number#*=}; it must be a number above 0"
   done
   [[ -z $gpu_nodes || $slices == 1 ]] || die "--slices is for TPUs; leave it out with --gpu-nodes"
+  [[ -z $claim || -z $bucket ]] || die "--claim and --bucket are both given; give one of them"
+  [[ $verb != xpk || -z $claim$bucket$namespace$gpu_nodes ]] ||
+    die "xpk takes no --claim, --bucket, --namespace or --gpu-nodes; use apply, or a work directory gs://"
   where=(${namespace:+"--namespace=$namespace"})
   case $verb in
     yaml | apply | xpk)

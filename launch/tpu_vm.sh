@@ -427,6 +427,7 @@ main() {
   for number in "restarts=$restarts" "poll=$poll" "max-recreates=$max_recreates" "wait-limit=$wait_limit"; do
     [[ ${number#*=} =~ ^[0-9]+$ ]] || die "--${number%%=*} is ${number#*=}; it must be a whole number"
   done
+  [[ -z $nfs || -z $bucket ]] || die "--nfs and --bucket are both given; give one of them"
   case $verb in
     check | run | watch | ssh) ((${#command[@]})) || die "$verb needs a command after --" ;;
     *) ((${#command[@]} == 0)) || die "$verb takes no command" ;;

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from made_texts import make_text
 from small_run import write_corpus
+from task_examples import TOKENIZER, put
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import config_from, load_config
@@ -21,6 +23,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.objective import trained
 from bert_jax.tokenization.special_ids import SpecialIds
 from bert_jax.training.pretrain.config import PretrainConfig
+from bert_jax.training.pretrain.corpus import open_corpus
 from bert_jax.training.pretrain.saves import read_config
 from bert_jax.training.pretrain.settings import objective_of, step_config
 from bert_jax.training.steps.optim import OPTIMIZERS, make_optimizer
@@ -73,14 +76,15 @@ def test_the_time_of_a_step_is_the_mean_of_its_phases(monkeypatch):
     candidates = importlib.import_module("candidates")
 
     def stepper(config, corpus, phase=0):
+        assert corpus == config.corpus
         took = config.took[phase]
         return lambda number: SimpleNamespace(seconds=took if number > 1 else 100.0)
 
     monkeypatch.setattr(candidates, "stepper", stepper)
-    same = SimpleNamespace(took=[2.0])
+    same = SimpleNamespace(took=[2.0], corpus="text")
     phases = [SimpleNamespace(num_steps=number) for number in (30, 10)]
-    changed = SimpleNamespace(took=[4.0, 1.0], phases=phases)
-    assert candidates.relative_time(same, changed, None) == (30 * 4 + 10 * 1) / 40 / 2
+    changed = SimpleNamespace(took=[4.0, 1.0], phases=phases, corpus="own text")
+    assert candidates.relative_time(same, changed, "text", "own text") == (30 * 4 + 10 * 1) / 40 / 2
 
 
 @pytest.mark.slow
@@ -88,7 +92,7 @@ def test_the_time_of_a_step_is_the_mean_of_its_phases(monkeypatch):
 def test_candidates_of_several_runs_share_the_time(name, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPE.parents[3] / "benchmarks"))
     candidates, staged = map(importlib.import_module, ("candidates", "staged_candidates"))
-    monkeypatch.setattr(candidates, "relative_time", lambda same, config, corpus: 0.5)
+    monkeypatch.setattr(candidates, "relative_time", lambda same, config, corpus, own: 0.5)
     monkeypatch.setattr(staged, "BETWEEN", 2)
     corpus = write_corpus(tmp_path / "corpus")
     asked = Namespace(corpus=str(tmp_path / "corpus"), seed=0, steps=6, runs=tmp_path)
@@ -342,3 +346,57 @@ def test_each_optimizer_changes_the_step_as_it_says(name):
         values = np.linalg.svd(kernel(step)[0], compute_uv=False)
         others = np.linalg.svd(kernel(muon)[0], compute_uv=False)
         assert values.max() / values.min() < others.max() / others.min()
+
+
+@pytest.mark.slow
+def test_candidates_of_data_train_on_the_text_that_they_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE.parents[3] / "benchmarks"))
+    candidates, data = map(importlib.import_module, ("candidates", "data_candidates"))
+    monkeypatch.setattr(candidates, "relative_time", lambda same, config, corpus, own: 0.5)
+    monkeypatch.setattr(data, "VOCABULARIES", {"vocab_150": 150})
+    monkeypatch.setattr(data, "LINES", 2)
+    monkeypatch.setattr(data, "WORDS", range(1, 12))  # tokens are letters
+    texts = {name: make_text(60, seed=seed) for seed, name in enumerate(("text", "bulk", "unseen"))}
+    files = {name: Path(put(tmp_path / f"{name}.txt", text)) for name, text in texts.items()}
+    built = data.built(tmp_path / "corpus", texts["text"], TOKENIZER)
+    asked = Namespace(corpus=built, seed=0, steps=6, runs=tmp_path / "runs", **files)
+    found = {
+        name: data.with_data(name, asked, open_corpus(built))
+        for name in ("same", "quarter", "copies", "vocab_150", "bulk_then_text")
+    }
+    assert {name: row["steps"] for name, row in found.items()} == dict.fromkeys(found, 6) | {
+        "vocab_150": 12
+    }
+    # An equal run on the same held-out text, but other words in training.
+    assert len({row["masked"] for row in found.values()}) == len(found)
+    corpora = {path.name: open_corpus(str(path)) for path in tmp_path.glob("runs/corpora/*/")}
+    documents = {
+        name: corpus.train.num_documents + corpus.heldout.num_documents
+        for name, corpus in corpora.items()
+    }
+    assert documents == {"quarter": 15, "copies": 60 + 4 * 12, "vocab_150": 60, "bulk": 60}
+    first, last = read_config(tmp_path / "runs" / "bulk_then_text-0").training.phases
+    assert (first.corpus, last.corpus) == (str(tmp_path / "runs" / "corpora" / "bulk"), built)
+    assert read_model(tmp_path / "runs" / "vocab_150-0").config.vocab_size == 150
+
+
+def test_nats_per_word_are_divided_by_words_not_tokens(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE.parents[3] / "benchmarks"))
+    data = importlib.import_module("data_candidates")
+    monkeypatch.setattr(data, "read_model", lambda run: None)
+    monkeypatch.setattr(data, "on_device", lambda model: model)
+    seen = []
+
+    def scores(model, pairs):
+        seen.extend(pair.fields["sentence_good"] for pair in pairs)
+        return -np.ones((len(pairs), 2, 2)) * 6.0
+
+    monkeypatch.setattr(data, "pair_scores", scores)
+    lines = [f"{number} " + "word " * number for number in range(50)] * 20
+    text = Path(put(tmp_path / "unseen.txt", *lines))
+    words = [len(line.split()) for line in lines]
+    assert data.nats_per_word(tmp_path, text) == pytest.approx(
+        6.0 * len(seen) / sum(len(line.split()) for line in seen)
+    )
+    assert len(seen) == 300
+    assert {len(line.split()) for line in seen} == {each for each in words if 8 <= each <= 40}

@@ -183,13 +183,13 @@ def _convert(hint: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
             raise _wrong_type(value, "a finite number", where, path)
         return float(value)
     if hint in _KINDS:
-        if type(value) is hint:
+        if type(value) is hint and f"{value}".encode(errors="replace").decode() == f"{value}":
             return value
         raise _wrong_type(value, _KINDS[hint], where, path)
     raise TypeError(f"{'.'.join(path)}: fields of type {hint} are not supported")
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+_KINDS = {int: "a whole number", float: "a number", str: "text in UTF-8", bool: "True or False"}
 
 
 def _wrong_type(value: Any, wanted: str, where: str, path: tuple[str, ...]) -> UserError:

@@ -2,8 +2,8 @@
 
 Each document is cut into pieces of at most L - 2 tokens, and each piece becomes [CLS] piece [SEP].
 Shorter pieces (ends of long documents, and short documents) are packed, several to a row. Each
-piece is a segment, and tokens attend only within their segment. In RoBERTa's FULL-SENTENCES (Liu et
-al. 2019, section 4.2), a row goes on with the next document, and tokens attend across documents.
+piece is a segment, and tokens attend only within their segment. RoBERTa's FULL-SENTENCES (Liu et
+al. 2019, section 4.2) instead fill a row with the next document, and attend across documents.
 
 Packing works on the histogram of piece lengths (Krell et al. 2021, "Efficient sequence packing
 without cross-contamination"), so its cost depends on L, not on the corpus. The longest pieces are

@@ -53,10 +53,13 @@ def write_synced(path: Path, data: bytes) -> None:
     sync(path)
 
 
-def check_local(path: str | Path, kind: Literal["file", "directory"]) -> None:
-    """Raise a UserError if a path is in a bucket."""
+def check_local(path: str | Path, kind: Literal["file", "directory"], option: str = "") -> None:
+    """Raise a UserError if a path is in a bucket or, instead of a file, a directory or device."""
     if scheme(path) is not None:
-        raise UserError(f"{path} is in a bucket; name a local {kind}, then upload it")
+        raise UserError(f"{option}{path} is in a bucket; name a local {kind}, then upload it")
+    if kind == "file" and os.path.exists(path) and not os.path.isfile(path):
+        what = "directory" if os.path.isdir(path) else "device or a pipe"
+        raise UserError(f"{option}{path} is a {what}; name a file")
 
 
 @contextlib.contextmanager

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from bert_jax.errors import UserError, needs_package
-from bert_jax.files.staging import staged_file
-from bert_jax.files.urls import scheme
+from bert_jax.files.staging import check_local, staged_file
 from bert_jax.infer.predictor import Predictor
 from bert_jax.infer.records import PAUSE, Record
 
@@ -122,11 +121,7 @@ def check_out(
             f"--out {path}: {why}; name a file that ends in {' or '.join(known)}"
             f" ({JSON_LINES[0]} is JSON lines)"
         )
-    if scheme(path) is not None:
-        raise UserError(f"--out {path} is in a bucket; name a local file, then upload it")
-    if path.exists() and not path.is_file():
-        what = "directory" if path.is_dir() else "device or a pipe"
-        raise UserError(f"--out {path} is a {what}; name a file")
+    check_local(path, "file", "--out ")
     if path.exists() and any(Path(each).exists() and path.samefile(each) for each in sources):
         raise UserError(f"--out {path} is also an input; name another file")
 

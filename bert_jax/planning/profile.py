@@ -106,7 +106,7 @@ def times_by_line(
     """Add up the ns of the train step's operations by source line, for each of `programs`.
 
     The sums are over all steps and devices. `platform` is cpu, gpu or tpu. Lines are named as in
-    `Cost.by_source`; operations that no program has are under their own names.
+    `Cost.by_source`; an operation that is in no program is named `(operation)`.
     """
     plane_name, line_name, unnamed = _PLACES.get(platform, ("/host:CPU", "", ""))
     runs: dict[tuple[str, int | None], Counter[str]] = defaultdict(Counter)

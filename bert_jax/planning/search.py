@@ -19,7 +19,7 @@ from bert_jax.training.pretrain.config import PretrainConfig
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
 MAX_TENSOR = 16
-"""Largest tensor parallelism. With more, devices mostly wait for the four exchanges per layer."""
+"""Largest tensor parallelism. With more, devices mostly wait for the four all-reduces per layer."""
 MOST_PARTS, ENOUGH = 16, 0.97
 """Largest number of micro-batches in a step, and fraction of the throughput at this number that is
 enough: `fastest_pace` chooses the smallest power of two with at least this throughput."""
@@ -32,7 +32,7 @@ compiler recomputes values to save memory, which takes longer than predicted."""
 
 @dataclass(frozen=True, order=True)
 class Settings:
-    """Settings that the search may change. They do not change what a step computes."""
+    """Settings that the search may change. Only `rows` changes what a step computes."""
 
     fsdp: int
     tensor: int

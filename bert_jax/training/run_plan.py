@@ -231,7 +231,7 @@ class Result:
     train_metrics: dict[str, Any] = field(default_factory=dict)
     """Last row of training metrics; empty if none was written."""
     eval_metrics: dict[str, Any] = field(default_factory=dict)
-    """Scores of the last evaluation; empty if there was none."""
+    """Scores of the last evaluation of this start; empty if there was none."""
     seconds: float = 0.0
     """Wall time of this start, in seconds."""
     outcomes: tuple[Outcome, ...] = ()

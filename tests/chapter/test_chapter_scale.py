@@ -1,11 +1,13 @@
 """Station 9: shares of languages and layers cut over chips are what the package computes."""
 
-from pathlib import Path
+import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
-from chapter import formulas, normal
+from chapter import EXAMPLES, PAGES, formulas, normal
 from flax import nnx
 
 from bert_jax.data.mixture import Mixing, weights_of
@@ -13,7 +15,7 @@ from bert_jax.data.store import TokenStore
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.encoder import Mlp
 
-PAGE = Path(__file__).parents[2] / "docs" / "chapter" / "scale.md"
+PAGE = PAGES / "scale.md"
 SIZES = np.array([300_800, 66_600, 20_200, 1_600, 100])
 formula = formulas("scale")
 
@@ -49,7 +51,11 @@ def test_a_layer_cut_over_chips_computes_what_one_chip_computes(num_chips):
     np.testing.assert_allclose(found, cut, atol=1e-5)
 
 
-def test_the_page_counts_the_parameters_with_a_vocabulary():
-    count = formula.sized()
-    assert 8.25e9 < count < 8.3e9
-    assert f"{count:,}" in PAGE.read_text()
+def test_the_page_shows_the_sizes_that_the_station_prints(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "scale.py"), "--steps=1", f"--pictures={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    sizes = done.stdout[done.stdout.index("megatron_8_3b: 72 layers") :]
+    count = re.search(r"parameters +([\d,]+)$", sizes, re.MULTILINE)
+    assert count
+    assert 8.25e9 < int(count[1].replace(",", "")) < 8.3e9
+    assert sizes in PAGE.read_text()

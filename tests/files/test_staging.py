@@ -196,6 +196,16 @@ def test_files_that_a_thread_writes_at_the_end_go_too(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_pipe_or_directory_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    for name, what in (("pipe", "device or a pipe"), ("directory", "directory")):
+        with pytest.raises(UserError, match=f"{name} is a {what}; name a file"):
+            staging.replace_file(tmp_path / name, b"data")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "pipe"]
+
+
 def test_what_a_killed_writer_left_beside_a_file_is_removed(tmp_path):
     """Not what a living one writes, which holds the lock, nor what has been opened this moment."""
     old, young, other = (tmp_path / f"{name}.tmp-{n}" for n, name in enumerate(("x", "x", "y")))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-TIMEOUT = 180.0
+TIMEOUT = 800.0
 
 _STUB = """#!/usr/bin/env bash
 call=$(printf '%s\\x1f' "$(basename "$0")" "$@"; printf '\\x1e')

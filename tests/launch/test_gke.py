@@ -190,6 +190,11 @@ def test_a_failure_is_passed_on(stubs, verb, tool):
             ["yaml", "bert", "--image=i", "--gpu-nodes=4", "--slices=2", "--", "x"],
             "--slices is for TPUs",
         ),
+        (
+            ["apply", "bert", "--image=i", "--claim=c", "--bucket=b", "--", "x"],
+            "--claim and --bucket are both given",
+        ),
+        (["xpk", "bert", "--image=i", "--claim=c", "--", "x"], "xpk takes no --claim"),
         (["logs", "bert", "--", "x"], "logs takes no command"),
     ],
 )

@@ -160,8 +160,18 @@ def gone(pid):
 
 
 def test_the_first_failure_is_the_exit_code(tmp_path):
-    script = f"import os, sys, time; n = int(os.environ['{ME}'])\n"
-    script += "time.sleep((5, 0.2, 9)[n]); sys.exit(2 + n)"
+    mark = tmp_path / "mark"  # the processes wait for process 1, which ends first
+    script = f"""
+import os, pathlib, sys, time
+n, mark = int(os.environ['{ME}']), pathlib.Path({str(mark)!r})
+if n == 1:
+    mark.touch()
+else:
+    while not mark.exists():
+        time.sleep(0.05)
+    time.sleep(5 + n)
+sys.exit(2 + n)
+"""
     done = pod(tmp_path, script, "--processes=3")
     assert done.returncode == 3
 

@@ -360,6 +360,7 @@ def test_a_failure_of_gcloud_is_passed_on(stubs):
         (["create", "pod", "--slices=0"], "--slices is 0"),
         (["watch", "pod", "--poll=1m", "--", "x"], "--poll is 1m; it must be a whole number"),
         (["create", "pod", "--colour=red"], "no flag --colour"),
+        (["install", "pod", "--nfs=h:/x", "--bucket=b"], "--nfs and --bucket are both given"),
         (["create", "pod", "other"], "unexpected other"),
         (["create", "pod", "--type"], "--type needs a value"),
         (["launch", "pod"], "no verb launch"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import commit_all
 
 NEEDED = ("ipykernel", "jupytext", "nbclient")
 pytestmark = pytest.mark.skipif(
@@ -40,9 +41,7 @@ def executed(tmp_path):
         for name in ("run.py", "notebook.py"):
             shutil.copy(Path(__file__).with_name(name), home / "tests" / "pages")
         (home / "page.md").write_text(page)
-        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(home)]
-        for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "A page"]):
-            subprocess.run([*git, *command], check=True)
+        commit_all(home)
         command = [sys.executable, "tests/pages/notebook.py", "page.md"]
         done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
         made = home / "work" / "notebooks" / "page.ipynb"

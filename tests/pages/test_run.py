@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import run
+from repository import commit_all
 
 PAGE = """\
 # A page
@@ -65,9 +65,7 @@ def at(tmp_path, monkeypatch):
         home.mkdir()
         page = home / "page.md"
         page.write_text(text)
-        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(home)]
-        for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "A page"]):
-            subprocess.run([*git, *command], check=True)
+        commit_all(home)
         return run.run_page(page, gifts, write)
 
     return running

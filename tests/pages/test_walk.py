@@ -3,12 +3,12 @@
 import csv
 import lzma
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import run
 import walk
+from repository import commit_all
 
 TABLE = """<table><tr><td>this model (on 60 examples of dev)<td>accuracy 0.583<td><meter></meter>
 <tr><td>TF-IDF and a linear model, same rows<td>accuracy 0.630<td><meter></meter>
@@ -57,9 +57,7 @@ def readme(home: Path, commands: str) -> None:
     """Commit a README.md."""
     home.mkdir()
     (home / "README.md").write_text(f"```bash\n{commands}\n```\n\n```\nexit 1\n```\n")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(home)]
-    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "A page"]):
-        subprocess.run([*git, *command], check=True)
+    commit_all(home)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import psutil
 from compiling import same_bits
 
 from bert_jax.config.mapping import to_dict
@@ -139,9 +140,8 @@ class Pod:
 
     def _children(self) -> set[int]:
         """Processes that the launcher has started and that run."""
-        path = Path(f"/proc/{self._launcher.pid}/task/{self._launcher.pid}/children")
-        with contextlib.suppress(OSError):
-            return set(map(int, path.read_text().split()))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return {each.pid for each in psutil.Process(self._launcher.pid).children()}
         return set()
 
     def _written(self) -> int:

@@ -33,6 +33,8 @@ def serving(
     address = f"http://127.0.0.1:{port}"
     with log.open("wb") as output, pytest.MonkeyPatch.context() as patch:
         use(patch, address)
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "127.0.0.1,localhost")
         process = subprocess.Popen(
             [sys.executable, script, str(port), *options], stdout=output, stderr=output
         )

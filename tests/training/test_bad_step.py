@@ -393,7 +393,7 @@ def test_several_processes_compute_a_bad_step_again_together(tmp_path):
     done = subprocess.run(
         [
             sys.executable, str(local), "--processes=2", "--logs", str(tmp_path / "logs"),
-            "--grace=1", "--", "bert-jax", "pretrain", f"--config={tmp_path / 'config.py'}",
+            "--", "bert-jax", "pretrain", f"--config={tmp_path / 'config.py'}",
             f"--workdir={workdir}",
         ],
         env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},

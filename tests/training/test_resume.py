@@ -90,7 +90,7 @@ def test_stopped_twice_and_continued_equals_uninterrupted(tmp_path, corpus, unin
 
 
 _CHILD = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 import jax
 jax.config.update("jax_platforms", "cpu")
@@ -101,6 +101,8 @@ from bert_jax.training.pretrain.train import train
 def echo(line):
     print(line, flush=True)
     if "held-out text at step 8" in line:
+        while not (Path(sys.argv[3]) / "checkpoints" / "5").exists():  # a save is asynchronous
+            time.sleep(0.01)
         os.kill(os.getpid(), 9)
 train(small_config(data={"corpus": sys.argv[2]}), Path(sys.argv[3]), echo=echo)
 """

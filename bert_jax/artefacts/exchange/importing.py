@@ -139,8 +139,8 @@ def _ancestor(source: str, found: Source) -> dict[str, Any]:
         return ancestor_entry("source", source)
     if found.directory is not None:  # from the Hub
         return weights_entry(source, huggingface_files.weight_files(found.directory))
-    prefix = "" if Path(source).is_dir() else Path(source).name.removesuffix(".index")
-    return weights_entry(source, found.saved.tokenizer_files.glob(f"{glob.escape(prefix)}*.data-*"))
+    name = "*" if Path(source).is_dir() else glob.escape(Path(source).name.removesuffix(".index"))
+    return weights_entry(source, found.saved.tokenizer_files.glob(f"{name}.data-*"))
 
 
 def read_source(source: str | Path, *, gelu: Literal["tanh", "erf"] | None = None) -> Source:

@@ -11,6 +11,7 @@ many sources there are, and the result is the same on every device, bit for bit.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +132,7 @@ def find_sources(names: Sequence[str], last: int | None) -> list[Source]:
             except RecordFaultError as error:
                 raise _damaged(path, str(error)) from error
             found.append(Source(work.name, each, path, record, run, work.local / "tokenizer"))
-            if path in [source.checkpoint for source in found[:-1]]:
+            if realpath(path) in [realpath(source.checkpoint) for source in found[:-1]]:
                 raise UserError(f"{found[-1].name} is named twice; name it once")
     if len(found) < 2:
         raise UserError(

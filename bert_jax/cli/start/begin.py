@@ -81,7 +81,8 @@ def begin(asked: Asked, home: Path) -> Promise:
     """
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
-    mine = {"files": list(asked.files), "hours": asked.hours, "topology": asked.topology}
+    files = [each.encode(errors="backslashreplace").decode() for each in asked.files]
+    mine = {"files": files, "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
     names = "tokenizer", "corpus", RECIPE, CHOICES
     made = [home / name for name in names if (home / name).exists()]

@@ -147,7 +147,8 @@ class Evaluate(groups.OfModel, Heldout, Labelled, Pairs, Vectors, groups.Columns
         ours, (names, written) = (self.model, *self.other_seed), self.named()
         whose = "--data, since the run knows the columns of its own data"
         self.only_with(whose, self.data is not None, "--columns")
-        if self.report is not None and (self.report / "config.json").exists():
+        own = ("config.json", "folds.json")  # of a model and of a cross-validation
+        if self.report is not None and any((self.report / name).exists() for name in own):
             raise UserError(
                 f"--report {self.report} holds a model, whose own report would be replaced; name "
                 "another directory"

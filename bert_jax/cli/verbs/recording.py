@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from bert_jax.cli.verbs.options import Commas, Directory, File, Verb
 from bert_jax.errors import UserError
+from bert_jax.files.staging import check_local
 
 
 class Record(Verb):
@@ -57,6 +58,8 @@ class Record(Verb):
             print(f"loss     {line['loss']} in the record, {made['loss']} here: "
                   f"{'equal' if equal else 'NOT equal'}")  # fmt: skip
             return not equal
+        if self.out:
+            check_local(self.out, "file", "--out ")
         for seed in self.seeds:
             made = attempt(track, self.recipe, self.input, home, home / "runs", seed)
             line = {"track": self.track.stem, "path": self.recipe, **made}

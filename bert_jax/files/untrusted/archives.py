@@ -62,6 +62,7 @@ def _extract(
             file = stack.enter_context(open(path, "rb"))
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        shutil.rmtree(root, ignore_errors=True)  # of a killed process that had the same number
         root.mkdir(parents=True)
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         unpacked = _Unpacked(path, root, max_bytes, max_files, max_ratio)

@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_jax.errors import BadRecord, UserError
 from bert_jax.files.untrusted.whole_file import read_bytes
+from bert_jax.files.urls import open_binary
 
 BLOCK = 1 << 20  # largest number of bytes that are yielded at a time
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
@@ -141,11 +142,11 @@ def next_start(data: bytes, name: str, ends: re.Pattern[bytes]) -> int:
 
 
 def read_plain(path: Path, *, max_bytes: int) -> bytes:
-    """Read a file, decompressed by its suffix; raise a UserError if damaged or too large."""
+    """Read a file, decompressed by its suffix; raise a UserError if bad or too large."""
     if path.suffix.lower() not in SUFFIXES:
         return read_bytes(path, max_bytes=max_bytes)
     found = bytearray()
-    with open(path, "rb") as file:
+    with open_binary(f"{path}") as file:
         for block in decompress(file.read, f"{path}"):
             found += block
             if len(found) > max_bytes:

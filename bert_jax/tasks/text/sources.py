@@ -99,7 +99,7 @@ def read_glue_source(
     for name in [config.name, *others]:
         for split, file in TASKS[name].files.items():
             if path.name == file:
-                return read_glue(path.parent, name, split)
+                return read_glue(path, name, split)
 
     def read(names: tuple[str, ...], reader: _Reader, **fields: str) -> Data[TextExample]:
         labels = LabelSet(names) if names else None
@@ -132,13 +132,13 @@ def read_glue(directory: str | PathLike[str], name: str, split: str) -> Data[Tex
     from train.tsv, dev.tsv and test.tsv or, if these are missing, from Microsoft's files and GLUE's
     dev_ids.tsv. Rows of QQP that are broken by line ends are skipped and counted.
 
-    `directory` is the task's directory, or has the directories of all tasks. Labels are None in
-    test splits. Ids are the file's row numbers in test splits, and numbers from 0 in other splits.
+    `directory` is the split's file, its directory, or has the directories of all tasks. Labels are
+    None in test splits. Ids are the file's row numbers in test splits, else numbers from 0.
     Raise a UserError if the task, split or file does not exist, or rows are wrong.
     """
-    task = _task_with(name, split)
-    inside = Path(directory) / task.directory
-    home = inside if inside.is_dir() else Path(directory)
+    given, task = Path(directory), _task_with(name, split)
+    inside = given / task.directory
+    home = given.parent if given.is_file() else inside if inside.is_dir() else given
     path = home / task.files[split]
     if name == "mrpc" and not path.is_file() and (home / "msr_paraphrase_train.txt").is_file():
         return _read_published_mrpc(home, split)

@@ -269,8 +269,8 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
     """
     if scheme(out) is not None:
         raise UserError(f"--out is {out}; give a local directory for the predictions")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; give a directory")
+    if (out.exists() and not out.is_dir()) or (out / "folds.json").exists():
+        raise UserError(f"--out {out} is a file or a cross-validation; give another directory")
     model = read_finetuned(workdir)
     split = other_split(workdir, model, data, labelled=False)
     return split.write_predictions(split_outputs(model, split), out, model.origin.metrics)

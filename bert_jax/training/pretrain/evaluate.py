@@ -1,4 +1,4 @@
-"""Evaluation on held-out rows: with exact sums, with fixed corruption, and without dropout."""
+"""Evaluation on held-out rows, with float64 sums, fixed corruption and no dropout."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -53,16 +53,16 @@ class TrainingConfig(Bounded, section="training"):
     """Common divisor of the batch sizes in a batch warm-up. If these batches cannot be divided
     evenly over the mesh, the run raises the divisor at its first start and then keeps it."""
     gather: Literal["layer", "step"] = "layer"
-    """Schedule for gathering the parameters that mesh.fsdp splits. layer: for each layer of each
+    """Schedule for gathering the parameters that mesh.fsdp shards. layer: for each layer of each
     micro-batch. step: once per step; gradients are then reduced at the end of the step. `step`
-    needs memory for unsplit matrices in the compute type and unsplit gradients in float32."""
+    needs memory for whole matrices in the compute type and whole gradients in float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of gradient sums over mesh.data and, with gather=step, over mesh.fsdp. `bfloat16` halves
     the bytes, with 8 significant bits."""
     log_every_steps: Count = 100
     """Number of steps between two rows of metrics, which are means over these steps."""
     eval_every_steps: Natural = 1000
-    """Number of steps between evaluations, besides one at the end of each phase; 0: no others."""
+    """Number of steps between evaluations; 0: none. Each phase also ends with an evaluation."""
     eval_rows: Count | None = 4096
     """Number of held-out rows per evaluation, the same rows each time; None means all rows."""
     eval_translations: Natural = 0

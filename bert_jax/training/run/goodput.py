@@ -2,8 +2,8 @@
 
 Goodput is the fraction of the time in which the run computed steps that count towards its result,
 without waits for input. Badput is all other time, divided by reason: `compile`, `restore`, `save`,
-`evaluation`, `input`, `startup` (other time before the first step) and `lost` (steps that a later
-start repeated, because they were not saved). Time between starts is counted separately, as `down`.
+`evaluation`, `input`, `profile`, `startup` (other time before the first step) and `lost` (steps
+that a later start repeated, because they were not saved). Time between starts counts as `down`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _log = logging.getLogger("bert_jax")
 
 
 class Clock:
-    """Clock that divides one start's wall time between steps and the reasons in `REASONS`."""
+    """Clock that divides one start's wall time between steps and reasons such as `save`."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, age: float = 0.0):
         """Start the clock; the start-up of the process has already taken `age` seconds."""

@@ -28,9 +28,9 @@ class Watchdog:
     """Context manager that ends the process with code 6 if no work is completed for some time.
 
     The stacks of all threads go to standard error and to the end of a file, and an event `stalled`
-    is written. While a C call holds the interpreter's lock, the watchdog cannot run, because no
-    Python code can. In this case, a thread of `faulthandler` writes the stacks to standard error
-    and exits with code 1, after at most twice the time limit.
+    is written. While a C call holds the GIL, the watchdog's thread cannot run. In this case, a
+    thread of `faulthandler` writes the stacks to standard error and exits with code 1, after at
+    most twice the time limit.
     """
 
     def __init__(

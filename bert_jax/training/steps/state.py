@@ -119,18 +119,13 @@ def abstract_state(config: StepConfig, mesh: Mesh, num_trials: int = 1) -> Train
     """
     shapes = jax.eval_shape(lambda key: fresh_state(config, key), jax.random.key(0))
     if TRIAL in mesh.axis_names:
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((num_trials, *leaf.shape), leaf.dtype), shapes
-        )
+        shapes = jax.tree.map(lambda leaf: leaf.update(shape=(num_trials, *leaf.shape)), shapes)
     return with_shardings(shapes, state_shardings(config, mesh))
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
     """Add shardings to abstract arrays."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes, shardings,
-    )  # fmt: skip
+    return jax.tree.map(lambda leaf, to: leaf.update(sharding=to), shapes, shardings)
 
 
 def jitted_init(config: StepConfig, mesh: Mesh) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,14 @@ def test_a_tensorflow_checkpoint(tmp_path):
     assert read_model(tmp_path / "tanh").config.activation == "gelu_tanh"
     exact = read_source(GOLDEN_TF / "bert_model.ckpt", gelu="erf").saved
     assert exact.config.activation == "gelu"
+
+
+def test_a_neighbouring_checkpoint_is_no_part_of_the_lineage(tmp_path):
+    home = tmp_path / "theirs"
+    shutil.copytree(GOLDEN_TF, home)
+    lone = import_model(home / "bert_model.ckpt", tmp_path / "lone")["lineage"]
+    (home / "bert_model.ckpt-2.data-00000-of-00001").write_bytes(b"of another step")
+    assert import_model(home / "bert_model.ckpt", tmp_path / "beside")["lineage"] == lone
 
 
 def test_added_tokens(tmp_path, capsys):

@@ -186,7 +186,8 @@ def refused(names: list[str], out: Path, kind: type[Exception] = UserError, **mo
 def test_what_cannot_be_averaged(runs, tmp_path):
     out, a = tmp_path / "out", f"{runs.here}/a"
     assert "is one checkpoint; an average takes two or more" in refused([a], out)
-    for same in (f"{a}@6", f"{a}/@6", f"{a}/"):
+    (tmp_path / "link").symlink_to(a)
+    for same in (f"{a}@6", f"{a}/@6", f"{a}/", f"{tmp_path}/link"):
         assert " is named twice; name it once" in refused([a, same], out)
     assert "no checkpoint of step 3; saved steps: 2, 4, 6" in refused([a, f"{a}@3"], out)
     assert "has 3 verified checkpoints" in refused([a], out, last=4)

@@ -105,6 +105,14 @@ def test_a_line_is_written_and_repeated(track, tmp_path, monkeypatch, capsys):
     assert "NOT equal" in said
 
 
+def test_a_record_in_a_bucket_is_refused_before_training(track, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path)
+    assert main(["record", *track, f"--recipe={recipe}", "--out=gs://bucket/a.jsonl"]) == 2
+    assert "is in a bucket; name a local file" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
 def test_a_recipe_brings_an_objective_that_the_package_lacks(track, tmp_path, monkeypatch, capsys):
     """The module beside the recipe registers the name; only the recipe reads the stored run."""
     name = "own_words"
@@ -328,7 +336,7 @@ def test_a_recipe_that_cannot_be_timed_is_refused(track, tmp_path, old, new, mes
 def test_a_directory_is_no_record(track, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(attempt, "attempt", lambda *given: {"name": "mine"})
     assert main(["record", *track, "--recipe=mine.py", f"--out={tmp_path}"]) == 2
-    assert "Is a directory" in capsys.readouterr().err
+    assert f"--out {tmp_path} is a directory; name a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["none.jsonl:1", "small.jsonl", "small.jsonl:7", "small.jsonl:1"])

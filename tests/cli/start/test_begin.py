@@ -95,6 +95,18 @@ def test_the_command_in_the_recipe_works_for_any_name_of_a_directory(text, home)
     assert workdir == str(home / "run")
 
 
+def test_the_same_command_continues_though_a_name_is_not_utf_8(text, home):
+    named = str(Path(text).rename(Path(text).with_name("caf\udce9.txt")))
+    try:
+        (home / "start.json").unlink()
+        for name in ("tokenizer", "corpus"):
+            shutil.rmtree(home / name)
+        asked = Asked((named,), SHORT)
+        assert begin.begin(asked, home) == begin.begin(asked, home)
+    finally:
+        Path(named).rename(text)
+
+
 def test_twice_the_time_promises_at_least_as_much(text, home, capsys):
     promise = begin.begin(Asked((text,), SHORT), home)
     (line,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("twice"))

@@ -71,6 +71,16 @@ def content(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_removed(tmp_path):
+    """The first process of a container always has number 1."""
+    left = tmp_path / f"target.tmp-{os.getpid()}"
+    left.mkdir()
+    (left / "half").write_bytes(b"")
+    extract_zip(make_zip(tmp_path / "a.zip", {"whole": b"data"}), tmp_path / "target")
+    assert content(tmp_path / "target") == {"whole": b"data"}
+    assert not left.exists()
+
+
 @EACH
 def test_unpacks(tmp_path, kind):
     make, extract = KINDS[kind]

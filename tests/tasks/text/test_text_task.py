@@ -53,6 +53,12 @@ def test_rows_of_a_table(tmp_path):
     assert train.rows.labels.dtype == np.int32
 
 
+@pytest.mark.parametrize("name", ["none.csv", "none.csv.gz", "none.jsonl.zst"])
+def test_a_file_that_is_not_there(tmp_path, name):
+    with pytest.raises(UserError, match=f"{name}.*: No such file"):
+        opened(TableConfig(train=f"{tmp_path / name}"))
+
+
 def test_rows_of_pairs_are_cut_as_by_tokenizers(tmp_path):
     rows = ["text,pair,label", "abcdef,gh,x", "ab,cd,y", "abcdefgh,ijklmnop,y"]
     path = put(tmp_path / "a.csv", *rows)
@@ -440,6 +446,13 @@ def test_other_files_for_a_task_of_glue(tmp_path):
         task.open_split("tset")
     with pytest.raises(UserError, match=r"task\.data is empty"):
         opened(GlueConfig(name="mnli"))
+
+
+def test_the_named_file_of_glue_is_read_though_the_official_one_lies_below(tmp_path):
+    small_glue(tmp_path)
+    own = put(tmp_path / "dev_matched.tsv", "sentence1\tsentence2\tgold_label", "a\tb\tneutral")
+    split = opened(GlueConfig(name="mnli", data=f"{tmp_path}")).open_split(own)
+    assert split.rows.labels.tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,15 @@ def test_the_report_of_a_run_is_not_replaced(files, sweep, capsys):
     assert (sweep / "report.json").read_bytes() == before
 
 
+def test_the_results_of_a_cross_validation_are_not_replaced(files, sweep, tmp_path, capsys):
+    (tmp_path / "folds.json").write_text("{}")
+    assert main(["evaluate", f"{sweep}", f"--report={tmp_path}"]) == 2
+    assert "whose own report would be replaced" in capsys.readouterr().err
+    assert main(["predict", f"{sweep}", f"--data={files['test']}", f"--out={tmp_path}"]) == 2
+    assert "is a file or a cross-validation; give another directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["folds.json"]
+
+
 def test_options_of_other_verbs(sweep, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"bert_jax": "0", "format": 2, "config": {}}))
     for option in ("--report=x", "--versus=x", "--other-seed=x"):

@@ -52,6 +52,7 @@ def test_unknown_field_names_the_nearest():
         ({"rate": True}, r"rate is True \(bool\); it must be a number"),
         ({"rate": float("nan")}, r"rate is nan .*finite"),
         ({"name": 3}, r"name is 3 \(int\); it must be text"),
+        ({"name": "caf\udce9"}, r"name is 'caf\\udce9' \(str\); it must be text in UTF-8"),
         ({"flag": 1}, r"flag is 1 \(int\); it must be True or False"),
         ({"limit": 1.0}, r"limit is 1.0 \(float\); it must be a whole number, or None"),
         ({"inner": {"width": None}}, r"inner\.width is None"),
