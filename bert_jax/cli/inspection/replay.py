@@ -52,13 +52,9 @@ def replay_batch(
     assert stores.train.path is not None  # `open_corpus` sets it
     tokenizer = load_tokenizer(stores.train.path / "tokenizer")
     return describe_batch(
-        batch,
-        shown,
-        tokenizer,
-        pairing=config.data.pairing,
-        max_rows=max_rows,
+        batch, shown, tokenizer, pairing=config.data.pairing, max_rows=max_rows,
         first_row=stream.first_row(step),
-    )
+    )  # fmt: skip
 
 
 def open_batches(

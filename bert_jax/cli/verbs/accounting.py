@@ -1,5 +1,6 @@
 """Verbs that trace models and examine corpora. Each verb imports its modules when it runs."""
 
+import glob
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -125,8 +126,9 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
-        read = [self.corpus, *(path for spec in specs for path in (spec, spec.partition(":")[2]))]
-        check_out(self.out, vectors=False, plain=True, sources=[path for path in read if path])
+        read = [self.corpus, *glob.glob(self.corpus, recursive=True), *specs]
+        read += filter(None, (spec.partition(":")[2] for spec in specs))
+        check_out(self.out, vectors=False, plain=True, sources=read)
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")

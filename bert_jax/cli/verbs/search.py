@@ -225,7 +225,6 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
         from bert_jax.infer.search.passages import found_sources
         from bert_jax.infer.writers import check_out
 
-        check_out(self.out, vectors=False, sources=(self.pairs, *self.input))
         ranks = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", self.ranks)
         first, last = map(int, ranks.groups()) if ranks else (0, 0)
         if not 1 <= first <= last:
@@ -237,6 +236,7 @@ class Mine(groups.OfModel, groups.Columns, groups.Device):
         columns = (names.get(field, field) for field in ("query", "document"))
         pairs = mining.read_pairs(self.pairs, *columns, **written)
         sources = found_sources(self.input, names.get("text", "text"))[0] if self.input else []
+        check_out(self.out, vectors=False, sources=(self.pairs, *(each.name for each in sources)))
         model = self.opened(self.model)
         more = [text for source in sources for text in source.texts()]
         with progress_bar(of="vectors", unit="texts") as bar:

@@ -16,12 +16,12 @@ MAX_SENTENCE_CHARS = 8192  # bound for memory; a longer sentence is cut, if poss
 # leading character class lets the engine skip other text. A run of periods takes linear time: the
 # lookbehind lets a match begin only at the first terminator of a run, and nothing backtracks.
 _CANDIDATE = re.compile(
-    r"[.!?…。！？｡؟۔।॥։።၊။។](?<![.!?…。！？｡؟].)"
-    r"(?:[.!?…。！？｡؟]*+(?:[\"'”’»›)\]}」』）】》〉]|\s»|\[\d+\])*+\s++"
+    r"[.!?…。！？｡؟۔।॥։።။។](?<![.!?…。！？｡؟].)"
+    r"(?:[.!?…。！？｡؟]*+(?:[\"'”“’‘»«›‹)\]}」』）】》〉]|\s»(?=\s)|\[\d+\])*+\s++"
     r"|(?<=[。！？｡])[。！？｡…]*+[」』）】》〉”’]*+)",
     re.DOTALL,
 )
-_OPENING = "\"'“‘«‹([{「『（【《〈¿¡—–-*_"
+_OPENING = "\"'“‘„‚«‹»›([{「『（【《〈¿¡—–-*_"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -92,7 +92,7 @@ def _is_boundary(text: str, start: int, terminator: int, end: int) -> bool:
         return True  # an ellipsis of periods, and no lower case after it
     # The bound keeps a text without spaces from being searched to its beginning at every period.
     begin = max(start, terminator - _LONGEST_WORD)
-    before = text[max(text.rfind(" ", begin, terminator) + 1, begin) : terminator]
+    before = text[begin:terminator].replace("\xa0", " ").rpartition(" ")[2]
     word = before.lstrip(_OPENING).rsplit("—", 1)[-1]
     if not word or not word[-1].isalnum():
         return True  # "(Paris, 1900)." or a lone period

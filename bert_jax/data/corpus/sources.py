@@ -242,7 +242,7 @@ def _open(name: str, options: ReadOptions, state: FileState | None) -> Source:
     kind = plain_suffix(name)
     if kind in _WARC_SUFFIXES:
         return WarcSource(name, options, state)
-    if kind == ".xml":
+    if kind.startswith(".xml"):  # parts of large dumps end in .xml-p1p41242.bz2
         return WikipediaSource(name, options, state)
     if kind in DELIMITED:
         return DelimitedSource(name, options, state)

@@ -46,9 +46,7 @@ def framed_ids(plan: Plan, ids: Integer[Array, "B 1 S"]) -> Integer[Array, "B 1 
     return jnp.pad(ids, ((0, 0), (0, 0), around), constant_values=-1)
 
 
-def forward_kernel(
-    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
-):  # fmt: skip
+def forward_kernel(plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others):
     """Write the attended values and log2 of each query's sum of exponentials."""
     *angles, out_ref, log_sum_ref = others[: 2 * plan.rotates + 2]
     laid = others[2 * plan.rotates + 2 :]
@@ -89,9 +87,7 @@ def forward_kernel(
     _loop(plan.queries // plan.chunk, chunk, None)
 
 
-def backward_kernel(
-    plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others
-):  # fmt: skip
+def backward_kernel(plan: Plan, words_ref, q_ref, k_ref, v_ref, q_ids_ref, kv_ids_ref, *others):
     """Write the gradients of queries, keys and values."""
     angles, others = others[: 2 * plan.rotates], others[2 * plan.rotates :]
     log_sum_ref, gradient_ref, out_ref, dq_ref, dk_ref, dv_ref, *laid, dk_sums, dv_sums = others

@@ -22,9 +22,7 @@ Misplaced = Literal["fail", "skip", "keep"]
 """Treatment of an answer that is not at its offset (see `read_squad`)."""
 
 _Kind = TypeVar("_Kind", str, bool, list, int)
-_KINDS = {
-    str: "a string", bool: "true or false", list: "a list", int: "a number of characters",
-}  # fmt: skip
+_KINDS = {str: "a string", bool: "true or false", list: "a list", int: "a number of characters"}
 
 
 def question_name(question: Question) -> str:

@@ -134,10 +134,10 @@ def phase_stores(
         elif parts := config.mixture_of(number):
             where = f"{where}.mixture" if phase.mixture else "data.mixture"
             names = tuple(part.corpus for part in parts)
-            if len(set(names)) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise UserError(f"{where} names {twice} twice; name each corpus once")
             mixed = tuple(opened_at(name, f"{where}[{n}]") for n, name in enumerate(names))
+            texts = [store.fingerprint for store in mixed]
+            if twice := [name for n, name in enumerate(names) if texts[n] in texts[:n]]:
+                raise UserError(f"{where} names {twice[0]} twice; name each corpus once")
             far = {name: opened[name] for name in names if scheme(name)}
             check_cache(where, far, config.data)
             weights = weights_of(

@@ -326,6 +326,15 @@ def test_long_line(tmp_path, monkeypatch, length, block, tail):
         read(path, max_line_bytes=1000)
 
 
+@pytest.mark.parametrize("block", [57, 58, 59])  # 19 blocks of 58 end in the line end
+def test_what_follows_a_long_line_is_still_its_document(tmp_path, monkeypatch, block):
+    """A line end is cut in two at the end of a block, or not."""
+    monkeypatch.setattr(compressed, "BLOCK", block)
+    text = "x" * 1100 + "\r\nmore\r\n\r\nnext\r\n"
+    options = {"max_line_bytes": 1000, "on_bad": "skip", "most_bad": 1.0}
+    assert read(put(tmp_path / "a.txt", text), **options) == ["next"]
+
+
 def test_hundred_megabyte_line(tmp_path):
     with open(tmp_path / "a.txt", "wb") as file:
         file.truncate(100 << 20)  # sparse: NULs without a line end

@@ -465,6 +465,13 @@ def test_mine_writes_what_training_reads(home, run, tmp_path):
         assert row["negatives"] == [text for text in order if text != pair["document"]][:3]
     refused = run("mine", home / "model", tmp_path / "pairs.jsonl", "--out=x.jsonl", "--ranks=7")
     assert (refused.code, "--ranks is '7'" in refused.err) == (2, True)
+    (tmp_path / "more").mkdir()
+    write_lines(tmp_path / "more" / "a.jsonl", [{"text": TEXTS[0]}])
+    for given in (tmp_path / "more", tmp_path / "more" / "*.jsonl"):
+        out = tmp_path / "more" / "a.jsonl"
+        command = "mine", home / "model", tmp_path / "pairs.jsonl", "--input", given, "--out", out
+        refused = run(*command)
+        assert (refused.code, "is also an input" in refused.err) == (2, True)
 
 
 def test_an_output_in_a_bucket_is_refused(home, run, tmp_path, monkeypatch):

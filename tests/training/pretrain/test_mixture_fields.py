@@ -1,5 +1,7 @@
 """Mixtures as a configuration has them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from one_shard import StoreWriter
@@ -80,6 +82,14 @@ def test_a_run_keeps_its_mixture_wherever_the_corpora_lie(corpora, tmp_path):
         texts = stores if len(changed) == 3 else phase_stores(mixed, corpora["a"])
         with pytest.raises(UserError, match=r"data\.mixture|training text|fingerprint"):
             check_workdir(work, look_into(work, "pretrain"), mixed, corpora["a"], texts)
+
+
+def test_a_corpus_that_is_named_in_two_ways_is_named_twice(corpora, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(corpora["a"].path)
+    named = corpora | {"link": SimpleNamespace(path=link)}
+    with pytest.raises(UserError, match=r"data\.mixture names .*/link twice"):
+        phase_stores(config_of(named, ("a", 1), ("link", 1)), corpora["a"])
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,8 @@ def _article(page: ElementTree.Element) -> tuple[str, str, str] | None:
         name = _name(element)
         if name == "redirect":
             return None
-        found.setdefault(name, element.text or "")  # the first <id> is the page's
+        if name == "text" or name not in found:  # the first <id> is the page's; the last text, new
+            found[name] = element.text or ""
     if found.get("ns", _ARTICLES) != _ARTICLES or not found.get("text"):
         return None
     return found.get("title", ""), found.get("id", ""), found["text"]

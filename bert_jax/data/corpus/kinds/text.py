@@ -257,7 +257,8 @@ class FileSource(Source):
             whole = rest + data
             if is_long:
                 # A byte must follow: a \r at the end may be the first half of a \r\n.
-                end = ends.search(whole, 0, len(whole) - 1)
+                found = ends.finditer(whole)
+                end = next((each for each in found if each.end() < len(whole)), None)
                 rest = whole[-1:] if end is None else b""
                 if end is None:
                     continue

@@ -26,7 +26,7 @@ from bert_jax.data.store_writer import write_manifest
 from bert_jax.errors import UserError
 from bert_jax.terminal import progress_bar
 
-_FORMAT = 7
+_FORMAT = 8
 """Version of the code that makes shards. Tasks that another version completed are run again."""
 
 

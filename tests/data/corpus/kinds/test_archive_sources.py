@@ -131,13 +131,16 @@ PAGE = """
   </page>"""
 MARKUP = """{{Infobox|name=x}}
 '''Berlin''' is the [[Germany|German]] capital.&lt;ref&gt;A book.&lt;/ref&gt;
-[[File:Berlin.jpg|thumb|A picture]]
+[[File:Berlin.jpg|thumb|A picture]] [[Bild:Spree.jpg|mini|hochkant|The [[Spree]] flows]]
 == History ==
-It is [https://x.org old].
+It is [https://x.org old], as [[Star Trek: Berlin|{{nowrap|a|b}}a film]] says.
 {| class="wikitable"
 | cell
 |}
 [[Kategorie:Stadt]]"""
+
+
+BERLIN = "Berlin is the German capital.\nHistory\nIt is old, as a film says."
 
 
 def dump() -> bytes:
@@ -160,9 +163,18 @@ def test_wikipedia(tmp_path):
     path = tmp_path / "dewiki.xml.bz2"
     path.write_bytes(bz2.compress(dump()[:500]) + bz2.compress(dump()[500:]))  # two streams
     assert read(path) == [
-        ("Berlin is the German capital.\nHistory\nIt is old.", {"title": "Berlin", "id": "7"}),
+        (BERLIN, {"title": "Berlin", "id": "7"}),
         ("Zwei.\nDrei.", {"title": "Ümlaut", "id": "10"}),
     ]
+
+
+def test_a_part_of_a_dump_with_old_revisions_has_the_newest_text(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mwparserfromhell is not installed")
+    old = "<revision><id>98</id><text>A stub.</text></revision>"
+    page = PAGE.format(title="Berlin", ns=0, id=7, more=old, text="The article.")
+    path = tmp_path / "enwiki-pages-articles1.xml-p1p41242.bz2"
+    path.write_bytes(bz2.compress(f"<mediawiki>{page}</mediawiki>".encode()))
+    assert read(path) == [("The article.", {"title": "Berlin", "id": "7"})]
 
 
 def test_damaged_dumps(tmp_path):

@@ -202,8 +202,9 @@ def test_without_out_the_report_is_only_printed(url, local, tmp_path, monkeypatc
 def test_the_report_does_not_replace_what_it_reports_on(local, tmp_path, capsys):
     """It did, with exit code 0."""
     text = Path(put(tmp_path / "mine.txt", TEXT))
-    for against, out in ((local / "eval.txt", local / "eval.txt"), (local / "eval.txt", text)):
+    pattern, against = f"{tmp_path}/*.txt", str(local / "eval.txt")
+    for corpus, out in ((text, local / "eval.txt"), (text, text), (pattern, text)):
         before = out.read_bytes()
-        assert main(["contamination", str(text), "--against", str(against), f"--out={out}"]) == 2
+        assert main(["contamination", str(corpus), "--against", against, f"--out={out}"]) == 2
         assert "is also an input" in capsys.readouterr().err
         assert out.read_bytes() == before
