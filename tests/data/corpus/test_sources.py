@@ -326,7 +326,7 @@ def test_long_line(tmp_path, monkeypatch, length, block, tail):
         read(path, max_line_bytes=1000)
 
 
-@pytest.mark.parametrize("block", [57, 58, 59])  # 19 blocks of 58 end in the line end
+@pytest.mark.parametrize("block", [3, 58, 59])  # 3 and 58 divide the places inside and after \r\n
 def test_what_follows_a_long_line_is_still_its_document(tmp_path, monkeypatch, block):
     """A line end is cut in two at the end of a block, or not."""
     monkeypatch.setattr(compressed, "BLOCK", block)
