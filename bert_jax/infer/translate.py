@@ -156,8 +156,7 @@ class Translator(TextPredictor):
 def best_tokens(saved: SavedModel, source: Integer[np.ndarray, " s"]) -> Integer[np.ndarray, " t"]:
     """Translate one row; return the tokens of the best translation without the end token."""
     ((found, _),) = Translator(saved).outputs(Rows([source], np.array([len(source)], np.int32)))
-    tokens: np.ndarray = found.tokens[0, : found.lengths[0] - found.ended[0]]
-    return tokens
+    return found.tokens[0, : found.lengths[0] - found.ended[0]]
 
 
 @partial(jax.jit, static_argnums=(0, 5))

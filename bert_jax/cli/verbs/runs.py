@@ -205,10 +205,12 @@ class Finetune(Run):
     def planned(self, config: Any) -> "RunPlan":
         """Make the plan of the run or, for a cross-validation, of its first fold."""
         from bert_jax.files.remote import open_workdir
+        from bert_jax.training.finetune.folds import check_folds
         from bert_jax.training.finetune.saves import check_finetune_workdir
         from bert_jax.training.finetune.setup import set_up
         from bert_jax.training.finetune.train import resolve_finetuning
 
+        check_folds(config, self.workdir)
         task = config.task.located()
         task = dataclasses.replace(task, fold=task.fold or min(task.folds, 1))
         config = dataclasses.replace(config, task=task)

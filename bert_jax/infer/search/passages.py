@@ -34,8 +34,8 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
     """Return the sources for files, directories and other names (see `corpus.sources`).
 
     The second value counts the files in directories that are skipped because they are empty or have
-    another suffix; hidden files do not count. `field` names the field of JSON lines and tables with
-    the text. Raise a UserError if there is no file to read, or a source is unknown.
+    another suffix, except hidden files and indexes. `field` names the field of JSON lines and
+    tables with the text. Raise a UserError if there is no file to read, or a source is unknown.
     """
     files: list[str | Source] = []
     passed = 0
@@ -44,8 +44,9 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
             files.append(name)
             continue
         for path in sorted(Path(name).rglob("*")):
-            parts = path.relative_to(name).parts
-            if not path.is_file() or any(part.startswith(".") for part in parts):
+            hidden = any(part.startswith(".") for part in path.relative_to(name).parts)
+            indexed = any((parent / "passages.lance").is_dir() for parent in path.parents)
+            if hidden or indexed or not path.is_file():
                 continue
             if plain_suffix(path.name) in READ_SUFFIXES and path.stat().st_size:
                 files.append(f"{path}")

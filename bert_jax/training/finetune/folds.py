@@ -33,29 +33,13 @@ RESULT = "folds.json"
 _SPLIT = "out of fold"
 
 
-def finetune_folds(
-    config: FinetuneConfig,
-    workdir: Path | str,
-    *,
-    clock: Clock | None = None,
-    echo: Callable[[str], None] | None = None,
-    track: Sequence[str] = (),
-    profiler: Profiler | None = None,
-) -> Result:
-    """Train the folds one after another, or continue them; then score all predictions together.
-
-    Without `task.folds`, or with `task.fold`, `finetune` does the work; its arguments are the same.
-    Return the result of the last fold; after all folds, its `eval_metrics` and `unlearned` are for
-    all folds. Raise a UserError if the configuration asks for several runs per fold, the directory
-    belongs to another run or lies in a bucket, or a fold cannot be trained (see `train.finetune`).
-    """
+def check_folds(config: FinetuneConfig, workdir: Path | str) -> None:
+    """Raise a UserError if a sweep or the directory does not go with the value of `task.folds`."""
     begun = (Path(workdir) / "config.json").exists()
     if not config.task.folds or config.task.fold:
         if not begun and (Path(workdir) / "fold-1").exists():
             raise UserError(f"--workdir {workdir} contains folds of a run; give another directory")
-        return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)
-    if profiler:
-        raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
+        return
     if config.num_trials > 1:
         raise UserError(
             f"task.folds is {config.task.folds}, which trains one run per fold; leave sweep out, "
@@ -67,6 +51,24 @@ def finetune_folds(
         raise UserError(
             f"--workdir {workdir} contains a run without task.folds; give another directory"
         )
+
+
+def finetune_folds(
+    config: FinetuneConfig, workdir: Path | str, *, clock: Clock | None = None,
+    echo: Callable[[str], None] | None = None, track: Sequence[str] = (),
+    profiler: Profiler | None = None,
+) -> Result:  # fmt: skip
+    """Train the folds one after another, or continue them; then score all predictions together.
+
+    Without `task.folds`, or with `task.fold`, `finetune` does the work; its arguments are the same.
+    Return the result of the last fold; after all folds, its `eval_metrics` and `unlearned` are for
+    all folds. Raise a UserError as `check_folds` and, for a fold, `train.finetune` do.
+    """
+    check_folds(config, workdir)
+    if not config.task.folds or config.task.fold:
+        return finetune(config, workdir, clock=clock, echo=echo, track=track, profiler=profiler)
+    if profiler:
+        raise UserError("--profile: trace one of the folds, with --config.task.fold=1")
     say = echo or print
     home, count = Path(workdir), config.task.folds
     places = [home / f"fold-{number}" for number in range(1, count + 1)]

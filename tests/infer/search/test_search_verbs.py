@@ -71,6 +71,17 @@ def run(capsys):
     return run
 
 
+def test_a_directory_with_its_index_is_indexed_again(home, run, tmp_path):
+    (tmp_path / "notes").mkdir()
+    shutil.copy(home / "texts.jsonl", tmp_path / "notes")
+    command = "index", home / "model", tmp_path / "notes", "--out", tmp_path / "notes" / "index"
+    for more in ((), ("--overwrite",)):
+        made = run(*command, *more)
+        assert made.code == 0, made.err
+        assert f"{len(TEXTS)} passages" in made.out
+        assert "skipped" not in made.out + made.err
+
+
 @pytest.fixture(scope="module")
 def cosines(home):
     vectors = bert_jax.load(home / "model").embed([*TEXTS, "the dog"], normalize=True)

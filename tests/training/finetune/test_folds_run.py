@@ -117,6 +117,18 @@ def test_what_is_refused(runs, tmp_path):
         folds.finetune_folds(dataclasses.replace(config, task=task), workdir)
 
 
+def test_a_dry_run_refuses_what_the_run_refuses(runs, tmp_path, capsys):
+    _, command, workdir = runs
+    for more, said in (
+        (f"--config.sweep.seeds=2 --workdir={tmp_path / 'new'}", "trains one run per fold"),
+        (f"--workdir={workdir / 'fold-1'}", "contains a run without task.folds"),
+        ("--config.task.folds=0", "contains folds of a run"),
+    ):
+        assert main([*command, *more.split(), "--dry-run"]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_contradicted_labels_are_listed(runs):
     """The table agrees with the file and the predictions, and the report counts its rows."""
     config, _, workdir = runs
