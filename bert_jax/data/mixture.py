@@ -10,9 +10,9 @@ In every epoch, a shard fills as many positions as its quota. Its position j in 
 The rows of a mixture come in blocks of 1,000. The interval [0, 1) is divided into one part for each
 corpus, as long as the corpus's share. Block b has the points (p + t) / 1000 for p = 0 to 999, where
 t is term b of van der Corput's sequence. Each point is one row, from the corpus whose part contains
-the point. So the number of rows of a corpus differs from its share by at most one in a
-block, and over the first b blocks by O(log b) (the discrepancy of the sequence; Niederreiter 1992,
-section 3.1). A keyed permutation mixes the rows within a block.
+the point. So the number of rows of a corpus differs from its share by at most one in a block, and
+over the first b blocks by O(log b) (the discrepancy of the sequence; Niederreiter 1992, section
+3.1). A keyed permutation mixes the rows within a block.
 """
 
 import contextlib

@@ -33,8 +33,8 @@ class DataConfig(bounds.Bounded, section="data"):
     """Corpora to mix, with weights, instead of the training text of `corpus`. The tokenizer and the
     held-out text of `corpus` are still used."""
     mixture_temperature: bounds.Fraction = 0.0
-    """Exponent t: the share of a corpus is proportional to weight x tokens^t. 0 uses
-    only the weights, 1 mixes by size, and XLM-R uses 0.3."""
+    """Exponent t: the share of a corpus is proportional to weight x tokens^t. 0 uses only the
+    weights, 1 mixes by size, and XLM-R uses 0.3."""
     pairing: Literal["nsp", "sop", "none", "translation"] = "nsp"
     """Content of a row. nsp: next-sentence pairs. sop: sentence-order pairs. none: consecutive
     text. translation: sources and targets from a corpus of pairs."""

@@ -261,7 +261,7 @@ def _article(page: ElementTree.Element) -> tuple[str, str, str] | None:
         name = _name(element)
         if name == "redirect":
             return None
-        if name == "text" or name not in found:  # the first <id> is the page's; the last text, new
+        if name == "text" or name not in found:  # the first <id>, the newest text
             found[name] = element.text or ""
     if found.get("ns", _ARTICLES) != _ARTICLES or not found.get("text"):
         return None
