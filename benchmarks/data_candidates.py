@@ -29,6 +29,7 @@ from candidates import Row, compare, config_of, run, timed_run
 
 from bert_jax.artefacts.saved.reading import read_model
 from bert_jax.config.command_line import config_from
+from bert_jax.config.mapping import to_dict
 from bert_jax.data.corpus.build import build_corpus, is_corpus, iter_texts
 from bert_jax.infer.forward import on_device
 from bert_jax.infer.minimal_pairs import pair_scores
@@ -40,7 +41,6 @@ from bert_jax.training.pretrain.config import PretrainConfig
 from bert_jax.training.pretrain.corpus import Corpus, open_corpus
 
 HELDOUT_RATE = 0.04
-SHAPE = {"length": 64, "batch_size": 32}
 LINES, WORDS = 300, range(8, 41)
 """Number of scored lines, and numbers of words in such a line."""
 
@@ -79,7 +79,7 @@ def built(out: Path, text: str, tokenizer: Any) -> str:
     return str(out)
 
 
-def nats_per_word(run: Path, unseen: Path) -> float:
+def nats_per_word(workdir: Path, unseen: Path) -> float:
     """Return the mean negative log-likelihood of the words of evenly spaced lines."""
     lines = [line for line in unseen.read_text("utf-8").splitlines() if len(line.split()) in WORDS]
     lines = lines[:: len(lines) // LINES][:LINES]
@@ -87,7 +87,7 @@ def nats_per_word(run: Path, unseen: Path) -> float:
         Record(Origin(str(unseen), number), {"sentence_good": line, "sentence_bad": line})
         for number, line in enumerate(lines, 1)
     ]
-    scores = pair_scores(on_device(read_model(run)), pairs)[:, 0, 0]
+    scores = pair_scores(on_device(read_model(workdir)), pairs)[:, 0, 0]
     return -scores.sum() / sum(len(line.split()) for line in lines)
 
 
@@ -102,7 +102,8 @@ def with_data(name: str, options: argparse.Namespace, corpus: Corpus) -> Row:
         config = config_from(PretrainConfig, same, {"data.corpus": own})
         row = timed_run(config, same, options.steps, workdir, corpus, open_corpus(own))
     else:
-        phases = [SHAPE | phase for phase in phases_of(name, options, corpora)]
+        shape = to_dict(same.training.phases[0])
+        phases = [shape | phase for phase in phases_of(name, options, corpora)]
         config = config_from(PretrainConfig, same, {"training.phases": phases})
         row = run(config, options.steps, workdir)
     return row | {"loss": nats_per_word(workdir, options.unseen), "masked": row["loss"]}

@@ -367,7 +367,6 @@ def test_candidates_of_data_train_on_the_text_that_they_name(tmp_path, monkeypat
     assert {name: row["steps"] for name, row in found.items()} == dict.fromkeys(found, 6) | {
         "vocab_150": 12
     }
-    # An equal run on the same held-out text, but other words in training.
     assert len({row["masked"] for row in found.values()}) == len(found)
     corpora = {path.name: open_corpus(str(path)) for path in tmp_path.glob("runs/corpora/*/")}
     documents = {

@@ -53,7 +53,8 @@ def test_a_layer_cut_over_chips_computes_what_one_chip_computes(num_chips):
 
 def test_the_page_shows_the_sizes_that_the_station_prints(tmp_path):
     command = [sys.executable, str(EXAMPLES / "scale.py"), "--steps=1", f"--pictures={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     sizes = done.stdout[done.stdout.index("megatron_8_3b: 72 layers") :]
     count = re.search(r"parameters +([\d,]+)$", sizes, re.MULTILINE)
     assert count

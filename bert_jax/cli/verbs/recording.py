@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from bert_jax.cli.verbs.options import Commas, Directory, File, Verb
 from bert_jax.errors import UserError
-from bert_jax.files.staging import check_local
 
 
 class Record(Verb):
@@ -41,6 +40,7 @@ class Record(Verb):
         from bert_jax.cli.record.attempt import attempt, differences, is_recorded
         from bert_jax.cli.record.track import read_track
         from bert_jax.files.checks import json_crc
+        from bert_jax.infer.writers import check_out
 
         track = read_track(self.track)
         home = self.workdir / f"{self.track.stem}-{json_crc(asdict(track)):08x}"
@@ -58,8 +58,7 @@ class Record(Verb):
             print(f"loss     {line['loss']} in the record, {made['loss']} here: "
                   f"{'equal' if equal else 'NOT equal'}")  # fmt: skip
             return not equal
-        if self.out:
-            check_local(self.out, "file", "--out ")
+        check_out(self.out, vectors=False, plain=True)
         for seed in self.seeds:
             made = attempt(track, self.recipe, self.input, home, home / "runs", seed)
             line = {"track": self.track.stem, "path": self.recipe, **made}

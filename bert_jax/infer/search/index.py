@@ -23,11 +23,11 @@ from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.infer.classify import Classifier
 from bert_jax.infer.embed import text_vectors
 from bert_jax.infer.predictor import Cuts
-from bert_jax.infer.search.passages import Passage
+from bert_jax.infer.search.passages import TABLE, Passage
 from bert_jax.tasks.retrieval.metrics import unit
 
 Item = TypeVar("Item")
-TABLE, RECORD = "passages", "index.json"
+RECORD = "index.json"
 Hit = dict[str, Any]
 """A passage that was found: its score, then all its columns except the vector."""
 LINK = "model"

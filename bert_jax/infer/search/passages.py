@@ -18,8 +18,8 @@ READ_SUFFIXES = (
     ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet",
 )  # fmt: skip
 """Suffixes of the files that are read in a directory. Other files are skipped."""
-
-
+TABLE = "passages"
+"""Name of the table of an index."""
 Passage = Mapping[str, Any]
 """Row of an index: id (of the document), passage (its number in the document, from 1), source (name
 of the file or other source), text, and the further fields of the document."""
@@ -43,10 +43,11 @@ def found_sources(names: Sequence[str], field: str) -> tuple[list[Source], int]:
         if not Path(name).is_dir():
             files.append(name)
             continue
-        for path in sorted(Path(name).rglob("*")):
+        found = sorted(Path(name).rglob("*"))
+        indexes = {path.parent for path in found if path.name == f"{TABLE}.lance"}
+        for path in found:
             hidden = any(part.startswith(".") for part in path.relative_to(name).parts)
-            indexed = any((parent / "passages.lance").is_dir() for parent in path.parents)
-            if hidden or indexed or not path.is_file():
+            if hidden or not indexes.isdisjoint(path.parents) or not path.is_file():
                 continue
             if plain_suffix(path.name) in READ_SUFFIXES and path.stat().st_size:
                 files.append(f"{path}")
