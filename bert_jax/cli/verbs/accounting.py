@@ -1,6 +1,5 @@
 """Verbs that trace models and examine corpora. Each verb imports its modules when it runs."""
 
-import glob
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -126,16 +125,17 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
-        read = [self.corpus, *glob.glob(self.corpus, recursive=True), *specs]
-        read += filter(None, (spec.partition(":")[2] for spec in specs))
-        check_out(self.out, vectors=False, plain=True, sources=read)
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")
         name, opens = Path(corpus).resolve().name, store_openers(corpus)
-        sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
         if _HELDOUT in specs and not opens:
             raise UserError(f"--against heldout needs a corpus directory; {self.corpus} is not one")
+        sources = [] if opens else resolve_sources([self.corpus])
+        read = [*(each.name for each in sources), *specs]
+        read += filter(None, (spec.partition(":")[2] for spec in specs))
+        check_out(self.out, vectors=False, plain=True, sources=read)
+        sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
 
         def place(part: str, file: str) -> Path | None:
             there = Path(corpus, part, search.DIRECTORY, file)
@@ -150,7 +150,6 @@ class Contamination(groups.OnEngine, groups.Json):
                 if opens:
                     report = search.search_store(name, opens[part], each, engine, show=_bar)
                 else:
-                    sources = resolve_sources([self.corpus])
                     report = search.search_sources(Path(self.corpus).name, sources, each, engine)
                 counts = report.summary() | {"counts": report.counts()}
                 self._say(report, counts, place(part, report.file_name))
