@@ -125,6 +125,7 @@ class Contamination(groups.OnEngine, groups.Json):
                 "each --against"
             )
         self.only_with(f"--against {_HELDOUT}", _HELDOUT in specs, "--similarity")
+        check_out(self.out, vectors=False, plain=True, sources=specs)  # before texts are looked for
         corpus = self.corpus.rstrip("/")
         if "train" not in store_openers(corpus):  # a corpus may itself be named train
             corpus = "." if corpus == "train" else corpus.removesuffix("/train")
@@ -132,8 +133,7 @@ class Contamination(groups.OnEngine, groups.Json):
         if _HELDOUT in specs and not opens:
             raise UserError(f"--against heldout needs a corpus directory; {self.corpus} is not one")
         sources = [] if opens else resolve_sources([self.corpus])
-        read = [*(each.name for each in sources), *specs]
-        read += filter(None, (spec.partition(":")[2] for spec in specs))
+        read = [*(each.name for each in sources), *(spec.partition(":")[2] for spec in specs)]
         check_out(self.out, vectors=False, plain=True, sources=read)
         sets = [read_evaluation(spec) for spec in specs if spec != _HELDOUT]
 
