@@ -159,8 +159,8 @@ YAML
 
 main() {
   local verb=${1:-} name='' image='' slices=1 max_restarts=20 accelerator=tpu-v5-lite-podslice
-  local topology=4x4 chips_per_node=4 gpu_nodes='' gpus=8 namespace='' service_account='' claim=''
-  local bucket='' mount=/mnt/bert_jax spot='' cluster='' type=v5litepod-16 project='' zone=''
+  local topology='' chips_per_node=4 gpu_nodes='' gpus=8 namespace='' service_account='' claim=''
+  local bucket='' mount=/mnt/bert_jax spot='' cluster='' type='' project='' zone=''
   local dry_run='' follow='' command=() line=() where text
   case $verb in
     --help | -h | help) usage && return ;;
@@ -218,6 +218,7 @@ main() {
   done
   [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
     die "the job's name is '$name'; it must be lower-case letters, digits and -, as in: gke.sh $verb bert-base"
+  local given=$topology topology=${topology:-4x4}
   [[ $topology =~ ^[0-9]+(x[0-9]+)+$ ]] || die "--topology is $topology; it must be as in 4x4 or 2x2x2"
   local number
   for number in "slices=$slices" "chips-per-node=$chips_per_node" "gpu-nodes=${gpu_nodes:-1}" "gpus-per-node=$gpus"; do
@@ -225,8 +226,9 @@ main() {
   done
   [[ -z $gpu_nodes || $slices == 1 ]] || die "--slices is for TPUs; leave it out with --gpu-nodes"
   [[ -z $claim || -z $bucket ]] || die "--claim and --bucket are both given; give one of them"
-  [[ $verb != xpk || -z $claim$bucket$namespace$gpu_nodes ]] ||
-    die "xpk takes no --claim, --bucket, --namespace or --gpu-nodes; use apply, or a work directory gs://"
+  [[ $verb != xpk || -z $claim$bucket$namespace$gpu_nodes$given$service_account ]] ||
+    die "xpk takes no --claim, --bucket, --namespace, --gpu-nodes, --topology or --service-account; use apply, or a work directory gs:// and --type"
+  [[ ! $verb =~ ^(yaml|apply)$ || -z $type ]] || die "--type is for xpk; $verb takes --topology, as in --topology=16x16"
   where=(${namespace:+"--namespace=$namespace"})
   case $verb in
     yaml | apply | xpk)
@@ -248,7 +250,7 @@ main() {
       ;;
     xpk)
       [[ -n $cluster ]] || die "give --cluster, the name of a cluster made with xpk cluster create"
-      call xpk workload create "--workload=$name" "--cluster=$cluster" "--tpu-type=$type" \
+      call xpk workload create "--workload=$name" "--cluster=$cluster" "--tpu-type=${type:-v5litepod-16}" \
         "--num-slices=$slices" "--docker-image=$image" "--max-restarts=$max_restarts" \
         --restart-on-user-code-failure --termination-grace-period-seconds=180 \
         ${spot:+--spot} ${project:+"--project=$project"} ${zone:+"--zone=$zone"} \

@@ -64,7 +64,7 @@ newest_step() {
     [[ ! $path =~ ^[0-9]+$ ]] || ((10#$path <= newest)) || newest=$((10#$path))
   done < <(
     case $workdir in
-      gs://*) gcloud storage ls "$workdir/checkpoints/" "$workdir/resume/" 2>/dev/null ;;
+      gs://*) gcloud storage ls "${workdir%/}/checkpoints/" "${workdir%/}/resume/" 2>/dev/null ;;
       ?*) printf '%s\n' "$workdir"/{checkpoints,resume}/* ;;
     esac
   )

@@ -127,10 +127,10 @@ def check_pairs(shard: Shard) -> None:
 def some_pairs(shard: Shard, most: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return up to `most` pairs, spread over the shard: token ids (n,) of source and target."""
     check_pairs(shard)
-    ends, step = shard.sentence_offsets, 2 * -(-shard.num_documents // most)
+    ends, count = shard.sentence_offsets, min(most, shard.num_documents)
     return [
         (shard.tokens[ends[n] : ends[n + 1]], shard.tokens[ends[n + 1] : ends[n + 2]])
-        for n in range(0, shard.num_sentences, step)
+        for n in (2 * (number * shard.num_documents // count) for number in range(count))
     ]
 
 

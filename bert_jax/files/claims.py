@@ -125,7 +125,7 @@ class BucketClaims(Claims):
 
     def __init__(self, files: Any, url: str):
         self._files = files
-        self._bucket, _, self._root = url.removeprefix("gs://").partition("/")
+        self._bucket, _, self._root = url.partition("://")[2].partition("/")
         self._generation = ""
 
     @override

@@ -44,8 +44,8 @@ class Classifier(RowPredictor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model.require("classify", "classification head")
-        if self.model.config.pooler and not self.model.has_pooler:
-            raise UserError(f"{self.model.name}: the head needs a pooler, but the model has none")
+        if self.model.config.pooler:
+            self.model.complete_params()  # refuses a model whose head lacks its pooler
         kind = self.model.outputs and self.model.outputs.objective
         for option, wrong in (("threshold", kind != "multi_label"), ("top", kind == "regression")):
             if wrong and (given := getattr(self, option)) is not None:

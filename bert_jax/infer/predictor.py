@@ -69,7 +69,8 @@ class Cuts:
             self._first += f"{'; ' if self._first else ''}{prepared.examples[n].origin}"
         self._total += len(prepared.examples)
         self._cut += len(prepared.cut)
-        self._limit, self._done = prepared.limit, prepared.done
+        if prepared.cut:
+            self._limit, self._done = prepared.limit, prepared.done
 
     def warning(self) -> str:
         """Return the warning, which is empty if nothing was cut."""

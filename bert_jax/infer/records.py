@@ -145,7 +145,8 @@ def read_records(
                 if is_json and lacks:
                     there = listed(list(given), 8) or "none"
                     told = f"{origin}: no field {lacks[0]!r}; the fields are {there}"
-                yield Record(origin, {**more, **given, **named}, told)
+                kept = {n: v for n, v in given.items() if v is not None or n not in fields[1:]}
+                yield Record(origin, {**more, **kept, **named}, told)
 
 
 def _rows(

@@ -63,6 +63,9 @@ class Translator(TextPredictor):
             rows.append(np.concatenate([first, prefix]).astype(np.int32))
             starts.append(len(first))
             numbers.append(number)
+            if (most := int(self.search.limits(len(rows[-1]), limit))) < len(prefix):
+                told = f"the prefix has {len(prefix)} tokens; max_length and its rate allow {most}"
+                raise UserError(f"{examples[number].origin}: {told}")
         said = f"texts are longer than {limit} tokens, including special tokens,"
         found = Rows(rows, np.array(starts, np.int32))
         return Prepared(examples, found, context=numbers, cut=cut, limit=said)

@@ -175,6 +175,6 @@ def finish(
 
 
 def unit(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """Scale vectors to length 1; a vector of zeros stays zero and has gradient 0."""
+    """Scale vectors to length 1; a vector of zeros stays zero."""
     squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))

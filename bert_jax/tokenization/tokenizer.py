@@ -156,8 +156,8 @@ class Tokenizer(ABC):
         """Write the files that `load_tokenizer` reads.
 
         If the directory is missing, either all files appear in it or none. Otherwise, each file
-        replaces the file of the same name. Raise a UserError if the directory has another kind of
-        tokenizer, or cannot be written.
+        replaces the file of the same name. Raise a UserError if the directory has a file that
+        only another kind of tokenizer has, or cannot be written.
         """
         directory = Path(directory)
         for name in sorted({*chain(*KIND_FILES.values())} - {*KIND_FILES[self.kind]}):

@@ -63,16 +63,11 @@ class Progress:
         `test` contains the scores of the best parameters on the test data.
         """
         return Outcome(
-            member=self.member,
-            scores=self.scores,
-            best=self.best,
-            best_step=self.best_step,
+            member=self.member, scores=self.scores, best=self.best, best_step=self.best_step,
             failed=failure_reason(self.best, self.last, goal, self.finite, self.halted),
-            seconds=seconds,
-            best_epoch=self.best_epoch,
-            last=self.last,
+            seconds=seconds, best_epoch=self.best_epoch, last=self.last,
             test={name: null(value) for name, value in (test or {}).items()},
-        )
+        )  # fmt: skip
 
 
 def best_trial(progress: Sequence[Progress], init: str) -> tuple[float, int] | None:

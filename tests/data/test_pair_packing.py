@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_store import SPECIAL, make_pair_shard, make_shard
 
-from bert_jax.data.pair_packing import pack_pairs, plan_translations
+from bert_jax.data.pair_packing import pack_pairs, plan_translations, some_pairs
 from bert_jax.errors import UserError
 from bert_jax.tokenization.special_ids import SpecialIds
 
@@ -142,3 +142,14 @@ def test_stores_and_lengths_that_cannot_be():
     for lengths, name in (((2, 32), "length is 2"), ((32, 1), "target_length is 1")):
         with pytest.raises(UserError, match=name):
             plan_translations(make_pair_shard([(1, 1)]), *lengths)
+
+
+@pytest.mark.parametrize(("pairs", "most"), [(5, 3), (1014, 500), (3, 9), (4, 4)])
+def test_some_pairs_are_as_many_as_asked_for(pairs, most):
+    """Of 1,014 pairs there were 338 when 500 were asked for."""
+    shard = make_pair_shard([(1, 2)] * pairs)
+    found = some_pairs(shard, most)
+    assert len(found) == min(pairs, most)
+    assert {(source.size, target.size) for source, target in found} == {(1, 2)}
+    places = [shard.tokens.tolist().index(source[0]) for source, _ in found]
+    assert places == sorted({*places})

@@ -123,6 +123,16 @@ def test_a_named_field_that_a_line_lacks_is_a_problem(tmp_path):
     assert "no field 'reviw'; the fields are 'review', 'text'" in typo.problem
 
 
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+def test_a_null_is_a_field_that_is_not_there(tmp_path, form):
+    """In JSON lines, it took the place of the value for all lines."""
+    rows = [{"text": "a", "text_b": None}, {"text": "b", "text_b": "c"}]
+    lines = "\n".join(map(json.dumps, rows))
+    (tmp_path / f"a.{form}").write_text(json.dumps(rows) if form == "json" else lines)
+    found = read(tmp_path / f"a.{form}", more={"text_b": "all"})
+    assert [record.fields["text_b"] for record in found] == ["all", "c"]
+
+
 def test_a_row_that_cannot_be_told_apart_keeps_its_place(tmp_path):
     (tmp_path / "a.csv").write_text("text,n\na,1\nb\nc,3\n")
     first, bad, last = read(tmp_path / "a.csv")

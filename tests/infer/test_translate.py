@@ -109,6 +109,13 @@ def test_the_greatest_length_counts_the_prefix(model):
     assert answer["translation"].startswith("a hill a hill a hill a hill")
 
 
+@pytest.mark.parametrize(("option", "most"), [("max_length", 3), ("max_length_rate", 0.5)])
+def test_a_prefix_that_the_greatest_length_would_cut_is_refused(model, option, most):
+    """The translation was the beginning of the prefix."""
+    with pytest.raises(UserError, match="the prefix has 8 tokens; max_length and its rate allow"):
+        model.translate("the", "a hill " * 4, num_beams=1, **{option: most})
+
+
 def test_a_long_source_is_cut_and_said(model):
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 24 tokens.*\(text 2\)"):
         _, long = model.translate(["the", "the cat " * 20], num_beams=1)

@@ -195,6 +195,10 @@ def test_a_failure_is_passed_on(stubs, verb, tool):
             "--claim and --bucket are both given",
         ),
         (["xpk", "bert", "--image=i", "--claim=c", "--", "x"], "xpk takes no --claim"),
+        (["xpk", "bert", "--image=i", "--topology=16x16", "--", "x"], "xpk takes no --claim"),
+        (["xpk", "bert", "--image=i", "--service-account=s", "--", "x"], "xpk takes no --claim"),
+        (["apply", "bert", "--image=i", "--type=v5litepod-256", "--", "x"], "is for xpk; apply"),
+        (["yaml", "bert", "--image=i", "--type=v5litepod-16", "--", "x"], "is for xpk; yaml"),
         (["logs", "bert", "--", "x"], "logs takes no command"),
     ],
 )

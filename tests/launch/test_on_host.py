@@ -68,6 +68,18 @@ def start_a_run_that_saves(stubs):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_newest_checkpoint_of_a_bucket_is_known(stubs, end):
+    """A slash at the end hid all checkpoints, so that restarts were never counted anew."""
+    stubs.add("gcloud", 'if [[ "$*" == *gs://b/run/checkpoints/* ]]; then\n'
+                        "  echo gs://b/run/checkpoints/1200/; fi")  # fmt: skip
+    start_a_run_that_saves(stubs)
+    command = ["--", "train", f"--workdir=gs://b/run{end}"]
+    host(stubs, "stop", "--wait", "5")
+    host(stubs, "start", "--pause", "0", *command)
+    assert host(stubs, "status", *command).stdout == "running 1200\n"
+
+
 def test_stop_lets_the_run_save(stubs):
     start_a_run_that_saves(stubs)
     assert host(stubs, "start", "--", "train").stdout.startswith("runs already; supervisor ")

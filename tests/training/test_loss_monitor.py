@@ -338,6 +338,16 @@ def test_a_real_divergence_is_reported_once_as_a_rise_and_once_at_the_line():
     assert losses[second:].mean() > 5.782 > losses[first:second].mean()
 
 
+@pytest.mark.parametrize("other", [{"corpus": "other"}, {}])
+def test_a_first_phase_with_a_text_of_its_own_has_no_known_baseline(other):
+    """It was judged by the entropy of a text that it does not read."""
+    phase = {"length": 32, "batch_size": 16, "share": 0.5}
+    config = small_config(training__num_steps=1000, training__phases=[{**phase, **other}, phase])
+    losses = [*np.linspace(7.0, 5.6, 250), *[5.6] * 50, *np.linspace(5.6, 6.03, 100), *[6.03] * 100]
+    kinds = [kind for _, kind, _ in found(monitor(config, 6.0), losses)]
+    assert kinds == ([] if other else ["diverged"])
+
+
 @pytest.mark.parametrize("other", [{"corpus": "other"}, {"mixture": ({"corpus": "other"},)}, {}])
 def test_another_text_has_another_baseline(other):
     """Its loss may begin above the baseline of the text before."""

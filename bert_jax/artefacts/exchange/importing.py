@@ -113,22 +113,15 @@ def import_model(
         if isinstance(compared, dict):
             compared |= _compare_offsets(found, directory)
         report = {
-            "source": f"{source}",
-            RECORD: [_ancestor(f"{source}", found)],
-            "family": found.family,
-            "source_class": found.made_by,
-            "class": class_of(saved),
-            "dropped": [*found.dropped, *lost],
-            "untrained": untrained_parts(saved),
+            "source": f"{source}", RECORD: [_ancestor(f"{source}", found)],
+            "family": found.family, "source_class": found.made_by, "class": class_of(saved),
+            "dropped": [*found.dropped, *lost], "untrained": untrained_parts(saved),
             "added_tokens": saved.tokenizer.vocab_size - found.saved.tokenizer.vocab_size,
-            "notes": notes,
-            "read_back": "bit for bit",
-            "compared": compared,
+            "notes": notes, "read_back": "bit for bit", "compared": compared,
             "sha256": digest_of(directory / huggingface_files.WEIGHTS),
-            DIGESTS: digests_of(directory),
-            "tokenizer_fingerprint": saved.tokenizer.fingerprint,
+            DIGESTS: digests_of(directory), "tokenizer_fingerprint": saved.tokenizer.fingerprint,
             "bert_jax": bert_jax.__version__,
-        }
+        }  # fmt: skip
         write_json(directory / "import.json", report)
     return report
 

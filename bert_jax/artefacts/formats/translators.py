@@ -151,16 +151,11 @@ class Marian(Family):
             sharing["decoder_vocab_size"] = model.vocab_size
             sharing["share_encoder_decoder_embeddings"] = network.tying == "all"
         return {
-            "model_type": self.kind,
-            **fields,
-            "decoder_layers": network.decoder.num_layers,
+            "model_type": self.kind, **fields, "decoder_layers": network.decoder.num_layers,
             "activation_function": their_name("activation", model.activation),
-            "activation_dropout": 0.0,
-            "scale_embedding": model.scale_embeddings,
-            "is_encoder_decoder": True,
-            "tie_word_embeddings": network.tying != "none",
-            **sharing,
-        }
+            "activation_dropout": 0.0, "scale_embedding": model.scale_embeddings,
+            "is_encoder_decoder": True, "tie_word_embeddings": network.tying != "none", **sharing,
+        }  # fmt: skip
 
     @override
     def network(self, found: Mapping[str, Any], arrays: Arrays, where: str) -> TransformerNetwork:

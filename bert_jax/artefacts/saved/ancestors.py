@@ -8,17 +8,18 @@ import hashlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from bert_jax.artefacts.formats.huggingface_files import weight_files
 from bert_jax.data.store import TokenStore
 from bert_jax.errors import UserError
 from bert_jax.files.untrusted.json_file import short
-from bert_jax.files.urls import scheme
 
 RECORD = "lineage"
 """Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
+REMOTE = ("tfds:", "hf:")
+"""Beginnings of the names of remote data sets, which are kept whole."""
 _BLOCK = 1 << 20
 MAX_DEPTH = 20
 """Generations of ancestors in a record; each takes two of the 64 levels that a JSON file may have.
@@ -62,7 +63,7 @@ class Ancestor:
         values = {
             "role": role or self.role,
             "kind": self.kind,
-            "name": PurePath(self.name).name if self.kind == "file" else self.name,
+            "name": last_part(self.name) if self.kind == "file" else self.name,
             "step": self.step,
             "digest": self.digest or self.recorded,
             "note": f"{more:,} more sources" if more else self.note,
@@ -130,8 +131,7 @@ def _joint(files: Iterable[Path]) -> str:
 def last_part(place: str | Path) -> str:
     """Return the last part of a path; a name such as tfds:wikipedia is returned unchanged."""
     name = f"{place}"
-    is_name = ":" in name and scheme(name) is None
-    return name if is_name else Path(name).absolute().name
+    return name if name.startswith(REMOTE) else Path(name).absolute().name
 
 
 def sources_of(header: Mapping[str, Any], file: Path | str) -> tuple[Ancestor, ...]:

@@ -171,9 +171,14 @@ class SavedModel:
         return dataclasses.replace(self, params={**heads, "encoder": encoder})
 
     def complete_params(self) -> Params:
-        """Return `params` with a pooler; a missing pooler gets initial values."""
+        """Return `params` with a pooler; a missing pooler gets initial values.
+
+        Raise a UserError if the pooler is missing and the head reads it.
+        """
         if self.has_pooler:
             return self.params
+        if self.head is not None and self.head.kind == "classification":
+            raise UserError(f"{self.name}: the head needs a pooler, but the model has none")
         with_pooler = dataclasses.replace(self.config, pooler=True)
         fresh = init_params(with_pooler, jax.random.key(0))["encoder"]["pooler"]
         return {**self.params, "encoder": {**self.params["encoder"], "pooler": fresh}}

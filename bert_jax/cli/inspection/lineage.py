@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_jax.artefacts.saved.ancestors import Ancestor, file_digest
+from bert_jax.artefacts.saved.ancestors import REMOTE, Ancestor, file_digest
 from bert_jax.artefacts.saved.lineage import RUNS, trace
 from bert_jax.artefacts.saved.runs import split_name
 from bert_jax.data.store import is_store, open_store
@@ -91,7 +91,7 @@ def check_lineage(
 def _missing(ancestor: Ancestor) -> tuple[State, str]:
     if ancestor.note and scheme(ancestor.place) is not None:
         return "unread", ancestor.note
-    if ":" in ancestor.name and ancestor.kind == "file":  # tfds:, hf:
+    if ancestor.name.startswith(REMOTE) and ancestor.kind == "file":
         return "unread", "not a file on this machine"
     if ancestor.kind == "file" and ancestor.name == "python-docs":
         return "unread", "documentation of the packages that were installed"

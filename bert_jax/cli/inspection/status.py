@@ -151,25 +151,14 @@ def pretrain_status(work: WorkDir, *, now: float | None = None) -> PretrainStatu
     record = runs.read_record(workdir, "pretrain")
     return PretrainStatus(
         **_run_values(work, record, config, rows, train, config.training.num_steps, saved, now),
-        num_params=num_params(objective_of(config)),
-        num_layers=config.model.num_layers,
-        hidden_dim=config.model.hidden_dim,
-        vocab_size=config.model.vocab_size,
-        corpus=config.data.corpus,
-        corpus_tokens=tokens,
-        phases=config.phases,
-        checkpoints=saved,
-        verified=verified_steps(work.checkpoints),
-        unigram_entropy=entropy,
-        train=train,
-        evaluation=evaluation,
-        metrics=metrics,
-        origin=_origin(record),
-        branches=branches_of(work.checkpoints),
-        curve=_thinned(points(rows, f"train/{watched}")),
-        heldout_curve=points(rows, f"eval/{watched}"),
-        corpora=corpus_curves(rows, metrics[0]),
-    )
+        num_params=num_params(objective_of(config)), num_layers=config.model.num_layers,
+        hidden_dim=config.model.hidden_dim, vocab_size=config.model.vocab_size,
+        corpus=config.data.corpus, corpus_tokens=tokens, phases=config.phases, checkpoints=saved,
+        verified=verified_steps(work.checkpoints), unigram_entropy=entropy, train=train,
+        evaluation=evaluation, metrics=metrics, origin=_origin(record),
+        branches=branches_of(work.checkpoints), curve=_thinned(points(rows, f"train/{watched}")),
+        heldout_curve=points(rows, f"eval/{watched}"), corpora=corpus_curves(rows, metrics[0]),
+    )  # fmt: skip
 
 
 def finetune_status(work: WorkDir) -> FinetuneStatus:
@@ -231,22 +220,15 @@ def _run_values(
     end = step if state == "finished" else num_steps  # `training.patience` may end a run early
     left = None if rate is None or end is None else max(0, end - step) / rate
     return {
-        "workdir": work.name,
-        "version": str(record.get("bert_jax", "")),
-        "num_steps": num_steps,
-        "step": step,
-        "state": state,
-        "heard": heard,
-        "silent_seconds": silent,
-        "steps_per_second": rate,
-        "seconds_left": left,
+        "workdir": work.name, "version": str(record.get("bert_jax", "")), "num_steps": num_steps,
+        "step": step, "state": state, "heard": heard, "silent_seconds": silent,
+        "steps_per_second": rate, "seconds_left": left,
         "damaged": sorted(path.name for path in aside.iterdir()) if aside.is_dir() else [],
-        "seconds": runs.total_seconds(starts),
-        "down_seconds": runs.down_seconds(starts),
+        "seconds": runs.total_seconds(starts), "down_seconds": runs.down_seconds(starts),
         "num_starts": sum(start.count for start in starts),
         "num_killed": sum(pair == ("start", "start") for pair in itertools.pairwise(turns)),
         "errors": [e for e in events if e["kind"] not in _NO_ERRORS][-_MAX_ERRORS:],
-    }
+    }  # fmt: skip
 
 
 def redraw(workdir: Path, status: PretrainStatus, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The first half of `bert-jax start`: text, speed, choice and recipe."""
 
+import glob
 import json
 import math
 import shlex
@@ -82,16 +83,16 @@ def begin(asked: Asked, home: Path) -> Promise:
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
     files = [each.encode(errors="backslashreplace").decode() for each in asked.files]
-    mine = {"files": files, "hours": asked.hours, "topology": asked.topology}
+    text = {"files": files, **_size(asked.files)}  # vocabulary and corpus depend on nothing else
+    mine = {**text, "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
     names = "tokenizer", "corpus", RECIPE, CHOICES
     made = [home / name for name in names if (home / name).exists()]
     if made and not path.exists():
         raise UserError(f"`bert-jax start` did not make {made[0]}; give another --workdir")
-    begun = ["files"] if made else []  # vocabulary and corpus depend only on the files
-    fixed = list(mine) if "promise" in known else begun
-    was = known["asked"]
-    if differ := [f"{name} {was.get(name)!r}" for name in fixed if mine[name] != was.get(name)]:
+    fixed = mine if "promise" in known else text if made else {}
+    was = mine | known["asked"]  # earlier versions recorded no size
+    if differ := [f"{name} {was[name]!r}" for name in fixed if mine[name] != was[name]]:
         raise UserError(
             f"{home} was started with {', '.join(differ)}; give the same again, or another "
             "--workdir"
@@ -131,6 +132,13 @@ def begin(asked: Asked, home: Path) -> Promise:
     return promise
 
 
+def _size(files: Sequence[str]) -> dict[str, int]:
+    """Return the size of the files that are on this machine; an empty dict if none is."""
+    found = {name for each in files for name in (each, *glob.glob(each, recursive=True))}
+    sizes = [Path(name).stat().st_size for name in found if Path(name).is_file()]
+    return {"bytes of text": sum(sizes)} if sizes else {}
+
+
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     """Learn the vocabulary and build the corpus, unless they exist, and open the corpus.
 
@@ -149,7 +157,7 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
             learned = train_wordpiece(texts, vocab_size, progress=True, **accents)
             kind = "tokens, lower-cased" + ", with accents" * bool(accents)
         else:
-            learned = train_sentencepiece(texts, vocab_size, model="unigram", progress=True)
+            learned = train_sentencepiece(texts, max(8192, vocab_size), progress=True)  # ideographs
             kind = "pieces: words have no spaces between them"
         learned.save(vocabulary)
         return f"vocabulary  {learned.vocab_size:,} {kind}"

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax.artefacts.exchange.export import export
+from bert_jax.artefacts.saved.ancestors import known_ancestors
+from bert_jax.artefacts.saved.lineage import ancestor_entry
 from bert_jax.artefacts.saved.runs import REPORT
+from bert_jax.cli.inspection.evaluate import evaluate_run
 from bert_jax.cli.start.begin import CHOICES, RECIPE, Asked, Promise, open_labels
 from bert_jax.config.command_line import load_config
 from bert_jax.config.mapping import build
+from bert_jax.errors import UserError
 from bert_jax.files.staging import replace_file
 from bert_jax.files.untrusted.json_file import read_json_object
 from bert_jax.tasks.task import Task
@@ -41,7 +45,8 @@ def finish(asked: Asked, promise: Promise, home: Path) -> str:
     result = train(load_config(PretrainConfig, str(home / RECIPE)), home / "run")
     if result.stopped_by:
         return result.stopped_by
-    reached = result.eval_metrics["eval/nats_below_unigram"]
+    measured = result.eval_metrics or evaluate_run(home / "run")  # metrics.jsonl may be lost
+    reached = measured["eval/nats_below_unigram"]
     lines = [f"reached     {reached:.2f} nats; promised: {promise}"]
     lines += _exported(home, "run", "encoder")
     scores: list[tuple[str, str, float]] = []
@@ -91,11 +96,17 @@ def _scores(task: Task, workdir: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def _exported(home: Path, run: str, name: str) -> Iterator[str]:
-    """Export a model with a proof, unless the export exists; yield lines about the proof."""
+    """Export a model with a proof, unless the export exists; yield lines about the proof.
+
+    Raise a UserError if the directory holds an export of another model.
+    """
     out = home / "export" / name
     if not out.exists():
         export(home / run, "huggingface", out, say=print)
     parity = read_json_object(out / "parity.json", max_bytes=1 << 24)
+    made = known_ancestors(parity, out / "parity.json").get("source")
+    if made and made.recorded != ancestor_entry("source", home / run).get("digest"):
+        raise UserError(f"{out} is the export of another model; delete it and repeat the command")
     gap = max(parity["differences"].values(), default=0.0)
     readers = [reader for reader, proof in parity.get("proofs", {}).items() if proof["ran"]]
     proven = ", ".join(readers) or "bert_jax itself (Transformers is not installed)"

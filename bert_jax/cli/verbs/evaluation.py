@@ -39,8 +39,8 @@ class Labelled(Verb):
     """Labelled data: a file like the run's files, dev or test (a part of the run's data; default:
     both parts) or, for GLUE, the name of a split. --columns sets column names and other fields."""
     report: Directory | None = None
-    """Directory for report.md and report.json (scores by class with intervals, the confusion
-    matrix, the most confident mistakes) and a picture."""
+    """Directory for report.md and report.json (scores with intervals, scores by class, the
+    confusion matrix, the most confident mistakes) and a picture."""
     versus: tuple[RunPlace, ...] = ()
     """Another run to score on the same examples or --pairs. Prints differences with paired
     intervals. May be repeated: for the evaluated run first, then in order for each --other-seed."""

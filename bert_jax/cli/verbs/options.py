@@ -243,7 +243,7 @@ def read(verb: type[V], name: str, argv: Sequence[str]) -> V:
         raise UserError(f"unexpected argument {rest[0]!r} (see {parser.prog} --help)")
     values = {each: _value(known[each].flag, known[each].hint, found[each]) for each in found}
     parts = [each.partition("=") for each in rest]
-    homes = tuple(f"{_home(option)}{equals}{_home(value)}" for option, equals, value in parts)
+    homes = tuple(_home(o) + equals + (_home(v) if "/" in v else v) for o, equals, v in parts)
     return verb(**values, command_line=shlex.join(["bert-jax", name, *argv]), overrides=homes)
 
 

@@ -66,7 +66,8 @@ class Record(Verb):
             if self.out and not is_recorded(line, self.out):
                 self.out.parent.mkdir(parents=True, exist_ok=True)
                 with self.out.open("a") as file:
-                    file.write(text + "\n")
+                    ended = not file.tell() or self.out.read_bytes().endswith(b"\n")
+                    file.write("\n" * (not ended) + text + "\n")
         return 0
 
 

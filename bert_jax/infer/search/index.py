@@ -72,7 +72,7 @@ def write_index(
     model_path = Path(place).resolve()  # may not be UTF-8
     by = IndexedBy(f"{model_path}".encode(errors="replace").decode(), model_digest(model))
     rest, cuts, count = iter(passages), Cuts(), 0
-    with StagedDirectory(path, _is_index, overwrite=overwrite) as staged:
+    with StagedDirectory(path, _is_only_index, overwrite=overwrite) as staged:
         text, width = pa.string(), dimensions or model.vector_width()
         kinds = {"id": text, "passage": pa.int32(), "source": text, "text": text}
         schema = pa.schema([*kinds.items(), ("vector", pa.list_(pa.float32(), width))])
@@ -226,6 +226,11 @@ def model_digest(model: SavedModel) -> str:
 
 def _is_index(directory: Path) -> bool:
     return (directory / RECORD).is_file()
+
+
+def _is_only_index(directory: Path) -> bool:
+    own = {RECORD, LINK, f"{TABLE}.lance"}  # a user may keep other tables in the database
+    return _is_index(directory) and own.issuperset(each.name for each in directory.iterdir())
 
 
 def read_record(directory: Path) -> tuple[IndexedBy, Any]:

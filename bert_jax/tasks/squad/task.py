@@ -163,7 +163,7 @@ class SpanTask(Task[SquadConfig]):
         if unknown := [question for question in dev.examples if question.answers is None]:
             raise UserError(
                 f"{question_name(unknown[0])} has no reference answers ({len(unknown):,} questions "
-                "have none); task.dev needs answers, to select the best checkpoint"
+                "have none); what is scored (task.dev or, for task.folds, task.train) needs them"
             )
         empty = [q for file in (train, dev) for q in file.examples if q.answers == ()]
         rules = config.rules if config.rules != "auto" else "v2.0" if empty else "v1.1"

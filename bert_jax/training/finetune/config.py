@@ -14,18 +14,10 @@ from bert_jax.training.steps.guard import GuardConfig
 from bert_jax.training.steps.optim import OptimizerConfig
 
 FREE_FIELDS = (
-    "distil.teacher",
-    "guard",
-    "head",
-    "init",
-    "mesh",
-    "training.accumulation",
-    "training.attention_impl",
-    "training.eval_batch_size",
-    "training.log_every_steps",
-    "training.remat",
-    "training.stall_seconds",
-)
+    "distil.teacher", "guard", "head", "init", "mesh", "training.accumulation",
+    "training.attention_impl", "training.eval_batch_size", "training.log_every_steps",
+    "training.remat", "training.stall_seconds",
+)  # fmt: skip
 """Fields that a restart may change; `init`, `head`, `distil.teacher` must give the same weights."""
 
 

@@ -181,7 +181,7 @@ def evaluate_finetuned(
         if versus:
             first = Scored(scores, split.grounds(outputs, mine))
             ours, others = ([run[split.name] for run in side] for side in (more, theirs))
-            over = split.unit_names[0] if len(versus) == 1 else "seeds"
+            over = report.get("units", split.unit_names)[0] if len(versus) == 1 else "seeds"
             found.differences[split.name] = differences([first, *ours], others, over)
     return found
 
@@ -279,8 +279,8 @@ def predict_finetuned(workdir: Path | str, data: str, out: Path) -> list[Path]:
 def split_outputs(model: SavedModel, split: Split) -> Outputs:
     """Compute the logits of a split on all devices, in the form that `Split.score` takes."""
     params, head = model.params, model.head
-    if head is not None and head.kind != "classification" and model.config.pooler:
-        params = model.complete_params()  # a file may lack the pooler, which the head does not read
+    if head is not None and model.config.pooler:
+        params = model.complete_params()  # a file may lack the pooler if the head does not read it
     objective = saved_objective(model, task_of(model), split.rows)
     config = StepConfig(objective, OptimizerConfig(), num_steps=1)
     mesh = make_trial_mesh(MeshConfig(), 1)

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,7 +64,7 @@ def read_inits(
     given: dict[str, SavedModel | None] = {config.init: initial}
     if config.reinitialise:
         given = {RANDOM: None}
-    if name in given:
+    if name and Path(name) in map(Path, given):
         raise UserError(f"sweep.baseline is {name!r}, the same as init")
     if name == RANDOM:
         given[RANDOM] = None

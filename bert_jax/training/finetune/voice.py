@@ -95,6 +95,7 @@ class FinetuneVoice:
             return
         test, constant = [each.constant_score for each in setup.test], setup.dev[0].constant_score
         summary = summarise(outcomes, setup.task.metric, constant, self.goal, *test)
+        summary = dataclasses.replace(summary, baseline=setup.dev[0].baseline)
         percent, title = in_percent(setup), Path(self.work.name).name
 
         def write() -> None:

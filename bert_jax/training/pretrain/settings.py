@@ -90,7 +90,8 @@ def loss_monitor(
         config.mixture_of(number) or phase.corpus or config.data.corpus
         for number, phase in enumerate(config.training.phases)
     ]
-    same = next((n for n, text in enumerate(texts) if text != texts[0]), len(texts))
+    first = texts[0] if config.mixture_of(0) else config.data.corpus
+    same = next((n for n, text in enumerate(texts) if text != first), len(texts))
     known = math.inf if objective.baseline is None else objective.baseline
     return LossMonitor(
         metric=objective.metrics[0],

@@ -241,8 +241,9 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
     They are the kernels of stacked layers and of the masked-LM head's dense layer. One side is the
-    axis `embed` or, unless exactly one axis has this name, the first after the layer axis. Other
-    axes form the other side: (embed, heads x head_dim), (heads x head_dim, embed), (embed, mlp).
+    axis `embed` or, unless exactly one axis has this name, the rank of a low-rank update, else the
+    first axis after the layer axis. The other axes form the other side: (embed, heads x head_dim),
+    (embed, mlp), (rank, heads x head_dim).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():
@@ -251,7 +252,8 @@ def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumb
         if not (is_hidden and is_decayed(name) and len(inner) >= 2):
             continue
         embed = [axis for axis in inner if axes[axis] == "embed"]
-        first = embed[0] if len(embed) == 1 else inner[0]
+        ranks = [axis for axis in inner if axes[axis] is None]
+        first = embed[0] if len(embed) == 1 else (*ranks, *inner)[0]
         other = tuple(axis for axis in inner if axis != first)
         sides[name] = optax.contrib.MuonDimensionNumbers((first,), other)
     return sides

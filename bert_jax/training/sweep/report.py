@@ -40,7 +40,7 @@ def summary_lines(summary: Summary, *, percent: bool = False) -> list[str]:
     if summary.evaluations > 1:
         head = head.replace("evaluation", f"of the {summary.evaluations_named} evaluations")
     if summary.constant_score is not None:
-        head += f"; a constant prediction gets {summary.constant_score * scale:.1f}"
+        head += f"; {summary.baseline} gets {summary.constant_score * scale:.1f}"
     unnamed = "no test data are named (task.test)"
     tested = "below on test, not used for selection" if summary.test else unnamed
     lines = [head, f"on {summary.dev}; {tested}"]
@@ -91,7 +91,7 @@ def _test_lines(summary: Summary, test: TestSummary, percent: bool, scale: float
         "parameters of its best evaluation on dev"
     )
     if test.constant_score is not None:
-        head += f"; a constant prediction gets {test.constant_score * scale:.1f}"
+        head += f"; {summary.baseline} gets {test.constant_score * scale:.1f}"
     lines = ["", head, *_group_table(test.groups, _TEST_COLUMNS, scale, {})]
     lines += _others_lines(summary, test.groups, percent, "on test")
     return lines + _comparison_lines(test.comparisons, scale, ", on test")
@@ -190,7 +190,7 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     if summary.constant_score is not None:
         constant = summary.constant_score * scale
         axis.axhline(constant, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
-        margin_label(axis, constant, f"constant\nprediction\n{constant:.1f}")
+        margin_label(axis, constant, f"{summary.baseline}\n{constant:.1f}".replace(" ", "\n"))
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
     # A seed has the same offset in every box, so that equal scores do not hide each other.

@@ -168,6 +168,8 @@ class Summary:
     """Comparisons of two initialisations: at each rate, over all rates, and at their best rates."""
     test: TestSummary | None = None
     """Statistics on test data; None if the run names no test data."""
+    baseline: str = "a constant prediction"
+    """Name of what has `constant_score`; for rankings, a random ranking or the first stage."""
 
     @property
     def inits(self) -> tuple[str, ...]:
@@ -251,14 +253,9 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
     names = dict.fromkeys(name for row in rows for name in row)
     medians = {name: quantile([row.get(name) for row in rows], 0.5) for name in names}
     return Group(
-        init=init,
-        learning_rate=learning_rate,
-        runs=len(outcomes),
-        failed=sum(bool(o.failed) for o in outcomes),
-        lost=lost,
-        median=quantile(scores, 0.5),
-        low_quartile=quantile(scores, 0.25),
-        high_quartile=quantile(scores, 0.75),
+        init=init, learning_rate=learning_rate, runs=len(outcomes),
+        failed=sum(bool(o.failed) for o in outcomes), lost=lost, median=quantile(scores, 0.5),
+        low_quartile=quantile(scores, 0.25), high_quartile=quantile(scores, 0.75),
         best=float(values.max()) if len(values) else None,
         mean=float(values.mean()) if len(values) and not lost else None,
         std=float(values.std(ddof=1)) if len(values) > 1 and not lost else None,
@@ -266,7 +263,7 @@ def _group(init: str, learning_rate: float | None, outcomes: Sequence[Outcome]) 
         best_epoch=quantile([o.best_epoch for o in outcomes if o.best_epoch is not None], 0.5),
         medians={name: value for name, value in medians.items() if value is not None},
         seconds=sum(o.seconds for o in outcomes),
-    )
+    )  # fmt: skip
 
 
 def quantile(scores: Sequence[float | None], share: float) -> float | None:

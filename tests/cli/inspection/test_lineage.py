@@ -20,6 +20,7 @@ from bert_jax.artefacts.saved.ancestors import (
     RECORD,
     Ancestor,
     known_ancestors,
+    last_part,
     weights_entry,
 )
 from bert_jax.artefacts.saved.average import average
@@ -179,6 +180,20 @@ def test_an_export_alone_names_the_chain_without_places(made: Path, tmp_path: Pa
     assert names == ["alone", "tuned", "run", "corpus", "text.txt", "labels.csv"]
     assert all(each.ancestor.recorded for each in found.walk() if each.ancestor.role)
     assert "no place is recorded" in "\n".join(lineage_lines(found))
+
+
+def test_a_colon_in_a_path_does_not_put_the_path_into_records() -> None:
+    """Times are common names of runs; the whole path was in cards that were published."""
+    for place in ("/home/me/12:30/base", Path("/home/me/12:30/base")):
+        assert last_part(place) == "base"
+        assert Ancestor("source", "file", f"{place}").entry()["name"] == "base"
+    for name in ("tfds:wikipedia/20230601.en", "hf:me/texts:en"):
+        entry = Ancestor("source", "file", name).entry()
+        assert last_part(name) == entry["name"] == name
+        (known,) = known_ancestors({RECORD: [entry]}, Path("corpus.json")).values()
+        assert _missing(known) == ("unread", "not a file on this machine")
+    gone = Ancestor("", "file", "/data/12:30/a.txt", "/data/12:30/a.txt")
+    assert _missing(gone) == ("missing", "at /data/12:30/a.txt")
 
 
 @pytest.mark.parametrize(
@@ -404,6 +419,13 @@ def test_an_import_of_an_export(copied: Path, monkeypatch: pytest.MonkeyPatch) -
     kinds = [each.ancestor.kind for each in found.walk()]
     assert kinds == ["import", "export", "fine-tuning", "pretraining", "corpus", "file", "file"]
     assert {each.state for each in found.walk()} == {"verified"}
+    for file in sorted((copied / "again").rglob("*.json")):
+        if file.name in ("import.json", "parity.json"):
+            continue
+        before = file.read_bytes()  # of which `sha256`, the weights' digest, says nothing
+        file.write_bytes(before + b"\n")
+        assert check_lineage(str(copied / "again"), [copied]).state == "differs", file
+        file.write_bytes(before)
 
 
 def test_a_restart_keeps_the_ancestors(copied: Path) -> None:

@@ -202,6 +202,19 @@ def test_a_run_counts_once(tmp_path, change, known):
     assert attempt.is_recorded(line | change, out) == known
 
 
+def test_a_record_that_lacks_its_last_line_end_keeps_its_lines(track, tmp_path, monkeypatch):
+    """The new line became a part of the last."""
+    line = {"name": "mine", "seed": 0}
+    made = [line | {"seed": seed} for seed in (1, 2)]
+    monkeypatch.setattr(attempt, "attempt", lambda *asked: made[asked[-1] - 1])
+    monkeypatch.setattr(attempt, "is_recorded", lambda line, out: False)
+    (tmp_path / "out.jsonl").write_text(json.dumps(line))
+    argv = ["--recipe=mine.py", "--seeds=1,2", f"--out={tmp_path / 'out.jsonl'}"]
+    assert main(["record", *track, *argv]) == 0
+    found = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [each["seed"] for each in found] == [0, 1, 2]
+
+
 def test_a_changed_shipped_recipe_makes_another_run(track, tmp_path, monkeypatch, capsys):
     """In a clone, the recipes on which others build lie beside the package."""
     clone, runs = tmp_path / "clone", []

@@ -144,6 +144,28 @@ def test_other_arguments_are_refused_after_the_choice(text, home, changes, said)
     assert snapshot(home) == before
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_text_that_grew_is_another_text(text, home, tmp_path, chosen):
+    """The old corpus was used, without a word."""
+    mine = tmp_path / "mine.txt"
+    shutil.copy(text, mine)
+    asked = Asked((f"{tmp_path}/*.txt",), SHORT)
+    (home / "start.json").write_text(json.dumps({"asked": {"files": list(asked.files)}}))
+    promise = begin.begin(asked, home)
+    if not chosen:
+        known = json.loads((home / "start.json").read_text())
+        (home / "start.json").write_text(json.dumps({"asked": known["asked"]}))
+    size = mine.stat().st_size
+    mine.write_text(f"{mine.read_text()}\n\nOne more.\n")
+    before = snapshot(home)
+    with pytest.raises(UserError, match=f"home was started with bytes of text {size}; give"):
+        begin.begin(asked, home)
+    assert snapshot(home) == before
+    mine.unlink()  # a machine that lacks the text goes on
+    if chosen:
+        assert begin.begin(asked, home) == promise
+
+
 def test_labels_may_come_after_the_choice(text, home, tmp_path):
     promise = begin.begin(Asked((text,), SHORT), home)
     before = snapshot(home)
@@ -351,3 +373,12 @@ def test_an_unspaced_text_gets_pieces_and_accents_are_kept(tmp_path, monkeypatch
         assert line in said
         learned = load_tokenizer(tmp_path / line.strip() / "tokenizer").vocab_size
         assert f"vocabulary  {learned:,} " in said
+
+
+def test_more_ideographs_than_a_small_vocabulary_has_are_learned(tmp_path):
+    """The advice was to set options that `start` does not have."""
+    signs = [chr(0x4E00 + number) for number in range(4500)]
+    lines = ["".join(f"{sign}の" for sign in signs[at : at + 50]) for at in range(0, 4500, 50)]
+    (tmp_path / "signs.txt").write_text("\n\n".join(lines), "utf-8")
+    begin.prepare(resolve_sources([f"{tmp_path / 'signs.txt'}"]), tmp_path)
+    assert load_tokenizer(tmp_path / "tokenizer").vocab_size > 4500

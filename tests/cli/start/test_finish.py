@@ -83,6 +83,15 @@ def test_a_text_and_a_table_become_a_classifier_with_proofs_and_a_page(
     assert main(argv) == code
     assert {name: snapshot(home)[name] for name in before} == before
     assert loads_nothing((home / "start.html").read_text())
+    (home / "run" / "metrics.jsonl").unlink()  # then the reached value is measured again
+    capsys.readouterr()
+    assert main(argv) == code
+    assert re.findall("reached .*", capsys.readouterr().out) == re.findall("reached .*", said.out)
+    parity = home / "export" / "classifier" / "parity.json"
+    digest = json.loads(parity.read_text())["lineage"][0]["digest"]
+    parity.write_text(parity.read_text().replace(digest, "0" * len(digest)))
+    assert main(argv) == 2  # the classifier was trained again
+    assert "classifier is the export of another model; delete it" in capsys.readouterr().err
 
 
 @pytest.fixture

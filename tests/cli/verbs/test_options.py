@@ -91,6 +91,20 @@ def test_arguments_that_cannot_be_are_refused(arguments, said):
     assert said in f"{error.value}"
 
 
+class Configured(Verb):
+    """Take overrides."""
+
+    CONFIGURED: ClassVar[bool] = True
+
+
+def test_only_paths_of_fields_lead_home(monkeypatch):
+    """A separator ~ became the home directory, so that a row's labels became one label."""
+    monkeypatch.setenv("HOME", "/home/kim")
+    given = ["--config.init=~/m", "--config.task.separator=~"]
+    wanted = ("--config.init=/home/kim/m", "--config.task.separator=~")
+    assert read(Configured, "try", given).overrides == wanted
+
+
 def test_columns_are_named_in_one_way():
     columns = Columns(columns=("text=a, b,label=2", "delimiter=,,header=False"))
     assert columns.named("text", "label") == (

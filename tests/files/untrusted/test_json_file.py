@@ -99,7 +99,14 @@ def test_many_values_in_bounded_memory(tmp_path):
     # json.loads would take 70 bytes for each 3.
     path = put(tmp_path, "[" + "[]," * 15_000_000 + "[]]")
     told = run_bounded(READ, path, imports=IMPORTS, extra=512 << 20)
-    assert "values; the limit is 4,000,000" in told
+    assert "values; the limit is 8,000,000" in told
+
+
+def test_a_corpus_of_a_million_sources_can_be_read():
+    """It was built to its end, and then called damaged."""
+    source = '{"name": "a", "bytes": 1, "sha256": "b", "documents": 1, "changed": ""}'
+    found = parse_json(f"[{','.join([source] * 1_000_000)}]".encode(), where="corpus.json")
+    assert len(found) == 1_000_000
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

@@ -442,6 +442,10 @@ def test_an_index_is_replaced_only_when_asked(home, run, tmp_path):
     assert run("index", home / "model", tmp_path / "one.txt", *command[3:], tmp_path / "out",
                "--overwrite").code == 0  # fmt: skip
     assert lancedb.connect(tmp_path / "out").open_table("passages").count_rows() == 1
+    (tmp_path / "out" / "found.jsonl").write_text("mine")  # was deleted
+    refused = run(*command, tmp_path / "out", "--overwrite")
+    assert (refused.code, "another kind" in refused.err) == (2, True), refused.err
+    assert (tmp_path / "out" / "found.jsonl").read_text() == "mine"
     for place in (home / "model", home / "texts.jsonl"):
         refused = run(*command, place, "--overwrite")
         assert (refused.code, "Name a directory" in refused.err or "is a file" in refused.err) == (
@@ -663,5 +667,7 @@ def test_vectors_have_the_prefix_of_their_kind_and_cuts_are_counted():
         )
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     assert cuts.warning().startswith("2 of 4 texts are longer than 6 tokens")
+    text_vectors(dataclasses.replace(model, max_length=9), texts[:1], "query", cuts=cuts)
+    assert cuts.warning().startswith("2 of 5 texts are longer than 6 tokens")
     with pytest.raises(UserError, match="dimensions is 0"):
         text_vectors(model, texts, "query", dimensions=0)

@@ -133,6 +133,8 @@ def test_files_that_do_not_fit(tmp_path):
     none = put_squad(tmp_path / "none.json", empty("1"))
     with pytest.raises(UserError, match=r"\(id '2'\) has no reference answers \(2 questions"):
         opened(squad(train=good, dev=unknown))
+    with pytest.raises(UserError, match=r"task\.dev or, for task\.folds, task\.train\) needs"):
+        opened(squad(train=unknown, dev=unknown))
     with pytest.raises(UserError, match="no question has a known answer to learn from"):
         opened(squad(train=put_squad(tmp_path / "bare.json", entry("2")), dev=good))
     with pytest.raises(

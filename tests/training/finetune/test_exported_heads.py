@@ -43,6 +43,19 @@ def test_an_export_is_scored(tmp_path, kind, columns):
     assert found == pytest.approx(split.score(own, model.origin.metrics or None))
 
 
+def test_a_head_that_reads_a_pooler_is_not_scored_without_one(tmp_path):
+    """The adapter of another program has none if its base had none; there was a traceback."""
+    (tmp_path / "data.csv").write_text("text,label\nthe cat,a\n")
+    saved = random_model("classes")
+    saved = dataclasses.replace(
+        saved, outputs=dataclasses.replace(saved.outputs, labels=("a", "b", "c"))
+    )
+    model = read_scored(exported(saved, tmp_path / "out")).without({"pooler"})
+    (split,) = splits_of(tmp_path / "out", model, f"{tmp_path / 'data.csv'}")
+    with pytest.raises(UserError, match="the head needs a pooler, but the model has none"):
+        split_outputs(model, split)
+
+
 def exported(saved, out, **outputs):
     """Write a model, with other outputs, in Hugging Face's format."""
     out.mkdir()

@@ -25,6 +25,7 @@ from bert_jax.artefacts.saved.reading import read_finetuned
 from bert_jax.cli.main import main
 from bert_jax.errors import UserError
 from bert_jax.tasks.reports.lines import report_lines
+from bert_jax.tasks.task import Task
 from bert_jax.tasks.text.task import TextSplit
 from bert_jax.training.finetune import report
 from bert_jax.training.finetune import train as train_module
@@ -277,7 +278,7 @@ def test_data_that_have_changed_are_refused(files, tmp_path, capsys):
         evaluate_finetuned(work, "dev")
 
 
-def test_a_table_that_has_grown_is_refused(files, tmp_path):
+def test_a_table_that_has_grown_is_refused(files, tmp_path, monkeypatch):
     """Other rows are held out of it: of 24 some were trained on."""
     table, work = tmp_path / "mine.csv", tmp_path / "work"
     lines = [f"number {n} {'cat' * (n % 3)},{'ab'[n % 2]}" for n in range(60)]
@@ -286,7 +287,11 @@ def test_a_table_that_has_grown_is_refused(files, tmp_path):
         files, table={"train": str(table), "dev_rate": 0.4}, training__num_epochs=1.0
     )
     assert finetune(config, work, echo=quiet).finished
-    assert evaluate_finetuned(work).scores.keys() == {"accuracy", "f1", "macro_f1", "matthews"}
+    scores = evaluate_finetuned(work).scores
+    assert scores.keys() == {"accuracy", "f1", "macro_f1", "matthews"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "test_splits", lambda task: pytest.fail("was not asked for"))
+        assert evaluate_finetuned(work, "dev").scores == scores
     table.write_text("\n".join(["text,label", *lines]) + "\n")
     with pytest.raises(UserError, match=r"24 examples now, 16 then; [1-9]\d* of them are training"):
         evaluate_finetuned(work)

@@ -82,6 +82,9 @@ def test_a_baseline_has_the_tokenizer_of_init(files):
         return models[name]
 
     assert list(read_inits(config, read)[1]) == list(models)
+    for same in (files["init"], f"{files['init']}/"):
+        with pytest.raises(UserError, match="the same as init"):
+            read_inits(small_config(files, sweep__baseline=same), read)
     cased = WordPieceTokenizer(saved.tokenizer.vocab, WordPieceOptions(lowercase=False))
     models["other"] = dataclasses.replace(saved, tokenizer=cased)
     with pytest.raises(UserError, match=r"baseline other differs from init \(the tokenizers\)"):

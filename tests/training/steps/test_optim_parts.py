@@ -18,6 +18,7 @@ from bert_jax.distributed.parallel.sharding import (
 from bert_jax.errors import UserError
 from bert_jax.model.config import ModelConfig
 from bert_jax.model.heads import init_params, logical_axes
+from bert_jax.model.lora import LoraConfig, with_lora_axes
 from bert_jax.model.seq2seq.recurrent import RecurrentNetwork
 from bert_jax.training.steps.optim import (
     OPTIMIZERS,
@@ -160,6 +161,17 @@ def test_hidden_matrices_are_kernels_with_the_embedding_on_one_side():
     square = {"encoder": {"layers": {"kernel": ("layers", None, "mlp"), "bias": ("layers", "mlp")}}}
     ((name, side),) = matrix_sides(square).items()
     assert (name, side.reduction_axis, side.output_axis) == ("encoder/layers/kernel", (1,), (2,))
+
+
+def test_the_sides_of_a_low_rank_update_are_its_rank_and_all_else():
+    """A of the output projection was heads against head_dim x rank."""
+    axes = with_lora_axes(LoraConfig(rank=2, targets=("query", "output", "down")), AXES)["lora"]
+    found = {n: (*s.reduction_axis, *s.output_axis) for n, s in matrix_sides(axes).items()}
+    ranks = {n: axis for n, a in named(axes, is_leaf=lambda x: isinstance(x, tuple)).items()
+             for axis, name in enumerate(a) if name is None}  # fmt: skip
+    assert found.keys() == ranks.keys() != set()
+    for name, (first, *others) in found.items():
+        assert first == ranks[name] or others == [ranks[name]], name
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -178,6 +178,13 @@ def test_files_appear_whole(sweep, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_the_baseline_has_its_name(sweep):
+    """The first stage of a reranker was called a constant prediction."""
+    named = dataclasses.replace(sweep, baseline="the first stage (task.scores)")
+    assert summary_lines(named)[0].endswith("; the first stage (task.scores) gets 68.0")
+    assert "constant" not in "\n".join(summary_lines(named))
+
+
 def test_json_has_no_nan():
     outcome = Outcome(Trial("a", 1e-5, 0), [{"step": 1, "f1": math.nan}], math.inf, 1, "x", 1.0)
     read = json.dumps(summary_json(summarise([outcome], "f1")), allow_nan=False)

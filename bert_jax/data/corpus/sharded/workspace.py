@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,15 +74,14 @@ class Workspace:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is no such file."""
-        try:
+        with self._failures("read"), contextlib.suppress(FileNotFoundError):
             return self._files().cat_file(self._key(name))
-        except FileNotFoundError:
-            return None
+        return None
 
     def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
         """Return the bytes of parts of files."""
         names, begins, ends = map(list, zip(*parts, strict=True))
-        with failures_named(f"cannot read {self.place}", self.place):
+        with self._failures("read"):
             keys = list(map(self._key, names))
             return self._files().cat_ranges(keys, begins, ends, on_error="raise")
 
@@ -92,7 +92,7 @@ class Workspace:
             yield self.local / name
             return
         with tempfile.NamedTemporaryFile(prefix="bert_jax-") as file:
-            with failures_named(f"cannot read {self.place}", self.place):
+            with self._failures("read"):
                 self._files().get_file(self._key(name), file.name)
             yield Path(file.name)
 
@@ -100,8 +100,9 @@ class Workspace:
         """Return the marks of complete tasks by name. A task whose mark is damaged is left out."""
         found = dict[str, Any]()
         for name in self._find(MARKS):
+            data = self.read(name) or b""
             with contextlib.suppress(UserError):
-                mark = parse_json(self.read(name) or b"", where=name)
+                mark = parse_json(data, where=name)
                 found |= {Path(name).stem: mark} if isinstance(mark, dict) else {}
         return found
 
@@ -139,14 +140,19 @@ class Workspace:
 
     def _remove(self, names: Iterable[str]) -> None:
         """Remove files; a bucket's client removes several at once."""
-        if keys := [*map(self._key, names)]:
-            self._files().rm(keys)
+        with self._failures("remove files of"):
+            if keys := [*map(self._key, names)]:
+                self._files().rm(keys)
 
     def _find(self, name: str = "") -> list[str]:
         """Return the names of a build's files in a directory; [] if it does not exist."""
         files, key, start = self._files(), self._key(name), len(self._key()) + 1
-        names = (each[start:] for each in files.find(key)) if files.exists(key) else ()
+        with self._failures("list"):
+            names = (each[start:] for each in files.find(key)) if files.exists(key) else ()
         return list(filter(_OWN.fullmatch, names))
+
+    def _failures(self, verb: str) -> AbstractContextManager[None]:
+        return failures_named(f"cannot {verb} {self.place}", self.place)
 
     def _files(self) -> Any:
         return fsspec.filesystem("file") if self.local else file_system(self.place)

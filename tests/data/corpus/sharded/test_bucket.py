@@ -10,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from gcs_emulator import make_bucket, running_emulator
+from gcsfs.retry import HttpError
 from made_texts import make_text
 from word_tokenizer import WordTokenizer
 
@@ -277,6 +278,38 @@ def test_duplicates_are_sought_in_any_place(bucket, tmp_path, monkeypatch, place
     assert train.meta["dropped"] == {"duplicate": 10}
     assert train.fingerprint == here.train.fingerprint
     assert heldout.fingerprint == here.heldout.fingerprint
+
+
+@pytest.mark.parametrize("call", ["cat_file", "find"])
+def test_a_bucket_that_fails_meanwhile_is_named_and_the_build_continued(bucket, monkeypatch, call):
+    """There was a traceback; the command that is repeated goes on."""
+    out, real = f"{bucket}/failing-{call}", workspace.Workspace._files
+
+    class Away:
+        def __init__(self, files):
+            self._files = files
+
+        def __getattr__(self, name):
+            return getattr(self._files, name)
+
+    def away(self, path):
+        if call == "find" or path.endswith("unigram_counts.bin"):
+            raise HttpError({"code": 503, "message": "away"})
+        return self._files.cat_file(path)
+
+    setattr(Away, call, away)
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace.Workspace, "_files", lambda self: Away(real(self)))
+        with pytest.raises(UserError, match=r"away.*Rerun the command"):
+            build(f"{bucket}/raw/*", out)
+    assert build(f"{bucket}/raw/*", out).written.train > 0
+
+
+def test_the_second_scheme_of_cloud_storage_is_the_same_place(bucket, local, tmp_path):
+    """The bucket was said not to exist."""
+    build(f"{bucket}/raw/*", "gcs://corpora/second")
+    train, _ = fetched(f"{bucket}/second", tmp_path / "fetched")
+    assert train.fingerprint == local.train.fingerprint
 
 
 def test_a_bucket_that_is_not_there(bucket):
