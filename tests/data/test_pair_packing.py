@@ -153,3 +153,4 @@ def test_some_pairs_are_as_many_as_asked_for(pairs, most):
     assert {(source.size, target.size) for source, target in found} == {(1, 2)}
     places = [shard.tokens.tolist().index(source[0]) for source, _ in found]
     assert places == sorted({*places})
+    assert places[-1] >= 3 * (pairs - -(-pairs // most))  # they are spread over the shard
