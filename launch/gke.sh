@@ -226,8 +226,9 @@ main() {
   done
   [[ -z $gpu_nodes || $slices == 1 ]] || die "--slices is for TPUs; leave it out with --gpu-nodes"
   [[ -z $claim || -z $bucket ]] || die "--claim and --bucket are both given; give one of them"
-  [[ $verb != xpk || -z $claim$bucket$namespace$gpu_nodes$given$service_account ]] ||
-    die "xpk takes no --claim, --bucket, --namespace, --gpu-nodes, --topology or --service-account; use apply, or a work directory gs:// and --type"
+  [[ $verb != xpk || -z $claim$bucket$namespace$gpu_nodes$service_account ]] ||
+    die "xpk takes no --claim, --bucket, --namespace, --gpu-nodes or --service-account; use apply. A run under xpk can keep its work directory in gs://"
+  [[ $verb != xpk || -z $given ]] || die "xpk takes no --topology; give --type, such as v5litepod-256"
   [[ ! $verb =~ ^(yaml|apply)$ || -z $type ]] || die "--type is for xpk; $verb takes --topology, as in --topology=16x16"
   where=(${namespace:+"--namespace=$namespace"})
   case $verb in

@@ -175,18 +175,15 @@ def write_manifest(
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         tokenizer.save(directory / "tokenizer")
         header = {
-            **meta,
-            "format": FORMAT,
-            "version": VERSION,
+            **meta, "format": FORMAT, "version": VERSION,
             **{name: sum(getattr(s, name) for s in shards) for name in ShardEntry._fields[1:4]},
             "token_dtype": token_dtype(tokenizer.vocab_size).name,
             "vocab_size": tokenizer.vocab_size,
             "special_ids": asdict(tokenizer.special_ids),
             "tokenizer_fingerprint": tokenizer.fingerprint,
             "fingerprint": content_fingerprint(tokenizer.fingerprint, *(e.sha256 for e in shards)),
-            "shards": [each._asdict() for each in shards],
-            DIGESTS: digests_of(directory),
-        }
+            "shards": [each._asdict() for each in shards], DIGESTS: digests_of(directory),
+        }  # fmt: skip
         # Use the values that a reader will get: file names may have bytes that are not UTF-8.
         header = json.loads(json.dumps(header, ensure_ascii=False).encode(errors="replace"))
         header["crc32"] = json_crc(header)

@@ -72,14 +72,15 @@ def checked(directory: Path) -> Iterator[None]:
 def check_recorded(directory: Path, *keys: str) -> None:
     """Raise a UserError if a file in `directory` does not match its digest in a record file.
 
-    The first of `keys` that holds a map in the record has the digests; else a string, the weights'.
+    The first of `keys` that holds a map has the digests. The first of all may hold a string, the
+    digest of the weights.
     """
     for name in filter(lambda name: (directory / name).is_file(), RECORD_FILES):
         record = read_json_object(directory / name, max_bytes=MAX_RECORD_BYTES)
         held = [record[key] for key in keys if record.get(key)]
-        found = next((each for each in held if isinstance(each, dict)), (*held, None)[0])
-        if isinstance(found, str):  # an import may record only the digest of its weights
-            found = {"model.safetensors": found}
+        found = next((each for each in held if isinstance(each, dict)), {})
+        if held and isinstance(held[0], str):  # an import records a digest of its weights apart
+            found = found | {"model.safetensors": held[0]}
         if other := differing(directory, found):
             raise UserError(
                 f"{directory / other} is not the file that {name} describes: it is damaged, "

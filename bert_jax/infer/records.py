@@ -139,7 +139,8 @@ def read_records(
                 except UserError as error:
                     yield Record(origin, {}, f"{error}")
                     continue
-                named = {ours: given[name] for ours, name in names.items() if name in given}
+                found = {ours: given[name] for ours, name in names.items() if name in given}
+                named = {n: v for n, v in found.items() if v is not None or n not in more}
                 lacks = [n for ours, n in names.items() if n not in given and ours not in more]
                 told = None
                 if is_json and lacks:
@@ -164,7 +165,7 @@ def _rows(
                 yield Record(row.origin, {}, problem)
                 continue
             values = zip(columns, row.values, strict=True)
-            given = {ours: value for ours, value in values if value is not None or ours in needed}
+            given = {n: v for n, v in values if v is not None or (n in needed and n not in more)}
             yield Record(row.origin, {**more, **given})
     except MissingColumn as error:
         ours = next(ours for ours, theirs in columns.items() if theirs == error.column)

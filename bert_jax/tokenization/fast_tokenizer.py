@@ -115,14 +115,12 @@ class FastTokenizer(base.Tokenizer):
             model["merges"] = [list(pair) for pair in pipeline.merges]
             model["ignore_merges"] = pipeline.ignore_merges
         return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
+            "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": self._added_entries(),
             "normalizer": _sequence("normalizers", pipeline.normalizer),
             "pre_tokenizer": _sequence("pretokenizers", pipeline.pre_tokenizer),
             "model": model,
-        }
+        }  # fmt: skip
 
     def encode(self, text: str) -> base.Encoding:
         """Return the ids and character offsets of a text's tokens."""

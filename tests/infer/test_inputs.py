@@ -131,6 +131,8 @@ def test_a_null_is_a_field_that_is_not_there(tmp_path, form):
     (tmp_path / f"a.{form}").write_text(json.dumps(rows) if form == "json" else lines)
     found = read(tmp_path / f"a.{form}", more={"text_b": "all"})
     assert [record.fields["text_b"] for record in found] == ["all", "c"]
+    found = read(tmp_path / f"a.{form}", more={"text_b": "all"}, names={"text_b": "text_b"})
+    assert [record.fields["text_b"] for record in found] == ["all", "c"]
 
 
 def test_a_row_that_cannot_be_told_apart_keeps_its_place(tmp_path):

@@ -78,6 +78,7 @@ def test_the_newest_checkpoint_of_a_bucket_is_known(stubs, end):
     host(stubs, "stop", "--wait", "5")
     host(stubs, "start", "--pause", "0", *command)
     assert host(stubs, "status", *command).stdout == "running 1200\n"
+    host(stubs, "stop", "--wait", "5")
 
 
 def test_stop_lets_the_run_save(stubs):

@@ -140,8 +140,8 @@ def entries_of(saved: SavedModel) -> list[Entry]:
 def state_dict_of(saved: SavedModel) -> dict[str, np.ndarray]:
     """Return the tensors of a model's class by name, in float32, without tied duplicates.
 
-    Vocabulary padding is left out. If the class has a pooler and the model has none, the pooler
-    gets initial values. A model without a class keeps our names, joined by slashes, and padding.
+    Vocabulary padding is left out. `SavedModel.complete_params` adds a pooler that the class needs.
+    A model without a class keeps our names, joined by slashes, and padding.
     """
     if not has_class(saved):
         return named(saved.params)

@@ -19,7 +19,7 @@ from bert_jax.files.untrusted.json_file import short
 RECORD = "lineage"
 """Key of the ancestors in a run's config.json, parity.json, import.json and growth.json."""
 REMOTE = ("tfds:", "hf:")
-"""Beginnings of the names of remote data sets, which are kept whole."""
+"""Prefixes of the names of remote data sets; such names are kept whole."""
 _BLOCK = 1 << 20
 MAX_DEPTH = 20
 """Generations of ancestors in a record; each takes two of the 64 levels that a JSON file may have.
@@ -63,7 +63,7 @@ class Ancestor:
         values = {
             "role": role or self.role,
             "kind": self.kind,
-            "name": last_part(self.name) if self.kind == "file" else self.name,
+            "name": last_part(self.name) if self.name and self.kind == "file" else self.name,
             "step": self.step,
             "digest": self.digest or self.recorded,
             "note": f"{more:,} more sources" if more else self.note,

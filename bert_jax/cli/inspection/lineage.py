@@ -91,7 +91,8 @@ def check_lineage(
 def _missing(ancestor: Ancestor) -> tuple[State, str]:
     if ancestor.note and scheme(ancestor.place) is not None:
         return "unread", ancestor.note
-    if ancestor.name.startswith(REMOTE) and ancestor.kind == "file":
+    is_remote = ancestor.name.startswith(REMOTE) or scheme(ancestor.name) is not None
+    if is_remote and ancestor.kind == "file":
         return "unread", "not a file on this machine"
     if ancestor.kind == "file" and ancestor.name == "python-docs":
         return "unread", "documentation of the packages that were installed"

@@ -83,7 +83,7 @@ def begin(asked: Asked, home: Path) -> Promise:
     began, path = time.perf_counter(), home / _CHOSEN
     place = parse_topology(asked.topology) if asked.topology else None
     files = [each.encode(errors="backslashreplace").decode() for each in asked.files]
-    text = {"files": files, **_size(asked.files)}  # vocabulary and corpus depend on nothing else
+    text = {"files": files, **_size(asked.files, home)}  # the corpus depends on these
     mine = {**text, "hours": asked.hours, "topology": asked.topology}
     known = read_json_object(path, max_bytes=1 << 20) if path.exists() else {"asked": mine}
     names = "tokenizer", "corpus", RECIPE, CHOICES
@@ -94,8 +94,8 @@ def begin(asked: Asked, home: Path) -> Promise:
     was = mine | known["asked"]  # earlier versions recorded no size
     if differ := [f"{name} {was[name]!r}" for name in fixed if mine[name] != was[name]]:
         raise UserError(
-            f"{home} was started with {', '.join(differ)}; give the same again, or another "
-            "--workdir"
+            f"{home} was started with {', '.join(differ)}, which is now different; give the same "
+            "again, or another --workdir"
         )
     if "promise" in known:
         if asked.labels:  # a mistake in the tables shows before hours of pretraining
@@ -132,11 +132,12 @@ def begin(asked: Asked, home: Path) -> Promise:
     return promise
 
 
-def _size(files: Sequence[str]) -> dict[str, int]:
-    """Return the size of the files that are on this machine; an empty dict if none is."""
-    found = {name for each in files for name in (each, *glob.glob(each, recursive=True))}
-    sizes = [Path(name).stat().st_size for name in found if Path(name).is_file()]
-    return {"bytes of text": sum(sizes)} if sizes else {}
+def _size(files: Sequence[str], home: Path) -> dict[str, int]:
+    """Return the size of the files on this machine outside `home`; an empty dict if none is."""
+    names = {name for each in files for name in (each, *glob.glob(each, recursive=True))}
+    found = [path for path in map(Path, names) if path.is_file()]
+    outside = [path for path in found if home.resolve() not in path.resolve().parents]
+    return {"bytes of text": sum(path.stat().st_size for path in outside)} if outside else {}
 
 
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:

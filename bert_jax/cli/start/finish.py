@@ -105,7 +105,8 @@ def _exported(home: Path, run: str, name: str) -> Iterator[str]:
         export(home / run, "huggingface", out, say=print)
     parity = read_json_object(out / "parity.json", max_bytes=1 << 24)
     made = known_ancestors(parity, out / "parity.json").get("source")
-    if made and made.recorded != ancestor_entry("source", home / run).get("digest"):
+    now = ancestor_entry("source", home / run, made.step if made else None)
+    if made and made.recorded != now.get("digest", ""):
         raise UserError(f"{out} is the export of another model; delete it and repeat the command")
     gap = max(parity["differences"].values(), default=0.0)
     readers = [reader for reader, proof in parity.get("proofs", {}).items() if proof["ran"]]

@@ -106,7 +106,7 @@ class IntoDirectory(Verb):
     """Option for the directory that a verb writes."""
 
     out: options.Directory
-    """Directory to write. It appears only when complete (of `predict`: its files are replaced)."""
+    """Directory to write. It appears only when it is complete; `predict` replaces files in it."""
 
 
 class License(Verb):

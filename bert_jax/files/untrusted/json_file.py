@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.untrusted.whole_file import decode_text, read_bytes
 
 MAX_VALUES = 8_000_000  # a corpus of a million sources has six million
-"""Largest number of lists, objects and their members, which take less than 600 MB of memory."""
+"""Largest number of lists, objects and their members, which take less than 1 GB of memory."""
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -240,10 +240,10 @@ def muon(
 def matrix_sides(logical_axes: Any) -> dict[str, optax.contrib.MuonDimensionNumbers]:
     """Find the axes that form the two sides of each hidden matrix, by /-joined path.
 
-    They are the kernels of stacked layers and of the masked-LM head's dense layer. One side is the
-    axis `embed` or, unless exactly one axis has this name, the rank of a low-rank update, else the
-    first axis after the layer axis. The other axes form the other side: (embed, heads x head_dim),
-    (embed, mlp), (rank, heads x head_dim).
+    They are the kernels of stacked layers and of the masked-LM head's dense layer. One side is one
+    axis: `embed`, if exactly one axis has this name; else an axis without a name (the rank of a
+    low-rank update); else the first after the layer axis. All other axes form the other side:
+    (embed, heads x head_dim), (embed, mlp), (rank, heads x head_dim).
     """
     sides = {}
     for name, axes in named_leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)).items():

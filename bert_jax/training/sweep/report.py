@@ -190,7 +190,8 @@ def statistics_figure(summary: Summary, *, title: str = "", percent: bool = Fals
     if summary.constant_score is not None:
         constant = summary.constant_score * scale
         axis.axhline(constant, color=MARK, linestyle="--", linewidth=1.2, zorder=1)
-        margin_label(axis, constant, f"{summary.baseline}\n{constant:.1f}".replace(" ", "\n"))
+        name = summary.baseline.removeprefix("a ").replace(" ", "\n")
+        margin_label(axis, constant, f"{name}\n{constant:.1f}")
     _limits(axis, summary, scale)
     step = 0.8 / max(len(inits), 1)
     # A seed has the same offset in every box, so that equal scores do not hide each other.

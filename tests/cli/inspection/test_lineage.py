@@ -187,6 +187,7 @@ def test_a_colon_in_a_path_does_not_put_the_path_into_records() -> None:
     for place in ("/home/me/12:30/base", Path("/home/me/12:30/base")):
         assert last_part(place) == "base"
         assert Ancestor("source", "file", f"{place}").entry()["name"] == "base"
+    assert "name" not in Ancestor("source", "file", "").entry()
     for name in ("tfds:wikipedia/20230601.en", "hf:me/texts:en"):
         entry = Ancestor("source", "file", name).entry()
         assert last_part(name) == entry["name"] == name
@@ -292,6 +293,8 @@ def test_the_directory_itself_needs_no_record() -> None:
         (Ancestor("", "pretraining", "run", "/x/run", note="n"), ("missing", "at /x/run")),
         (Ancestor("", "corpus", "a:b"), ("missing", "no place is recorded")),
         (Ancestor("", "file", "tfds:wikipedia"), ("unread", "not a file on this machine")),
+        (Ancestor("", "file", "gs://b/a.txt", "gs://b/a.txt"),
+         ("unread", "not a file on this machine")),
         (Ancestor("", "file", "python-docs"),
          ("unread", "documentation of the packages that were installed")),
         (Ancestor("", "corpus", "python-docs"), ("missing", "no place is recorded")),

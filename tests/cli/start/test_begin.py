@@ -130,7 +130,7 @@ def test_the_time_for_a_classifier_is_kept(text, home, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hours": 9.0}, r"hours [\d.e-]+; give the same again"),
+        ({"hours": 9.0}, r"hours [\d.e-]+, which is now different; give the same again"),
         ({"files": ("other.txt",)}, r"files \['.*text.txt'\]"),
         ({"topology": "v5e:1x1"}, "topology ''"),
     ],
@@ -158,12 +158,20 @@ def test_a_text_that_grew_is_another_text(text, home, tmp_path, chosen):
     size = mine.stat().st_size
     mine.write_text(f"{mine.read_text()}\n\nOne more.\n")
     before = snapshot(home)
-    with pytest.raises(UserError, match=f"home was started with bytes of text {size}; give"):
+    with pytest.raises(UserError, match=f"home was started with bytes of text {size}, which is"):
         begin.begin(asked, home)
     assert snapshot(home) == before
     mine.unlink()  # a machine that lacks the text goes on
     if chosen:
         assert begin.begin(asked, home) == promise
+
+
+def test_what_start_itself_writes_is_no_text(tmp_path):
+    (tmp_path / "work" / "tokenizer").mkdir(parents=True)
+    for name in ("a.txt", "work/tokenizer/vocab.txt"):
+        (tmp_path / name).write_text("12345")
+    found = begin._size([f"{tmp_path}/**/*.txt"], tmp_path / "work")
+    assert found == {"bytes of text": 5}
 
 
 def test_labels_may_come_after_the_choice(text, home, tmp_path):

@@ -204,6 +204,7 @@ def test_the_picture_has_every_run(sweep):
     assert high > 90
     dashed = [line for line in axis.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [68]
+    assert "constant\nprediction\n68.0" in [each.get_text() for each in axis.texts]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2e-5", "1e-4"]
     assert axis.get_ylabel() == "accuracy x 100, best of 2 evaluations"
     assert "the last evaluation is not above 72.0" in axis.get_legend_handles_labels()[1][-1]
