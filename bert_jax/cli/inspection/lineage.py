@@ -91,8 +91,7 @@ def check_lineage(
 def _missing(ancestor: Ancestor) -> tuple[State, str]:
     if ancestor.note and scheme(ancestor.place) is not None:
         return "unread", ancestor.note
-    is_remote = ancestor.name.startswith(REMOTE) or scheme(ancestor.name) is not None
-    if is_remote and ancestor.kind == "file":
+    if ancestor.kind == "file" and (ancestor.name.startswith(REMOTE) or scheme(ancestor.name)):
         return "unread", "not a file on this machine"
     if ancestor.kind == "file" and ancestor.name == "python-docs":
         return "unread", "documentation of the packages that were installed"

@@ -134,10 +134,9 @@ def begin(asked: Asked, home: Path) -> Promise:
 
 def _size(files: Sequence[str], home: Path) -> dict[str, int]:
     """Return the size of the files on this machine outside `home`; an empty dict if none is."""
-    names = {name for each in files for name in (each, *glob.glob(each, recursive=True))}
-    found = [path for path in map(Path, names) if path.is_file()]
-    outside = [path for path in found if home.resolve() not in path.resolve().parents]
-    return {"bytes of text": sum(path.stat().st_size for path in outside)} if outside else {}
+    paths = {Path(n).resolve() for each in files for n in (each, *glob.glob(each, recursive=True))}
+    sizes = [p.stat().st_size for p in paths if p.is_file() and home.resolve() not in p.parents]
+    return {"bytes of text": sum(sizes)} if sizes else {}
 
 
 def prepare(sources: Sequence[Source], home: Path) -> Corpus:
@@ -148,7 +147,8 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
     size = sum(len(text.encode()) + 1 for text in iter_texts(sources))
     writing = look_at(iter_texts(sources, max_bytes=4_000_000))
     print(f"text        {size / 1e6:,.1f} MB in {len(sources)} files; {writing.scripts}")
-    vocabulary, corpus, vocab_size = home / "tokenizer", home / "corpus", vocabulary_size(size)
+    vocabulary, corpus = home / "tokenizer", home / "corpus"
+    vocab_size = vocabulary_size(size, writing.spaced)
 
     def learn() -> str:
         texts = iter_texts(sources, max_bytes=256_000_000)
@@ -158,7 +158,7 @@ def prepare(sources: Sequence[Source], home: Path) -> Corpus:
             learned = train_wordpiece(texts, vocab_size, progress=True, **accents)
             kind = "tokens, lower-cased" + ", with accents" * bool(accents)
         else:
-            learned = train_sentencepiece(texts, max(8192, vocab_size), progress=True)  # ideographs
+            learned = train_sentencepiece(texts, vocab_size, model="unigram", progress=True)
             kind = "pieces: words have no spaces between them"
         learned.save(vocabulary)
         return f"vocabulary  {learned.vocab_size:,} {kind}"

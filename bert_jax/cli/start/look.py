@@ -42,9 +42,10 @@ def look_at(texts: Iterable[str]) -> Writing:
     return Writing(", ".join(shares), spaced, spaced and accented > 0.005 * total)
 
 
-def vocabulary_size(text_bytes: int) -> int:
+def vocabulary_size(text_bytes: int, spaced: bool = True) -> int:
     """Return a vocabulary size at which most tokens occur hundreds of times in the text."""
-    return next(size for bound, size in _VOCABULARIES.items() if text_bytes < bound)
+    size = next(size for bound, size in _VOCABULARIES.items() if text_bytes < bound)
+    return size if spaced else max(8192, size)  # room for ideographs
 
 
 def machine() -> str:

@@ -242,7 +242,7 @@ def test_the_size_of_a_text_is_that_of_what_is_unpacked(text, home, tmp_path, mo
     content = Path(text).read_bytes()
     file = tmp_path / f"text.txt{suffix}"
     file.write_bytes(gzip.compress(content) if suffix else content)
-    monkeypatch.setattr(begin, "vocabulary_size", lambda size: sizes.append(size) or 200)
+    monkeypatch.setattr(begin, "vocabulary_size", lambda size, spaced: sizes.append(size) or 200)
     monkeypatch.setattr(begin, "make_once", lambda *_: None)
     monkeypatch.setattr(begin, "build_once", lambda *given: sizes.append(given[-1]))
     monkeypatch.setattr(begin, "_HELDOUT_BYTES", 1000)
